@@ -1,0 +1,66 @@
+# The commands of this project. `make` alone lists them.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+UPSTREAM ?= mock
+STORE ?= file
+UV := uv==0.13.8
+
+.PHONY: help venv check format test test-all demo bench bench-tail lock clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+venv: $(READY)  ## create .venv with everything that demo and tests need from the Python registry
+
+# The stamp is what a second run looks at: nothing is asked of pip unless the lock or pyproject moved.
+$(READY): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fetchproxy needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $(READY)
+
+check: venv  ## lint, formatting, types, import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy lab
+	$(BIN)/lint-imports
+
+format: venv  ## let ruff format and fix what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+test: check  ## check, set up the real parts, run every test that is not slow
+	$(BIN)/python -m lab setup kafka s3 clients
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: check  ## the same with the slow tests
+	$(BIN)/python -m lab setup kafka s3 clients
+	$(BIN)/python -m pytest
+
+demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3
+	$(BIN)/python -m demo --upstream $(UPSTREAM) --store $(STORE)
+
+bench-tail: venv  ## what a tail read costs: direct, through the proxy, through a peer
+	$(BIN)/python -m lab setup kafka kroxylicious
+	$(BIN)/python -m benchmarks.tail
+
+bench: venv  ## every benchmark
+	$(BIN)/python -m lab setup kafka s3 kroxylicious
+	$(BIN)/python -m benchmarks
+
+lock: venv  ## resolve pyproject.toml anew into requirements/*.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)
+	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -o requirements/base.txt
+	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' --constraints requirements/base.txt --extra dev -o requirements/dev.txt
+
+clean:  ## remove .venv and everything that tools left in the tree (the lab's cache stays)
+	rm -rf $(VENV) .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

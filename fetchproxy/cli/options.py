@@ -1,0 +1,128 @@
+"""The options that commands share, and how they become a Config. Each has help and a variable.
+
+An option that names a configuration key counts as that key set on the command line. Its variable is
+the key's own, so it is left to `load_config`, where the environment yields to `--set`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fetchproxy.config.load import Setting, load_config, parse_assignment
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError
+
+NAMED_KEYS = {
+    "bootstrap": "cluster.bootstrap",
+    "store": "store.url",
+    "listen": "gateway.listen",
+    "advertise": "gateway.advertise_host",
+    "archive": "archive.topics",
+    "console": "console.listen",
+}
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="FETCHPROXY_CONFIG",
+        metavar="FILE",
+        help="TOML file; its tables are the sections.",
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        envvar="FETCHPROXY_SET",
+        metavar="SECTION.KEY=VALUE",
+        help="Any configuration key; may be repeated (in the variable: separated by spaces).",
+    ),
+]
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_CLUSTER_BOOTSTRAP",
+        metavar="HOST:PORT[,…]",
+        help="Brokers of the cluster.",
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_STORE_URL",
+        metavar="URL",
+        help="The archive: file:///path or s3://bucket/prefix?endpoint_url=…&region=…",
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_GATEWAY_LISTEN",
+        metavar="HOST:PORT",
+        help="Where clients connect: their bootstrap.servers.",
+    ),
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_GATEWAY_ADVERTISE_HOST",
+        metavar="HOST",
+        help="Host name that clients are told; by default the listener's.",
+    ),
+]
+Archive = Annotated[
+    str | None,
+    typer.Option(
+        "--archive",
+        "--topics",
+        envvar="FETCHPROXY_ARCHIVE_TOPICS",
+        metavar="REGEX",
+        help="Topics to copy to the store; whole names match.",
+    ),
+]
+Console = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_CONSOLE_LISTEN",
+        metavar="HOST:PORT",
+        help="Web page, /metrics, /healthz and /readyz.",
+    ),
+]
+Topic = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_TOPIC", metavar="TOPIC", help="Only this topic, by its whole name."
+    ),
+]
+
+
+def read_config(context: typer.Context) -> Config:
+    """The configuration with this command line on top. Raises ConfigError."""
+    overrides = [_assignment(context, text) for text in context.params.get("assignments") or ()]
+    for parameter, key in NAMED_KEYS.items():
+        if parameter in context.params and _source(context, parameter) == "COMMANDLINE":
+            option = f"--{parameter}"
+            overrides.append(Setting(key, context.params[parameter], option))
+    return load_config(context.params.get("config_file"), os.environ, overrides)
+
+
+def store_url(config: Config) -> str:
+    """Raises ConfigError where there is none: every command needs the archive."""
+    if config.store.url is None:
+        raise ConfigError("store.url is not set; give --store URL (or FETCHPROXY_STORE_URL)")
+    return config.store.url
+
+
+def _assignment(context: typer.Context, text: str) -> Setting:
+    from_variable = _source(context, "assignments") == "ENVIRONMENT"
+    return parse_assignment(text, "FETCHPROXY_SET" if from_variable else "--set")
+
+
+def _source(context: typer.Context, parameter: str) -> str:
+    source = context.get_parameter_source(parameter)
+    return "" if source is None else source.name

@@ -1,0 +1,77 @@
+"""How a command runs on the event loop: signals end it cleanly, users' errors are one line.
+
+Exit codes: 0 done (also after SIGINT or SIGTERM), 1 the command found faults, 2 the user or the
+surroundings have to change something first. Bugs keep their traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+
+import structlog
+import typer
+
+from fetchproxy.config.secrets import mask_text
+from fetchproxy.errors import CorruptSegment, FetchProxyError
+
+log = structlog.get_logger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_FAULTS = 1
+EXIT_USER_ERROR = 2
+
+
+@contextmanager
+def users_errors() -> Iterator[None]:
+    """Turns an error that the user can mend into one line on stderr and exit code 2."""
+    try:
+        yield
+    except Exception as error:
+        messages = [str(leaf) or type(leaf).__name__ for leaf in _leaves(error)]
+        if not all(_is_users(leaf) for leaf in _leaves(error)):
+            raise
+        line = " ".join("; ".join(dict.fromkeys(messages)).split())
+        typer.echo(f"fetchproxy: {mask_text(line)}", err=True)
+        raise typer.Exit(EXIT_USER_ERROR) from error
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    """To the end of `work`, or to a signal: then `work` is cancelled and that is no error."""
+    with users_errors():
+        asyncio.run(_until_signal(work))
+
+
+async def _until_signal(work: Coroutine[None, None, None]) -> None:
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work)
+        task.add_done_callback(lambda _: _forget_signals(loop))
+
+        def stop(number: signal.Signals) -> None:
+            _forget_signals(loop)  # so that a second one ends the process at once
+            log.info("stopping", signal=number.name)
+            task.cancel()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop, number)
+
+
+def _forget_signals(loop: asyncio.AbstractEventLoop) -> None:
+    for number in _SIGNALS:
+        loop.remove_signal_handler(number)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _is_users(error: BaseException) -> bool:
+    """Configuration, store or brokers; corrupt data is a finding, which `verify` reports."""
+    return isinstance(error, FetchProxyError) and not isinstance(error, CorruptSegment)

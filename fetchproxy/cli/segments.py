@@ -1,0 +1,107 @@
+"""`fetchproxy segments`: what the archive holds, as a table or as JSON. Needs no broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from typing import Annotated, TypedDict
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from fetchproxy.cli import options
+from fetchproxy.cli.running import run, users_errors
+from fetchproxy.config.sections import Config
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.observability.logs import configure_logging
+from fetchproxy.storage.layout import uuid_text
+from fetchproxy.storage.open import open_store
+
+AsJson = Annotated[
+    bool, typer.Option("--json", envvar="FETCHPROXY_JSON", help="A JSON list, for programs.")
+]
+
+
+class SegmentRow(TypedDict):
+    """`last_offset` is inclusive; `topic_id` as Kafka's tools write it."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    state: str
+
+
+def segments(
+    context: typer.Context,
+    store: options.Store = None,
+    topic: options.Topic = None,
+    as_json: AsJson = False,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """List the archived segments."""
+    with users_errors():
+        config = options.read_config(context)
+        options.store_url(config)
+        configure_logging(config.log, sys.stderr)
+    run(_show(config, topic, as_json))
+
+
+async def _show(config: Config, topic: str | None, as_json: bool) -> None:
+    rows = await read_rows(config, topic)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        _print_table(rows, Console())
+
+
+async def read_rows(config: Config, topic: str | None) -> list[SegmentRow]:
+    """By topic, partition and offset. Raises RemoteStorageError, ConfigError."""
+    rows: list[SegmentRow] = []
+    rsm = open_store(options.store_url(config), config.store)
+    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
+        for tip in await rlmm.list_partitions():
+            if topic is None or tip.topic == topic:
+                await rlmm.refresh(tip, asyncio.get_running_loop().time())
+                rows += (_row(segment) for segment in rlmm.list_remote_log_segments(tip))
+    rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
+    return rows
+
+
+def _row(segment: RemoteLogSegmentMetadata) -> SegmentRow:
+    tip = segment.topic_id_partition
+    return {
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+        "base_offset": segment.start_offset,
+        "last_offset": segment.end_offset,
+        "size_bytes": segment.segment_size_bytes,
+        "state": segment.state.name,
+    }
+
+
+def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("topic", overflow="fold")
+    for name in ("partition", "base offset", "last offset", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    size_bytes = 0
+    for row in rows:
+        size_bytes += row["size_bytes"]
+        offsets = (str(row[name]) for name in ("partition", "base_offset", "last_offset"))
+        table.add_row(row["topic"], *offsets, decimal(row["size_bytes"]), row["state"])
+    if table.row_count == 0:
+        console.print("The archive holds no such segments.")
+        return
+    console.print(table)
+    console.print(f"{table.row_count} segments, {decimal(size_bytes)}")

@@ -1,0 +1,34 @@
+"""`fetchproxy serve`: the proxy, with its archiver if topics are named."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from fetchproxy.app import run_server
+from fetchproxy.cli import options
+from fetchproxy.cli.running import run, users_errors
+from fetchproxy.observability.logs import configure_logging
+
+
+def serve(
+    context: typer.Context,
+    bootstrap: options.Bootstrap = None,
+    store: options.Store = None,
+    listen: options.Listen = None,
+    advertise: options.Advertise = None,
+    archive: options.Archive = None,
+    console: options.Console = None,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Serve clients: relay the tail, answer from the archive what the brokers have forgotten.
+
+    With --archive the same process copies those topics to the store. Ends on SIGINT or SIGTERM.
+    """
+    with users_errors():
+        config = options.read_config(context)
+        options.store_url(config)
+        configure_logging(config.log, sys.stderr)
+    run(run_server(config))

@@ -1,0 +1,257 @@
+"""The requests that fetchproxy itself sends, through kafka-python's message classes. No I/O.
+
+Used off the data path only: a decoded Fetch copies its record bytes once and does not look into
+them. Each function names the versions it was written for; `VERSIONS` is the one table of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
+from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+
+from fetchproxy.cluster.answers import BrokerAddress, FetchedPartition, MetadataAnswer, TopicInfo
+from fetchproxy.errors import ClusterError
+from fetchproxy.model import ZERO_UUID, IsolationLevel
+from protocol.errors import WireError
+from protocol.primitives import Cursor
+
+FETCH = 1
+LIST_OFFSETS = 2
+METADATA = 3
+API_VERSIONS = 18
+DESCRIBE_CONFIGS = 32
+
+# (lowest, highest) version spoken. Below: no isolation level, no log start, no leader epochs.
+VERSIONS: dict[int, tuple[int, int]] = {
+    FETCH: (5, 17),
+    LIST_OFFSETS: (2, 10),
+    METADATA: (5, 13),
+    DESCRIBE_CONFIGS: (1, 4),
+}
+
+FETCH_BY_TOPIC_ID_VERSION = 13
+METADATA_BY_TOPIC_ID_VERSION = 12
+LIST_OFFSETS_LOCAL_VERSION = 8
+
+LATEST = -1
+EARLIEST = -2
+EARLIEST_LOCAL = -4
+
+_CONSUMER = -1  # replica_id
+_NO_SESSION = -1  # session_epoch of a full fetch outside any session (KIP-227)
+_TOPIC_RESOURCE = 2  # DescribeConfigs
+
+
+class Request(Protocol):
+    """The part of kafka-python's request classes that a connection needs."""
+
+    API_KEY: int
+    API_VERSION: int
+
+    def with_header(self, correlation_id: int, client_id: str) -> None: ...
+    def encode(self, *, header: bool, framed: bool) -> bytes: ...
+
+
+def _versioned(request: Any, version: int) -> Request:
+    # `Any`: kafka-python makes its message classes at import time, without types for mypy.
+    request.API_VERSION = version
+    return request  # type: ignore[no-any-return]
+
+
+def _body(response: Any, payload: memoryview, version: int) -> Any:
+    """Decode what follows the correlation id. (kafka-python's own header reader copies it all.)"""
+    cursor = Cursor(payload)
+    try:
+        if response.flexible_version_q(version) and response is not ApiVersionsResponse:
+            cursor.skip_tags()
+        return response.decode(payload[cursor.pos :], version=version)
+    except (WireError, struct.error, ValueError, IndexError, KeyError) as error:
+        raise ClusterError(f"{response.__name__} version {version} is malformed: {error}") from None
+
+
+def api_versions_request(version: int, software_version: str) -> Request:
+    """Version 0 or 3; from 3 on the broker's metrics know who we are (KIP-511)."""
+    named = {"client_software_name": "fetchproxy", "client_software_version": software_version}
+    return _versioned(ApiVersionsRequest(**named if version >= 3 else {}), version)
+
+
+def decode_api_versions(
+    payload: memoryview, version: int
+) -> tuple[int, dict[int, tuple[int, int]]]:
+    """(error code, api key -> lowest and highest version). An error comes without the table:
+    brokers fill it in different ways then, and the answer to version 0 has it anyway."""
+    error_code = Cursor(payload).int16()
+    if error_code != 0:
+        return error_code, {}
+    answer = _body(ApiVersionsResponse, payload, version)
+    return 0, {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+
+
+def metadata_request(version: int, topics: Sequence[str | UUID] | None) -> Request:
+    """All topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
+    asked = None
+    if topics is not None:
+        asked = [
+            MetadataRequest.MetadataRequestTopic(name=None, topic_id=topic)
+            if isinstance(topic, UUID)
+            else MetadataRequest.MetadataRequestTopic(name=topic, topic_id=ZERO_UUID)
+            for topic in topics
+        ]
+    return _versioned(MetadataRequest(topics=asked, allow_auto_topic_creation=False), version)
+
+
+def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
+    answer = _body(MetadataResponse, payload, version)
+    topics: list[TopicInfo] = []
+    failed: dict[str | UUID, int] = {}
+    for topic in answer.topics:
+        topic_id = topic.topic_id or ZERO_UUID
+        if topic.error_code != 0:
+            failed[topic_id if topic.name is None else topic.name] = topic.error_code
+            continue
+        leaders = {p.partition_index: (p.leader_id, p.leader_epoch) for p in topic.partitions}
+        topics.append(TopicInfo(topic_id, topic.name, bool(topic.is_internal), leaders))
+    brokers = {b.node_id: BrokerAddress(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
+    return MetadataAnswer(brokers, tuple(topics), failed)
+
+
+def list_offsets_request(
+    version: int,
+    topic: str,
+    partition: int,
+    leader_epoch: int,
+    timestamp: int,
+    isolation: IsolationLevel,
+) -> Request:
+    asked = ListOffsetsRequest.ListOffsetsTopic
+    return _versioned(
+        ListOffsetsRequest(
+            replica_id=_CONSUMER,
+            isolation_level=int(isolation),
+            topics=[
+                asked(
+                    name=topic,
+                    partitions=[
+                        asked.ListOffsetsPartition(
+                            partition_index=partition,
+                            current_leader_epoch=leader_epoch,
+                            timestamp=timestamp,
+                        )
+                    ],
+                )
+            ],
+            timeout_ms=0,
+        ),
+        version,
+    )
+
+
+def decode_list_offsets(payload: memoryview, version: int) -> int:
+    """The offset of the one partition that was asked for. Raises ClusterError."""
+    answer = _body(ListOffsetsResponse, payload, version)
+    for topic in answer.topics:
+        for partition in topic.partitions:
+            _raise_for(partition.error_code, f"ListOffsets of {topic.name}")
+            return int(partition.offset)
+    raise ClusterError("ListOffsets was answered without the partition")
+
+
+def fetch_request(
+    version: int,
+    topic: TopicInfo,
+    partition: int,
+    offset: int,
+    *,
+    bytes_max: int,
+    wait_max_ms: int,
+    isolation: IsolationLevel,
+) -> Request:
+    """One partition, outside any fetch session. By id from FETCH_BY_TOPIC_ID_VERSION on."""
+    asked = FetchRequest.FetchTopic
+    name = (
+        {"topic_id": topic.topic_id}
+        if version >= FETCH_BY_TOPIC_ID_VERSION
+        else {"topic": topic.name}
+    )
+    place = asked.FetchPartition(
+        partition=partition,
+        current_leader_epoch=topic.leaders[partition][1],
+        fetch_offset=offset,
+        partition_max_bytes=bytes_max,
+    )
+    return _versioned(
+        FetchRequest(
+            replica_id=_CONSUMER,
+            max_wait_ms=wait_max_ms,
+            min_bytes=1,
+            max_bytes=bytes_max,
+            isolation_level=int(isolation),
+            session_id=0,
+            session_epoch=_NO_SESSION,
+            topics=[asked(partitions=[place], **name)],
+            forgotten_topics_data=[],
+            rack_id="",
+        ),
+        version,
+    )
+
+
+def decode_fetch(payload: memoryview, version: int) -> FetchedPartition:
+    """Raises ClusterError for every code but 0 and OFFSET_OUT_OF_RANGE."""
+    answer = _body(FetchResponse, payload, version)
+    _raise_for(answer.error_code, "Fetch")
+    for topic in answer.responses:
+        for partition in topic.partitions:
+            if partition.error_code != 1:
+                _raise_for(partition.error_code, "Fetch")
+            return FetchedPartition(
+                error_code=partition.error_code,
+                high_watermark=partition.high_watermark,
+                last_stable_offset=partition.last_stable_offset,
+                log_start_offset=partition.log_start_offset,
+                aborted=tuple(
+                    (a.producer_id, a.first_offset) for a in partition.aborted_transactions or ()
+                ),
+                records=b"" if partition.records is None else partition.records,
+            )
+    raise ClusterError("Fetch was answered without the partition")
+
+
+def describe_topic_request(version: int, topic: str) -> Request:
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=_TOPIC_RESOURCE, resource_name=topic, configuration_keys=None
+    )
+    return _versioned(DescribeConfigsRequest(resources=[resource]), version)
+
+
+def decode_configs(payload: memoryview, version: int) -> dict[str, str]:
+    """Raises ClusterError. Sensitive values, which brokers leave out, are left out."""
+    answer = _body(DescribeConfigsResponse, payload, version)
+    found: dict[str, str] = {}
+    for result in answer.results:
+        _raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")
+        found.update({c.name: c.value for c in result.configs if c.value is not None})
+    return found
+
+
+def _raise_for(error_code: int, what: str) -> None:
+    if error_code != 0:
+        raise ClusterError(f"{what}: error {error_code}", error_code)
+
+
+def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
+    """The highest version both sides speak. Raises ClusterError (UNSUPPORTED_VERSION)."""
+    lowest, highest = VERSIONS[api_key]
+    theirs = offered.get(api_key, (0, -1))
+    version = min(highest, theirs[1])
+    if version < max(lowest, theirs[0]):
+        raise ClusterError(f"no common version of API {api_key}: broker has {theirs}", 35)
+    return version

@@ -1,0 +1,41 @@
+"""host:port texts of the configuration, read once and the same way everywhere. Resolves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """`host` is without the brackets of an IPv6 address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_host_port(text: str) -> HostPort:
+    """`host:port` or `[IPv6]:port`; port 0 means any free one. Raises ValueError."""
+    host, separator, port = text.strip().rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not separator or not host or any(c.isspace() or c in "[]/@" for c in host):
+        raise ValueError("expected host:port")
+    if ":" in host and not bracketed:
+        raise ValueError("expected [IPv6 address]:port")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError("expected a port from 0 to 65535 after the last colon")
+    return HostPort(host, int(port))
+
+
+def parse_bootstrap(text: str) -> list[HostPort]:
+    """`host:port[,host:port…]`, at least one, none with port 0. Raises ValueError."""
+    addresses = [parse_host_port(part) for part in text.split(",") if part.strip()]
+    if not addresses:
+        raise ValueError("expected host:port[,host:port…]")
+    if any(address.port == 0 for address in addresses):
+        raise ValueError("expected a port from 1 to 65535 for each broker")
+    return addresses

@@ -1,0 +1,168 @@
+"""Configuration from defaults < TOML file < environment < command line; later ones win, key by key.
+
+Pure apart from reading the one file it is given: the environment is an argument. Every ConfigError
+names the key, the value, what was expected and the place it came from. An unknown key is an error,
+as it is most likely a typing mistake that would otherwise silently leave a default in force.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fetchproxy.config.keys import VARIABLE_PREFIX, Key, all_keys
+from fetchproxy.config.secrets import MASK, is_secret_name, mask_text
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError
+
+# Options of the command line that are no configuration key, but do have a variable.
+OPTION_VARIABLES = frozenset(
+    f"{VARIABLE_PREFIX}{name}" for name in ("CONFIG", "SET", "ONCE", "TOPIC", "JSON")
+)
+
+# Kubernetes and Docker links put these into every container beside a service of that name.
+_SERVICE_VARIABLE = re.compile(
+    rf"{VARIABLE_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value and where the user wrote it (`place` is shown to him)."""
+
+    key: str
+    value: object
+    place: str
+
+
+def parse_assignment(text: str, place: str = "--set") -> Setting:
+    """`section.key=value` of the command line. Raises ConfigError."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"{place} {mask_text(text)!r}: expected section.key=value")
+    return Setting(key.strip(), value.strip(), f"{place} {key.strip()}")
+
+
+def load_config(
+    file: Path | None, environ: Mapping[str, str], overrides: Iterable[Setting] = ()
+) -> Config:
+    """The whole configuration. Raises ConfigError, also for a file that cannot be read."""
+    keys = all_keys()
+    chosen: dict[str, Setting] = {}
+    settings = [
+        *(_file_settings(file) if file is not None else ()),
+        *_environment_settings(environ, keys),
+        *overrides,
+    ]
+    for setting in settings:
+        chosen[setting.key] = _checked(setting, keys)
+    config = _build(chosen, keys)
+    _check_relations(config, chosen)
+    return config
+
+
+def _file_settings(file: Path) -> Iterator[Setting]:
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: is not TOML: {error}") from error
+    for section, content in tables.items():
+        if not isinstance(content, dict):
+            yield Setting(section, content, str(file))
+            continue
+        if not content and section not in Config.model_fields:
+            yield Setting(section, content, f"{file}, table [{section}]")
+        for name, value in content.items():
+            yield Setting(f"{section}.{name}", value, f"{file}, table [{section}]")
+
+
+def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -> Iterator[Setting]:
+    """An empty variable counts as absent, as compose files cannot leave one out."""
+    by_variable = {key.variable: key for key in keys.values()}
+    for variable, value in sorted(environ.items()):
+        if not variable.startswith(VARIABLE_PREFIX) or variable in OPTION_VARIABLES:
+            continue
+        if variable in by_variable:
+            if value != "":
+                yield Setting(by_variable[variable].dotted, value, variable)
+        elif not _SERVICE_VARIABLE.fullmatch(variable):
+            raise ConfigError(
+                f"unknown variable {variable} in the environment"
+                + _nearest(variable, [*by_variable, *OPTION_VARIABLES])
+            )
+
+
+def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
+    """The setting with an empty text as None where the key may be unset. Raises ConfigError."""
+    key = keys.get(setting.key)
+    if key is None and setting.key in Config.model_fields:
+        raise ConfigError(
+            f"{setting.key} ({setting.place}) is a section: expected {setting.key}.KEY"
+        )
+    if key is None:
+        what = "key" if "." in setting.key else "section"
+        known = list(keys) if what == "key" else list(Config.model_fields)
+        raise ConfigError(
+            f"unknown {what} {setting.key} ({setting.place}){_nearest(setting.key, known)}"
+        )
+    if isinstance(setting.value, bool) and not key.is_bool:
+        raise ConfigError(_invalid(setting, key))  # pydantic would read true as 1
+    if setting.value == "" and key.optional:
+        return Setting(setting.key, None, setting.place)
+    return setting
+
+
+def _build(chosen: Mapping[str, Setting], keys: Mapping[str, Key]) -> Config:
+    nested: dict[str, dict[str, object]] = {}
+    for dotted, setting in chosen.items():
+        section, _, name = dotted.partition(".")
+        nested.setdefault(section, {})[name] = setting.value
+    try:
+        return Config.model_validate(nested)
+    except ValidationError as error:
+        wrong = {f"{e['loc'][0]}.{e['loc'][1]}": None for e in error.errors()}
+        raise ConfigError(
+            "; ".join(_invalid(chosen[dotted], keys[dotted]) for dotted in wrong)
+        ) from error
+
+
+def _check_relations(config: Config, chosen: Mapping[str, Setting]) -> None:
+    """What no single key can say: pairs where one bounds the other. Raises ConfigError."""
+    remote = config.remote_fetch
+    pairs = [
+        ("backoff_initial_ms", "backoff_max_ms"),
+        # A chunk above the bound on bytes in flight could never be admitted.
+        ("chunk_bytes", "inflight_bytes_max"),
+    ]
+    for low, high in pairs:
+        if getattr(remote, low) > getattr(remote, high):
+            setting = chosen.get(f"remote_fetch.{low}") or chosen[f"remote_fetch.{high}"]
+            raise ConfigError(
+                f"remote_fetch.{low} = {getattr(remote, low)} ({setting.place}): "
+                f"expected at most remote_fetch.{high} = {getattr(remote, high)}"
+            )
+
+
+def _invalid(setting: Setting, key: Key) -> str:
+    value = MASK if is_secret_name(setting.key) else mask_text(repr(setting.value))
+    return f"{setting.key} = {value} ({setting.place}): expected {key.expected}"
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The nearest known name as a clause; the last part counts if the whole is unlike all."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not close:
+        tails = {full.rpartition(".")[2]: full for full in known}
+        close = [
+            tails[tail]
+            for tail in difflib.get_close_matches(name.rpartition(".")[2], tails, n=1, cutoff=0.6)
+        ]
+    return f"; the nearest known one is {close[0]}" if close else "; none that is known is like it"

@@ -1,0 +1,236 @@
+"""Every configuration key, once: type, default, unit (last in the name) and why.
+
+`fetchproxy.config.load` fills these from TOML, environment and command line. Unknown keys fail.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fetchproxy.config.forms import (
+    BootstrapText,
+    HostPortText,
+    OptionalHostPortText,
+    OptionalPattern,
+    OptionalUrl,
+)
+
+KiB = 1024
+MiB = 1024 * KiB
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GatewayConfig(Section):
+    """The listeners and the relay."""
+
+    listen: HostPortText = Field(
+        "127.0.0.1:9192", description="bootstrap listener, host:port; loopback"
+    )
+    advertise_host: str | None = Field(
+        None, description="host that clients are told; default: the listener's"
+    )
+    node_port_base: int = Field(
+        0,
+        description="the broker with node id N listens on this port + N; 0: the first free ports",
+        ge=0,
+        le=65000,
+    )
+    frame_bytes_max: int = Field(
+        100 * MiB,
+        description="largest frame of either side (Kafka's socket.request.max.bytes)",
+        ge=KiB,
+    )
+    connections_max: int = Field(20_000, description="clients at once; one more is closed", ge=1)
+    idle_max_ms: int = Field(
+        600_000, description="silent connections are closed (connections.max.idle.ms)", ge=100
+    )
+    half_frame_max_ms: int = Field(
+        30_000, description="time a begun request may take to arrive whole", ge=100
+    )
+    upstream_connect_max_ms: int = Field(10_000, description="to reach a broker", ge=1)
+    inflight_requests_max: int = Field(
+        64, description="unanswered requests per connection; then reading pauses", ge=1
+    )
+    buffer_bytes_max: int = Field(
+        1 * MiB, description="bytes waiting for a slow reader; then the other side pauses", ge=KiB
+    )
+    permit_ttl_ms: int = Field(
+        60_000,
+        description="how long the broker's own OffsetOutOfRange lets a connection read a topic's "
+        "archive before it is asked again (ACL revocations take effect within this)",
+        ge=1,
+    )
+
+
+class RemoteFetchConfig(Section):
+    """Reads from the archive."""
+
+    remote_fetch_max_wait_ms: int = Field(
+        500, description="longest a fetch waits for remote data (remote.fetch.max.wait.ms)", ge=1
+    )
+    remote_error_after_ms: int = Field(
+        60_000,
+        description="a store failing for longer is shown to clients as KAFKA_STORAGE_ERROR",
+        ge=0,
+    )
+    fetcher_tasks_max: int = Field(
+        16, description="range reads in flight (remote.log.reader.threads)", ge=1
+    )
+    purgatory_entries_max: int = Field(10_000, description="waiting fetches", ge=1)
+    inflight_bytes_max: int = Field(
+        256 * MiB, description="bytes of chunks being read at once; further reads wait", ge=MiB
+    )
+    chunk_bytes: int = Field(4 * MiB, description="unit of a range read and of the cache", ge=KiB)
+    chunk_cache_bytes_max: int = Field(256 * MiB, description="memory of the chunk cache", ge=0)
+    read_ahead_chunks_max: int = Field(
+        4, description="chunks read ahead of a sequential reader, also across segments", ge=0
+    )
+    chunk_read_max_ms: int = Field(
+        30_000, description="a range read without an answer is given up and tried again", ge=1
+    )
+    backoff_initial_ms: int = Field(100, description="first pause after a storage error", ge=1)
+    backoff_max_ms: int = Field(5_000, description="longest pause between attempts", ge=1)
+    backoff_jitter: float = Field(0.2, description="share of the pause that is random", ge=0, le=1)
+    index_cache_bytes_max: int = Field(
+        64 * MiB,
+        description="memory of segments' indexes (remote.log.index.file.cache.total.size.bytes)",
+        ge=MiB,
+    )
+    unasked_read_max_ms: int = Field(
+        30_000,
+        description="a failing read that no client has asked for again for this long is given up",
+        ge=1,
+    )
+    corrupt_retry_ms: int = Field(
+        60_000, description="bytes found corrupt twice are not read again before this", ge=1
+    )
+
+
+class ArchiveConfig(Section):
+    """The archiver (RemoteLogManager)."""
+
+    topics: OptionalPattern = Field(None, description="regular expression; whole topic names match")
+    segment_bytes_max: int = Field(64 * MiB, description="a segment is cut at this size", ge=KiB)
+    segment_age_max_ms: int = Field(
+        600_000, description="or when its first batch was read this long ago", ge=1
+    )
+    rlm_process_interval_ms: int = Field(
+        1_000, description="between two looks at a partition", ge=1
+    )
+    rlm_retry_interval_ms: int = Field(5_000, description="after a remote error", ge=1)
+    workers_max: int = Field(4, description="partitions processed at once", ge=1)
+    copy_max_ms: int = Field(300_000, description="a copy that takes longer is given up", ge=1)
+    fetch_bytes_max: int = Field(8 * MiB, description="per fetch from a broker", ge=KiB)
+    spool_dir: Path | None = Field(
+        None, description="where a segment is gathered before its copy; default: a temporary folder"
+    )
+    spool_bytes_max: int = Field(
+        8 * 1024 * MiB,
+        description="bytes in the spool; above this, segments are cut before they are full",
+        ge=MiB,
+    )
+    discovery_interval_ms: int = Field(
+        10_000, description="between two looks for new and deleted topics", ge=1
+    )
+
+
+class MetadataConfig(Section):
+    """What the proxy knows of the archive."""
+
+    refresh_interval_ms: int = Field(
+        5_000, description="between two looks at a partition somebody reads", ge=1
+    )
+    metadata_read_max_ms: int = Field(10_000, description="a listing is given up after this", ge=1)
+    metadata_reads_max: int = Field(
+        16,
+        description="metadata objects read at once per partition: hides the store's latency "
+        "without taking all its connections",
+        ge=1,
+    )
+
+
+class StoreConfig(Section):
+    """The object store that holds the archive."""
+
+    url: OptionalUrl = Field(None, description="file:///path or s3://bucket/prefix?endpoint_url=…")
+    part_bytes: int = Field(8 * MiB, description="unit of a multipart upload", ge=5 * MiB)
+    parts_in_flight_max: int = Field(
+        4, description="parts of one upload sent at once; memory is this times part_bytes", ge=1
+    )
+    threads_max: int = Field(
+        8, description="for blocking file calls; a hanging disk holds these, never the loop", ge=1
+    )
+    connections_max: int = Field(32, description="to the store", ge=1)
+    connect_max_ms: int = Field(3_000, description="to reach the store", ge=1)
+    read_max_ms: int = Field(20_000, description="silence of the store within an answer", ge=1)
+
+
+class ConsoleConfig(Section):
+    """The web console: page, metrics and health."""
+
+    listen: OptionalHostPortText = Field(
+        None, description="host:port of the web console; off if not set"
+    )
+    archive_refresh_interval_ms: int = Field(
+        30_000,
+        description="between two looks at the whole archive for page and metrics; each lists every "
+        "partition, which an S3 store charges for",
+        ge=100,
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="further names, comma-separated, by which browsers may call the console; the "
+        "listener's own and loopback always may (others are refused against DNS rebinding)",
+    )
+
+
+class LogConfig(Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="nothing is logged per request above debug"
+    )
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="auto: console on a terminal, JSON lines otherwise"
+    )
+
+
+class ClusterConfig(Section):
+    """The proxy's own connections to the brokers."""
+
+    bootstrap: BootstrapText = Field(
+        "127.0.0.1:9092", description="host:port[,host:port…] of the brokers"
+    )
+    request_max_ms: int = Field(10_000, description="an answer of a broker may take this", ge=1)
+    metadata_max_age_ms: int = Field(
+        30_000, description="brokers and topics are asked for again after this", ge=1
+    )
+    client_id: str = Field("fetchproxy", description="client.id of the proxy's own requests")
+    connect_max_ms: int = Field(
+        3_000,
+        description="to reach a broker, so that a dead one does not use up request_max_ms",
+        ge=1,
+    )
+    frame_bytes_max: int = Field(
+        128 * MiB,
+        description="largest answer of a broker; above archive.fetch_bytes_max plus one batch "
+        "(max.message.bytes), as the first batch of a Fetch comes whole",
+        ge=KiB,
+    )
+
+
+class Config(Section):
+    cluster: ClusterConfig = ClusterConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    remote_fetch: RemoteFetchConfig = RemoteFetchConfig()
+    archive: ArchiveConfig = ArchiveConfig()
+    metadata: MetadataConfig = MetadataConfig()
+    store: StoreConfig = StoreConfig()
+    console: ConsoleConfig = ConsoleConfig()
+    log: LogConfig = LogConfig()

@@ -1,0 +1,204 @@
+"""Gathers the console's Status from the parts of the process, all below the console in layers.
+
+`run()` asks archive and brokers at an interval and leaves the answers in their own caches; a status
+reads only these, so it is never older than what the process itself acts on. Nothing is decided or
+repaired here; where store or brokers are out of reach the last known figures stand. The gauges of
+the archived ranges are kept here too, for whoever scrapes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from fetchproxy import __version__
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.secrets import mask_text
+from fetchproxy.config.sections import Config
+from fetchproxy.console import counters
+from fetchproxy.console.partitions import partition_status
+from fetchproxy.console.status import Event, PartitionStatus, Status, StoreStatus
+from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability import metrics
+from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What only the process as a whole knows; called at each status, so none may block.
+
+    `store`: up, seconds of failing and last error as the readers of segments have seen it; `up` is
+    None where nothing has been read. `fault`: what is wrong with a partition's archive, in words.
+    """
+
+    mode: str
+    missing: Callable[[], Iterable[str]]
+    listeners: Callable[[], Iterable[str]]
+    store: Callable[[], StoreStatus]
+    fault: Callable[[TopicIdPartition], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A partition's line and what it was made from; it is made anew when these change."""
+
+    view: PartitionView | None
+    edges: LogEdges | None
+    fault: str | None
+    status: PartitionStatus
+
+
+class StatusCollector:
+    """A StatusSource. While `run()` is not running, what it shows does not follow."""
+
+    def __init__(
+        self,
+        config: Config,
+        rlmm: RemoteLogMetadataManager,
+        cluster: Cluster,
+        surroundings: Surroundings,
+        events: RecentEvents = RECENT_EVENTS,
+    ) -> None:
+        self._config = config
+        self._rlmm = rlmm
+        self._cluster = cluster
+        self._around = surroundings
+        self._events = events
+        self._started_at = asyncio.get_running_loop().time()
+        self._tips: list[TopicIdPartition] = []
+        self._archived: tuple[TopicIdPartition, ...] = ()
+        self._archive_looked_at = float("-inf")
+        self._shown: dict[TopicIdPartition, _Shown] = {}
+        self._archive_up: bool | None = None
+        self._archive_failing_since = 0.0
+        self._archive_error: str | None = None
+
+    def __call__(self) -> Status:
+        return Status(
+            version=__version__,
+            mode=self._around.mode,
+            bootstrap=self._config.cluster.bootstrap,
+            uptime_seconds=round(asyncio.get_running_loop().time() - self._started_at, 1),
+            missing=tuple(self._around.missing()),
+            listeners=tuple(self._around.listeners()),
+            store=self._store_status(),
+            relay=counters.relay(self._config.gateway.connections_max),
+            remote_reads=counters.remote_reads(),
+            cache=counters.cache(self._config.remote_fetch.chunk_cache_bytes_max),
+            partitions=tuple(self._partition(tip) for tip in self._tips),
+            events=tuple(
+                Event(e.at, e.level, e.event, e.count, dict(e.details))
+                for e in self._events.newest_first()
+            ),
+        )
+
+    async def run(self) -> None:
+        """For ever: one look after the other."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._config.metadata.refresh_interval_ms / 1000)
+
+    async def look(self) -> None:
+        """Bring the caches up to date, as far as store and brokers answer."""
+        # Listing costs money on S3, so the store has an interval of its own while it is well.
+        now = asyncio.get_running_loop().time()
+        interval_s = self._config.console.archive_refresh_interval_ms / 1000
+        if not self._archive_up or now >= self._archive_looked_at + interval_s:
+            await self._look_at_archive(now - interval_s)
+            self._archive_looked_at = now
+        wanted = await self._wanted()
+        self._tips = sorted({*self._archived, *wanted})
+        self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
+        for tip in self._tips:
+            if not await self._refresh_edges(tip):
+                break  # brokers that do not answer are asked once a look, not once a partition
+        for tip in self._tips:
+            self._partition(tip)
+
+    async def _look_at_archive(self, not_older_than: float) -> None:
+        try:
+            self._archived = tuple(await self._rlmm.list_partitions())
+            for tip in self._archived:
+                await self._rlmm.refresh(tip, not_older_than)
+        except RemoteStorageError as error:
+            self._note_archive(error)
+        else:
+            self._note_archive(None)
+
+    async def _wanted(self) -> Iterable[TopicIdPartition]:
+        """Partitions of the topics to be archived, also while nothing of them is."""
+        if self._config.archive.topics is None:
+            return []
+        pattern = re.compile(self._config.archive.topics)
+        try:
+            topics = await self._cluster.topics()
+        except ClusterError:
+            return self._tips
+        return [
+            TopicIdPartition(topic.topic_id, topic.name, partition)
+            for topic in topics
+            if pattern.fullmatch(topic.name) and not topic.is_internal
+            for partition in topic.leaders
+        ]
+
+    async def _refresh_edges(self, tip: TopicIdPartition) -> bool:
+        try:
+            await self._cluster.log_edges(tip, self._config.metadata.refresh_interval_ms)
+        except ClusterError as error:
+            return error.error_code is not None  # a refusal is an answer, of this partition only
+        return True
+
+    def _note_archive(self, error: RemoteStorageError | None) -> None:
+        if error is None:
+            self._archive_up = True
+            return
+        if self._archive_up is not False:
+            self._archive_failing_since = asyncio.get_running_loop().time()
+        self._archive_up = False
+        self._archive_error = f"{type(error).__name__}: {error}"
+
+    def _store_status(self) -> StoreStatus:
+        """Failing if either the readers of segments or the listing here last failed."""
+        seen = self._around.store()
+        if seen.up is False or self._archive_up is not False:
+            up = seen.up if seen.up is not None else self._archive_up
+            return replace(seen, up=up, last_error=_masked(seen.last_error))
+        failing_seconds = asyncio.get_running_loop().time() - self._archive_failing_since
+        return StoreStatus(
+            url=seen.url,
+            up=False,
+            failing_seconds=round(failing_seconds, 1),
+            last_error=_masked(self._archive_error),
+        )
+
+    def _partition(self, tip: TopicIdPartition) -> PartitionStatus:
+        view, edges = self._rlmm.view(tip), self._cluster.cached_log_edges(tip)
+        fault = self._around.fault(tip)
+        shown = self._shown.get(tip)
+        if shown is None or (
+            shown.view is not view or shown.edges != edges or shown.fault != fault
+        ):
+            shown = _Shown(view, edges, fault, partition_status(tip, view, edges, _masked(fault)))
+            self._shown[tip] = shown
+            _set_gauges(shown.status)
+        return shown.status
+
+
+def _masked(text: str | None) -> str | None:
+    return None if text is None else mask_text(text)
+
+
+def _set_gauges(status: PartitionStatus) -> None:
+    labels = (status.topic, str(status.partition))
+    if status.archived:
+        metrics.ARCHIVE_START_OFFSET.labels(*labels).set(status.archived[0].first)
+        metrics.ARCHIVE_END_OFFSET.labels(*labels).set(status.archived[-1].last + 1)
+    if status.lag_offsets is not None:
+        metrics.ARCHIVE_LAG_OFFSETS.labels(*labels).set(status.lag_offsets)
+    if status.margin_offsets is not None:
+        metrics.ARCHIVE_MARGIN_OFFSETS.labels(*labels).set(status.margin_offsets)

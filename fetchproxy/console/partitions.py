@@ -1,0 +1,46 @@
+"""One partition's line of the console, from what archive and broker last said. Pure."""
+
+from __future__ import annotations
+
+from fetchproxy.console.status import OffsetRange, PartitionStatus
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import LogEdges, TopicIdPartition
+
+
+def partition_status(
+    tip: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None, error: str | None
+) -> PartitionStatus:
+    """`view` or `edges` is None where nothing is known; then nothing is said of it either."""
+    segments = () if view is None else view.segments
+    gaps = () if view is None else tuple(OffsetRange(first, last) for first, last in view.gaps())
+    archive_end = None if view is None else view.log_end_offset
+    return PartitionStatus(
+        topic=tip.topic,
+        partition=tip.partition,
+        archived=() if view is None else archived_ranges(view),
+        gaps=gaps,
+        segments=len(segments),
+        size_bytes=sum(segment.segment_size_bytes for segment in segments),
+        log_start_offset=None if edges is None else edges.log_start_offset,
+        log_end_offset=None if edges is None else edges.high_watermark,
+        lag_offsets=None if view is None or edges is None else lag_offsets(archive_end, edges),
+        margin_offsets=(
+            None if edges is None or archive_end is None else archive_end - edges.log_start_offset
+        ),
+        error=error,
+    )
+
+
+def archived_ranges(view: PartitionView) -> tuple[OffsetRange, ...]:
+    """The archive's span, cut at the recorded gaps."""
+    if view.log_start_offset is None or view.log_end_offset is None:
+        return ()
+    firsts = [view.log_start_offset, *(last + 1 for _, last in view.gaps())]
+    lasts = [*(first - 1 for first, _ in view.gaps()), view.log_end_offset - 1]
+    return tuple(map(OffsetRange, firsts, lasts))
+
+
+def lag_offsets(archive_end: int | None, edges: LogEdges) -> int:
+    """Offsets below the last stable offset, still on the broker, that the archive has not got."""
+    copied_to = edges.log_start_offset if archive_end is None else archive_end
+    return max(0, edges.last_stable_offset - max(copied_to, edges.log_start_offset))

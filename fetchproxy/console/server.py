@@ -1,0 +1,135 @@
+"""The console's HTTP side: health, metrics, status as JSON, and the page that shows it.
+
+Read-only: no request changes anything. It must never slow the relay, so every answer is made from
+what the process already knows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from importlib import resources
+from types import TracebackType
+
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from fetchproxy.config.addresses import HostPort, parse_host_port
+from fetchproxy.config.sections import ConsoleConfig
+from fetchproxy.console.guard import add_security_headers, allowed_names, host_guard
+from fetchproxy.console.status import StatusSource
+from fetchproxy.errors import ConfigError
+
+log = structlog.get_logger(__name__)
+
+_SHUTDOWN_SECONDS_MAX = 1.0
+_PAGE_FILES = {
+    "/": ("index.html", "text/html"),
+    "/console.css": ("console.css", "text/css"),
+    "/console.js": ("console.js", "text/javascript"),
+}
+
+
+def build_console(
+    listen: str, allowed_hosts: str, source: StatusSource, registry: CollectorRegistry
+) -> web.Application:
+    app = web.Application(middlewares=[host_guard(allowed_names(listen, allowed_hosts))])
+    app.on_response_prepare.append(add_security_headers)
+    answers = _Answers(source, registry)
+    app.router.add_get("/healthz", answers.healthz)
+    app.router.add_get("/readyz", answers.readyz)
+    app.router.add_get("/metrics", answers.metrics)
+    app.router.add_get("/api/status", answers.status)
+    static = resources.files("fetchproxy.console") / "static"
+    for path, (name, content_type) in _PAGE_FILES.items():
+        content = (static / name).read_text(encoding="utf-8")
+        app.router.add_get(path, _PageFile(content, content_type).answer)
+    return app
+
+
+class _PageFile:
+    """One file of the page, held in memory; there are three."""
+
+    def __init__(self, content: str, content_type: str) -> None:
+        self._content = content
+        self._content_type = content_type
+
+    async def answer(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self._content, content_type=self._content_type)
+
+
+class _Answers:
+    def __init__(self, source: StatusSource, registry: CollectorRegistry) -> None:
+        self._source = source
+        self._registry = registry
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """The loop turns, so the process lives.
+
+        Says nothing of store or brokers on purpose: a restart would mend neither.
+        """
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """The listeners are open.
+
+        An outage of the store does not count: the tail works without it.
+        """
+        missing = self._source().missing
+        answer = {"ready": not missing, "missing": list(missing)}
+        return web.json_response(answer, status=503 if missing else 200)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        body: bytes = encode(self._registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def status(self, _request: web.Request) -> web.Response:
+        return web.json_response(
+            asdict(self._source()),
+            dumps=lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+        )
+
+
+class ConsoleServer:
+    """`async with ConsoleServer(...)`: listens inside, `address` is where. Raises ConfigError."""
+
+    def __init__(
+        self, config: ConsoleConfig, source: StatusSource, registry: CollectorRegistry
+    ) -> None:
+        if config.listen is None:
+            raise ConfigError("console.listen is not set")
+        self._listen = config.listen
+        self._runner = web.AppRunner(
+            build_console(config.listen, config.allowed_hosts, source, registry),
+            access_log=None,
+            shutdown_timeout=_SHUTDOWN_SECONDS_MAX,
+        )
+
+    @property
+    def address(self) -> HostPort:
+        host, port = self._runner.addresses[0][:2]
+        return HostPort(host, port)
+
+    async def __aenter__(self) -> ConsoleServer:
+        address = parse_host_port(self._listen)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, address.host, address.port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"console.listen = {self._listen}: cannot listen there: {error.strerror}"
+            ) from error
+        log.info("console_listening", address=f"http://{self.address}")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()

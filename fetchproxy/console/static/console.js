@@ -1,0 +1,278 @@
+"use strict";
+// Polls /api/status once a second and draws it. Text goes in by textContent only, never as HTML.
+
+const POLL_MS = 1000;
+const ROWS_MAX = 200;
+const $ = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+let previous = null; // {at, status} of the poll before, for rates
+let latest = null;
+let lastAnswerAt = null;
+
+// --- words ---------------------------------------------------------------------------------------
+const integer = new Intl.NumberFormat("en");
+const count = (n) => integer.format(n).replaceAll(",", "\u202f");
+
+function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let i = 0;
+  while (bytes >= 1024 && i < units.length - 1) { bytes /= 1024; i += 1; }
+  return `${i === 0 || bytes >= 100 ? Math.round(bytes) : bytes.toFixed(1)} ${units[i]}`;
+}
+
+function span(seconds) {
+  const s = Math.floor(seconds);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+const known = (value, word) => (value === null ? "–" : word(value));
+const range = (first, last) => (last < first ? "empty" : `${count(first)} … ${count(last)}`);
+
+// --- small DOM helpers -----------------------------------------------------------------------------
+function make(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+function setText(node, text) { if (node.textContent !== text) node.textContent = text; }
+
+function banner(id, className, title, detail) {
+  const node = $(id);
+  node.className = `banner ${className}`;
+  setText($(`${id}-title`), title);
+  setText($(`${id}-detail`), detail);
+}
+
+// --- store, readiness ------------------------------------------------------------------------------
+function drawStore(store) {
+  if (store.up === null) {
+    banner("store", "", "The store has not been asked yet", store.url);
+  } else if (store.up) {
+    banner("store", "good", "The store answers", store.url);
+  } else {
+    // Whole seconds only every five, so that a screen reader is not told each second.
+    const since = store.failing_seconds < 60 ? Math.floor(store.failing_seconds / 5) * 5 : store.failing_seconds;
+    banner("store", "bad", `The store has been failing for ${span(since)}`,
+      `Tail reads go on; readers of the archive are held back and keep their place. ${store.url}` +
+      (store.last_error ? ` — ${store.last_error}` : ""));
+  }
+}
+
+function drawMissing(missing) {
+  $("missing").hidden = missing.length === 0;
+  setText($("missing"), `Not ready yet: ${missing.join(", ")}`);
+}
+
+// --- figures ---------------------------------------------------------------------------------------
+function rate(now, before, pick) {
+  if (!before || now.at <= before.at) return null;
+  const delta = pick(now.status) - pick(before.status);
+  return delta < 0 ? null : (delta * 1000) / (now.at - before.at);
+}
+
+const perSecond = (value) => (value === null ? "–" : `${size(value)}/s`);
+
+function tiles(now, before) {
+  const { relay, remote_reads: remote, cache } = now.status;
+  const looked = cache.hits + cache.misses;
+  return [
+    ["Client connections", count(relay.connections), `of ${count(relay.connections_max)} at most`],
+    ["Relayed to clients", perSecond(rate(now, before, (s) => s.relay.to_client_bytes)), `${size(relay.to_client_bytes)} since the start`],
+    ["Relayed to brokers", perSecond(rate(now, before, (s) => s.relay.to_broker_bytes)), `${size(relay.to_broker_bytes)} since the start`],
+    ["Remote reads in flight", count(remote.in_flight), `${count(remote.queued)} wait for a fetcher`],
+    ["Fetches that wait", count(remote.waiting), "in the RemoteFetchPurgatory"],
+    ["Read from the store", perSecond(rate(now, before, (s) => s.remote_reads.read_bytes)), `${size(remote.read_bytes)} since the start`],
+    ["Catches", count(remote.catches), `${count(remote.held_stale)} held for fresh knowledge, ${count(remote.passed_on)} passed on`],
+    ["Chunk cache", size(cache.bytes), looked ? `of ${size(cache.bytes_max)}; ${Math.round((100 * cache.hits) / looked)} % hits` : `of ${size(cache.bytes_max)}; not used yet`],
+    ["Back-offs", count(remote.backoffs), "pauses after storage errors"],
+    ["Corrupt chunks", count(remote.corrupt_chunks), remote.corrupt_chunks ? "run fetchproxy verify" : "none seen", remote.corrupt_chunks > 0],
+  ];
+}
+
+function drawTiles(now, before) {
+  const list = $("tiles");
+  tiles(now, before).forEach(([name, value, note, alarm], i) => {
+    let tile = list.children[i];
+    if (!tile) {
+      tile = make("div");
+      tile.append(make("dt", "", name), make("dd"), make("dd"));
+      list.append(tile);
+    }
+    tile.className = alarm ? "alarm" : "";
+    setText(tile.children[1], value);
+    setText(tile.children[2], note);
+  });
+}
+
+// --- partitions ------------------------------------------------------------------------------------
+function bar(partition) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("class", "bar");
+  svg.setAttribute("role", "img");
+  const { archived, gaps, log_start_offset: start, log_end_offset: end } = partition;
+  const edges = [...archived.flatMap((r) => [r.first, r.last + 1])];
+  if (start !== null) edges.push(start);
+  if (end !== null) edges.push(end);
+  const low = Math.min(...edges), high = Math.max(...edges);
+  const draw = (className, first, pastLast, y) => {
+    const rect = document.createElementNS(SVG, "rect");
+    const whole = Math.max(high - low, 1);
+    // At least a visible sliver, and never past the right edge.
+    const width = Math.max((100 * (pastLast - first)) / whole, 0.6);
+    rect.setAttribute("class", className);
+    rect.setAttribute("x", `${Math.min((100 * (first - low)) / whole, 100 - width)}%`);
+    rect.setAttribute("width", `${width}%`);
+    rect.setAttribute("y", y);
+    rect.setAttribute("height", 8);
+    rect.setAttribute("rx", 1.5);
+    svg.append(rect);
+  };
+  if (edges.length) {
+    draw("track", low, Math.max(high, low + 1), 1);
+    draw("track", low, Math.max(high, low + 1), 11);
+    archived.forEach((r) => draw("archived", r.first, r.last + 1, 1));
+    gaps.forEach((r) => draw("gap", r.first, r.last + 1, 1));
+    const archiveEnd = archived.length ? archived.at(-1).last + 1 : null;
+    if (archiveEnd !== null && start !== null && start > archiveEnd) draw("gap", archiveEnd, start, 1);
+    if (start !== null && end !== null && end > start) draw("log", start, end, 11);
+  }
+  svg.setAttribute("aria-label", barLabel(partition));
+  return svg;
+}
+
+function barLabel({ archived, gaps, log_start_offset: start, log_end_offset: end }) {
+  const parts = [archived.length ? `archived ${archived.map((r) => range(r.first, r.last)).join(", ")}` : "nothing archived"];
+  if (gaps.length) parts.push(`lost ${gaps.map((r) => range(r.first, r.last)).join(", ")}`);
+  if (start !== null && end !== null) parts.push(`on the brokers ${range(start, end - 1)}`);
+  return parts.join("; ");
+}
+
+function cell(name, text, alarm) {
+  const node = make("td", alarm ? "number alarm" : "number", text);
+  node.dataset.name = name;
+  return node;
+}
+
+function row(p) {
+  const tr = make("tr");
+  const head = make("th", "", `${p.topic}-${p.partition}`);
+  head.scope = "row";
+  const offsets = make("td", "wide");
+  offsets.append(bar(p));
+  const all = p.archived.length ? range(p.archived[0].first, p.archived.at(-1).last) : "nothing yet";
+  const local = p.log_start_offset === null || p.log_end_offset === null
+    ? "–" : range(p.log_start_offset, p.log_end_offset - 1);
+  tr.append(head, offsets, cell("Archived", all), cell("On the brokers", local),
+    cell("Lag", known(p.lag_offsets, count)),
+    cell("Margin", known(p.margin_offsets, count), p.margin_offsets !== null && p.margin_offsets < 0),
+    cell("Size", p.segments ? size(p.size_bytes) : "–"),
+    cell("Segments", p.segments ? count(p.segments) : "–"));
+  return tr;
+}
+
+function faults(p) {
+  const texts = p.gaps.map((r) => `Lost before it was copied: ${range(r.first, r.last)}`);
+  if (p.margin_offsets !== null && p.margin_offsets < 0 && !p.gaps.length) {
+    texts.push("The brokers have deleted offsets that are not archived.");
+  }
+  if (p.error) texts.push(p.error);
+  if (!texts.length) return [];
+  const tr = make("tr", "fault");
+  const td = make("td");
+  td.colSpan = 8;
+  td.append(...texts.map((text) => make("p", "", text)));
+  tr.append(td);
+  return [tr];
+}
+
+function drawPartitions(partitions) {
+  const wanted = $("filter").value.trim().toLowerCase();
+  const shown = partitions.filter((p) => `${p.topic}-${p.partition}`.toLowerCase().includes(wanted));
+  const key = JSON.stringify([wanted, partitions]);
+  const body = $("partitions");
+  if (body.dataset.key !== key) {
+    body.dataset.key = key;
+    body.replaceChildren(...shown.slice(0, ROWS_MAX).flatMap((p) => [row(p), ...faults(p)]));
+  }
+  const empty = $("no-partitions");
+  const more = shown.length - ROWS_MAX;
+  empty.hidden = shown.length > 0 && more <= 0;
+  if (!partitions.length) setText(empty, "Nothing is archived yet. Start with --archive REGEX, or run fetchproxy archive.");
+  else if (!shown.length) setText(empty, `None of ${count(partitions.length)} partitions has “${wanted}” in its name.`);
+  else setText(empty, `${count(more)} more; narrow them down by topic.`);
+}
+
+// --- events ----------------------------------------------------------------------------------------
+function eventLine(event) {
+  const li = make("li", event.level);
+  const time = make("time", "", new Date(event.at).toLocaleTimeString([], { hour12: false }));
+  time.dateTime = event.at;
+  const details = Object.entries(event.details).map(([name, value]) => `${name}=${value}`).join("  ");
+  li.append(time);
+  if (event.level !== "info") li.append(make("span", "level", event.level));
+  li.append(make("span", "name", event.event.replaceAll("_", " ") + (event.count > 1 ? ` ×${count(event.count)}` : "")),
+    " ", make("span", "details", details));
+  return li;
+}
+
+function drawEvents(events) {
+  const list = $("events");
+  const key = JSON.stringify(events);
+  $("no-events").hidden = events.length > 0;
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  list.replaceChildren(...events.map(eventLine));
+}
+
+// --- polling ---------------------------------------------------------------------------------------
+function draw(now) {
+  const status = now.status;
+  setText($("about"), `${status.version} · ${status.mode} · brokers ${status.bootstrap}` +
+    (status.listeners.length ? ` · clients ${status.listeners.join(", ")}` : "") + ` · up ${span(status.uptime_seconds)}`);
+  drawStore(status.store);
+  drawMissing(status.missing);
+  drawTiles(now, previous);
+  drawPartitions(status.partitions);
+  drawEvents(status.events);
+}
+
+function showPoll(error) {
+  const poll = $("poll");
+  const lost = $("lost");
+  poll.className = error ? "poll lost" : "poll live";
+  setText(poll, error ? "no answer" : "live");
+  document.querySelector("main").classList.toggle("stale", Boolean(error && latest));
+  lost.hidden = !error;
+  if (error) {
+    const since = lastAnswerAt ? `since ${lastAnswerAt.toLocaleTimeString()}; this is what was known then` : "yet";
+    setText(lost, `fetchproxy has not answered ${since} (${error}).`);
+    if (!latest) banner("store", "", "Nothing is known yet", "");
+  }
+}
+
+async function poll() {
+  if (!document.hidden) {
+    try {
+      const response = await fetch("api/status", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+      if (!response.ok) throw new Error(`HTTP ${response.status}`);
+      const now = { at: performance.now(), status: await response.json() };
+      previous = latest;
+      latest = now;
+      lastAnswerAt = new Date();
+      showPoll(null);
+      draw(now);
+    } catch (error) {
+      showPoll(error.name === "TimeoutError" ? "time-out" : error.message);
+    }
+  }
+  setTimeout(poll, POLL_MS);
+}
+
+$("filter").addEventListener("input", () => { if (latest) drawPartitions(latest.status.partitions); });
+poll();

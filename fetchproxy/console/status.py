@@ -1,0 +1,114 @@
+"""What the console shows, as plain values, and the one thing it asks of its surroundings.
+
+The console renders a `Status`; who gathers it (`fetchproxy.console.collect` in the product, a
+function in a test) is none of its business. Field names are the JSON names of `/api/status`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets `first` to `last`, both inclusive."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """`archived` are ranges without a hole; what is not known is None, never 0.
+
+    `lag_offsets`: below the last stable offset and not archived yet. `margin_offsets`: archive end
+    minus the broker's log start; below 0, data was lost before it was copied.
+    """
+
+    topic: str
+    partition: int
+    archived: tuple[OffsetRange, ...] = ()
+    gaps: tuple[OffsetRange, ...] = ()
+    segments: int = 0
+    size_bytes: int = 0
+    log_start_offset: int | None = None
+    log_end_offset: int | None = None
+    lag_offsets: int | None = None
+    margin_offsets: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """`up` is None before the first request."""
+
+    url: str
+    up: bool | None
+    failing_seconds: float = 0.0
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReadsStatus:
+    """`waiting` are fetches in the RemoteFetchPurgatory; counts are since the start."""
+
+    in_flight: int = 0
+    queued: int = 0
+    waiting: int = 0
+    read_bytes: int = 0
+    backoffs: int = 0
+    catches: int = 0
+    held_stale: int = 0
+    passed_on: int = 0
+    corrupt_chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    bytes: int = 0
+    bytes_max: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    connections: int = 0
+    connections_max: int = 0
+    to_broker_bytes: int = 0
+    to_client_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`count` alike events in a row are one line; `at` is the last one's time, ISO 8601, UTC."""
+
+    at: str
+    level: str
+    event: str
+    count: int
+    details: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`missing` names what stands between this process and readiness; empty: ready."""
+
+    version: str
+    mode: str
+    bootstrap: str
+    uptime_seconds: float
+    missing: tuple[str, ...]
+    listeners: tuple[str, ...]
+    store: StoreStatus
+    relay: RelayStatus
+    remote_reads: RemoteReadsStatus
+    cache: CacheStatus
+    partitions: tuple[PartitionStatus, ...]
+    events: tuple[Event, ...]
+
+
+# Called on the loop for every request, so it must neither block nor wait.
+StatusSource = Callable[[], Status]

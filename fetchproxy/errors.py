@@ -1,0 +1,76 @@
+"""Domain errors. The wire's own errors are `protocol.errors`; anything else raised is a bug.
+
+    FetchProxyError
+    ├── RemoteStorageError         a backend said no; subclasses say why
+    │   ├── ObjectNotFound         not retriable
+    │   ├── RangeNotSatisfiable    not retriable
+    │   ├── StorageDenied          not retriable: credentials or policy
+    │   ├── StorageThrottled       retriable
+    │   └── StorageUnavailable     retriable: timeout, refused, reset, 5xx
+    ├── CorruptSegment             bytes that fail their own checksum or shape
+    ├── LogTruncated               the broker's log ends below what was archived from it
+    ├── OffsetNotArchived          no finished segment holds this offset
+    ├── ClusterError               an answer of the brokers to one of the proxy's own requests
+    │   └── ClusterUnavailable     retriable: no broker reachable, time-out
+    └── ConfigError                the user's configuration; the message names key and place
+"""
+
+from __future__ import annotations
+
+
+class FetchProxyError(Exception):
+    """`retriable`: the same call may succeed later without anybody changing anything."""
+
+    retriable = False
+
+
+class RemoteStorageError(FetchProxyError):
+    """Raised by storage backends at their edge, never an SDK's own exception."""
+
+
+class ObjectNotFound(RemoteStorageError):
+    pass
+
+
+class RangeNotSatisfiable(RemoteStorageError):
+    pass
+
+
+class StorageDenied(RemoteStorageError):
+    pass
+
+
+class StorageThrottled(RemoteStorageError):
+    retriable = True
+
+
+class StorageUnavailable(RemoteStorageError):
+    retriable = True
+
+
+class CorruptSegment(FetchProxyError):
+    pass
+
+
+class LogTruncated(FetchProxyError):
+    pass
+
+
+class OffsetNotArchived(FetchProxyError):
+    pass
+
+
+class ClusterError(FetchProxyError):
+    """`error_code` is Kafka's code, or None where no answer came."""
+
+    def __init__(self, message: str, error_code: int | None = None) -> None:
+        super().__init__(message)
+        self.error_code = error_code
+
+
+class ClusterUnavailable(ClusterError):
+    retriable = True
+
+
+class ConfigError(FetchProxyError):
+    pass

@@ -1,0 +1,106 @@
+"""One proxy address for every broker: who listens where, and what clients are told.
+
+A node id gets its listener before the answer that names it leaves, so a client never dials a
+closed port. Node ids and racks stay the brokers' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from fetchproxy.config.addresses import parse_host_port
+from fetchproxy.config.sections import GatewayConfig
+from protocol import addresses
+from protocol.fetch_response import hide_node_endpoints
+from protocol.primitives import Buffer
+
+log = structlog.get_logger(__name__)
+
+Address = tuple[str, int]
+OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port) -> its server
+
+
+class AddressMap:
+    """`open_listener(node_id, port)` starts a listener; port 0 takes a free one."""
+
+    def __init__(self, config: GatewayConfig, open_listener: OpenListener) -> None:
+        self._config = config
+        self._open_listener = open_listener
+        self._proxied: dict[int, Address] = {}
+        self._brokers: dict[int, Address] = {}
+        self._servers: dict[int, asyncio.Server] = {}
+        self._opening = asyncio.Lock()
+
+    def broker_address(self, node_id: int) -> Address:
+        """Where the broker itself listens, as its cluster last said."""
+        return self._brokers[node_id]
+
+    def proxied(self) -> dict[int, Address]:
+        return dict(self._proxied)
+
+    def advertised_host(self) -> str:
+        return self._config.advertise_host or parse_host_port(self._config.listen).host
+
+    async def ensure(self, nodes: Iterable[tuple[int, str, int]]) -> None:
+        """A listener for every node; raises OSError where a port cannot be had."""
+        for node_id, host, port in nodes:
+            if node_id < 0 or not host:
+                continue  # "no coordinator yet"
+            self._brokers[node_id] = (host, port)
+            if node_id in self._proxied:
+                continue
+            async with self._opening:
+                if node_id not in self._proxied:
+                    await self._open(node_id)
+
+    async def _open(self, node_id: int) -> None:
+        base = self._config.node_port_base
+        server = await self._open_listener(node_id, base + node_id if base else 0)
+        port: int = server.sockets[0].getsockname()[1]
+        self._servers[node_id] = server
+        self._proxied[node_id] = (self.advertised_host(), port)
+        host, broker_port = self._brokers[node_id]
+        log.info(
+            "node_listener_opened", broker_id=node_id, port=port, broker=f"{host}:{broker_port}"
+        )
+
+    def lookup(self, node_id: int, host: str, port: int) -> Address:
+        """For the splicers: what the client is told instead of (host, port)."""
+        return self._proxied.get(node_id, (host, port))
+
+    def rewrite(self, payload: bytes, api_key: int, version: int) -> Buffer | Awaitable[Buffer]:
+        """The answer with proxied addresses; waits only where a listener must be opened first."""
+        nodes = addresses.node_addresses(payload, api_key, version)
+        if all(n[0] in self._proxied or n[0] < 0 or not n[1] for n in nodes):
+            for node_id, host, port in nodes:
+                if node_id >= 0 and host:
+                    self._brokers[node_id] = (host, port)
+            return addresses.splice(payload, api_key, version, self.lookup)
+        return self._open_and_rewrite(payload, api_key, version, nodes)
+
+    async def _open_and_rewrite(
+        self, payload: bytes, api_key: int, version: int, nodes: Iterable[tuple[int, str, int]]
+    ) -> Buffer:
+        await self.ensure(nodes)
+        return addresses.splice(payload, api_key, version, self.lookup)
+
+    def splice_fetch_tags(self, tags: bytes) -> bytes:
+        """NodeEndpoints of a Fetch answer; hidden where a node has no listener yet."""
+        if tags == b"\x00":
+            return tags
+        unknown: list[int] = []
+
+        def known(node_id: int, host: str, port: int) -> Address:
+            if node_id not in self._proxied:
+                unknown.append(node_id)
+            return self.lookup(node_id, host, port)
+
+        spliced = addresses.splice_node_endpoints_tag(tags, known)
+        return hide_node_endpoints(tags) if unknown else bytes(spliced)
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            server.close()

@@ -1,0 +1,233 @@
+"""The upstream half of a connection: takes answers off the broker's socket, in request order.
+
+Bytes leave for the client as they arrive; reading pauses while the client is slow, while an answer
+is being rewritten, and while a parked fetch answer waits for a fetch that wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+from typing import Protocol, cast
+
+from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
+from fetchproxy.gateway.receive_buffer import ReceiveBuffer
+from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT
+from protocol.errors import FrameTooLarge, MalformedMessage, WireError
+from protocol.fetch_response import FetchResponseScan
+from protocol.primitives import INT32, Buffer
+
+_FRAME_START = Struct(">ii")
+
+
+class LinkOwner(Protocol):
+    """The client session, as the link sees it."""
+
+    def write_to_client(self, data: Buffer) -> None: ...
+
+    def answered(self) -> None:
+        """One answer has left whole."""
+
+    def rewrite(self, answer: HeldAnswer) -> Payload | None:
+        """The new payload, or None: `BrokerLink.rewritten` will bring it."""
+
+    def link_failed(self, error: WireError) -> None: ...
+
+    def link_closed(self, error: Exception | None) -> None: ...
+
+    def pause_requests(self) -> None: ...
+
+    def resume_requests(self) -> None: ...
+
+
+class BrokerLink(asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        owner: LinkOwner,
+        receive: ReceiveBuffer,
+        client_transport: asyncio.Transport,
+        frame_bytes_max: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._owner = owner
+        self._receive = receive
+        self._client = client_transport
+        self._frame_bytes_max = frame_bytes_max
+        self._clock = clock
+        self.expected: deque[Answer] = deque()
+        self.transport: asyncio.Transport | None = None
+        self.last_received = clock()
+        self._carry = bytearray()
+        self._left = 0  # of a relayed answer
+        self._scan: FetchResponseScan | None = None
+        self._held: HeldAnswer | None = None
+        self._waiting = False  # an answer is being rewritten, or parked
+        self._client_slow = False
+
+    # -- asyncio ---------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._receive.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_received = self._clock()
+        self._take(self._receive.view[:nbytes])
+        self._receive.release(self._client)
+
+    def pause_writing(self) -> None:
+        self._owner.pause_requests()
+
+    def resume_writing(self) -> None:
+        self._owner.resume_requests()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._owner.link_closed(exc)
+
+    # -- for the session -------------------------------------------------------------------------
+    def send(self, data: Buffer, answer: Answer | None) -> None:
+        """A whole request, or the first bytes of one."""
+        assert self.transport is not None
+        if answer is not None:
+            self.expected.append(answer)
+        self.transport.write(data)
+
+    def client_slow(self, slow: bool) -> None:
+        self._client_slow = slow
+        self._pace()
+
+    def go_on(self) -> None:
+        """A parked answer was attached."""
+        if self._waiting and self._held is None:
+            self._waiting = False
+            self._take(memoryview(b""))
+            self._pace()
+
+    def rewritten(self, payload: Payload) -> None:
+        """The answer that was given to `LinkOwner.rewrite` leaves as `payload`."""
+        self._waiting = False
+        self._leave(payload)
+        self._take(memoryview(b""))
+        self._pace()
+
+    def _leave(self, payload: Payload) -> None:
+        self._held = None
+        size = sum(map(len, payload))
+        self._owner.write_to_client(b"".join((INT32.pack(size), *payload)))
+        self._finish()
+
+    # -- answers ---------------------------------------------------------------------------------
+    def _pace(self) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self._waiting or self._client_slow:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def _take(self, view: memoryview) -> None:
+        if self._carry:
+            self._carry += view
+            view = memoryview(self._carry)
+            self._carry = bytearray()
+        try:
+            rest = self._consume(view) if not self._waiting else 0
+        except WireError as error:
+            self._owner.link_failed(error)
+            return
+        if rest < len(view):
+            self._carry = bytearray(view[rest:])
+        if self._waiting:
+            self._pace()
+
+    def _consume(self, view: memoryview) -> int:
+        """Work through `view`; returns the position up to which it is done with."""
+        pos = emit = 0
+        end = len(view)
+        write = self._owner.write_to_client
+        while pos < end and not self._waiting:
+            if self._left:
+                step = min(self._left, end - pos)
+                self._left -= step
+                pos += step
+                if not self._left:
+                    self._finish()
+                continue
+            if self._scan is None and self._held is None:
+                if end - pos < 8 or not self._begin(view, pos):
+                    break
+                if self._left:
+                    continue
+            if emit < pos:
+                write(view[emit:pos])
+            pos = emit = self._feed(view, pos, end)
+        if emit < pos:
+            write(view[emit:pos])
+        RELAYED_BYTES_TO_CLIENT.inc(pos)
+        return pos
+
+    def _begin(self, view: memoryview, pos: int) -> bool:
+        """The next frame starts at `pos`; False where it must not be taken yet."""
+        size, correlation_id = _FRAME_START.unpack_from(view, pos)
+        if not 4 <= size <= self._frame_bytes_max:
+            raise FrameTooLarge(
+                f"broker's frame of {size} bytes is not within 4 … {self._frame_bytes_max}"
+            )
+        if not self.expected:
+            raise MalformedMessage(f"answer {correlation_id} of the broker, but nothing was asked")
+        answer = self.expected[0]
+        if answer.correlation_id != correlation_id:
+            raise MalformedMessage(
+                f"broker answered {correlation_id} where {answer.correlation_id} was due"
+            )
+        if isinstance(answer, FetchAnswer):
+            if not answer.attached:
+                self._waiting = True
+                if answer.on_arrival is not None:
+                    answer.on_arrival()
+                # the owner may have attached it at once
+                if not answer.attached:
+                    return False
+                self._waiting = False
+            self._scan = answer.begin(size + 4)
+        elif isinstance(answer, HeldAnswer):
+            answer.left = size + 4
+            self._held = answer
+        else:
+            self._left = size + 4
+        return True
+
+    def _feed(self, view: memoryview, pos: int, end: int) -> int:
+        if self._scan is not None:
+            step = min(self._scan.left, end - pos)
+            answer = cast(FetchAnswer, self.expected[0])
+            for piece in self._scan.feed(view[pos : pos + step]):
+                if not answer.discarded:
+                    self._owner.write_to_client(piece)
+            if self._scan.done:
+                self._scan = None
+                self._finish()
+                if answer.on_done is not None:
+                    answer.on_done()
+            return pos + step
+        held = self._held
+        assert held is not None
+        step = min(held.left, end - pos)
+        held.payload += view[pos : pos + step]
+        held.left -= step
+        if not held.left:
+            del held.payload[:4]
+            payload = self._owner.rewrite(held)
+            if payload is None:
+                self._waiting = True
+            else:
+                self._leave(payload)
+        return pos + step
+
+    def _finish(self) -> None:
+        self.expected.popleft()
+        self._owner.answered()

@@ -1,0 +1,168 @@
+"""Which of a connection's partitions are read from the archive, and by whose leave. Pure.
+
+A mark says what is known of one partition that the broker called out of range. A *permit* is the
+broker's own OffsetOutOfRange on this very connection: it checked authorization and leader epoch
+before the range, so for a while (`permit_ttl_ms`) this client may be given the topic's archive
+without asking again (DESIGN §3.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fetchproxy.gateway.judgement import Judgement, Verdict
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import LogEdges, TopicIdPartition
+from protocol.fetch_request import FetchPartition, PartitionKey, TopicRef
+
+
+@dataclass(slots=True)
+class Mark:
+    """`judgement` is None while it is being judged; it is about `offset`.
+
+    `withheld_until`: a judgement that is no decision (HOLD, LOCAL) is not asked for again before
+    this, or client, proxy and broker would go round as fast as the network lets them.
+    """
+
+    offset: int
+    judgement: Judgement | None = None
+    withheld_until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """`remote` and `judging` are withheld from the broker; the rest of `asked` is its."""
+
+    remote: Mapping[PartitionKey, TopicIdPartition]
+    judging: frozenset[PartitionKey]
+
+    @property
+    def withheld(self) -> frozenset[PartitionKey]:
+        return self.judging.union(self.remote)
+
+
+NOTHING_WITHHELD = Split({}, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What may be looked up without waiting; each gives None where nothing is known."""
+
+    view: Callable[[TopicIdPartition], PartitionView | None]
+    edges: Callable[[TopicIdPartition], LogEdges | None]
+    identify: Callable[[TopicRef, int], TopicIdPartition | None]
+
+
+@dataclass(slots=True)
+class FetchMarks:
+    permit_ttl_s: float
+    marks: dict[PartitionKey, Mark] = field(default_factory=dict)
+    permits: dict[TopicRef, float] = field(default_factory=dict)  # loop time of expiry
+
+    @property
+    def empty(self) -> bool:
+        return not self.marks and not self.permits
+
+    def catch(self, key: PartitionKey, offset: int, now: float) -> Mark | None:
+        """The broker called `offset` out of range. None: it was judged so already, pass it on.
+
+        Otherwise the new or renewed mark; it needs judging where its judgement is None.
+        """
+        self.permits[key[0]] = now + self.permit_ttl_s
+        mark = self.marks.get(key)
+        if mark is not None and mark.offset == offset and mark.judgement is not None:
+            if mark.judgement.verdict is Verdict.PASS_ON:
+                del self.marks[key]
+                return None
+            if mark.judgement.verdict is Verdict.REMOTE:
+                return mark  # a renewal of the permit
+        mark = Mark(offset)
+        self.marks[key] = mark
+        return mark
+
+    def rejudge(self, key: PartitionKey) -> Mark | None:
+        """What was known of a partition turned out wrong (its segment is gone)."""
+        mark = self.marks.get(key)
+        if mark is not None:
+            mark = self.marks[key] = Mark(mark.offset)
+        return mark
+
+    def split(
+        self, asked: Mapping[PartitionKey, FetchPartition], now: float, known: Knowledge
+    ) -> Split:
+        """Sort the asked partitions by who answers them, forgetting marks that are over."""
+        if self.empty:
+            return NOTHING_WITHHELD
+        self.permits = {topic: at for topic, at in self.permits.items() if at > now}
+        remote: dict[PartitionKey, TopicIdPartition] = {}
+        judging: set[PartitionKey] = set()
+        for key in list(self.marks):
+            partition = asked.get(key)
+            if partition is None:
+                del self.marks[key]
+                continue
+            self._place(key, partition.fetch_offset, now, remote, judging, known)
+        if self.permits:
+            self._extend(asked, remote, known)
+        return Split(remote, frozenset(judging))
+
+    def _place(
+        self,
+        key: PartitionKey,
+        offset: int,
+        now: float,
+        remote: dict[PartitionKey, TopicIdPartition],
+        judging: set[PartitionKey],
+        known: Knowledge,
+    ) -> None:
+        mark = self.marks[key]
+        if mark.judgement is None:
+            if mark.offset == offset:
+                judging.add(key)
+            else:
+                del self.marks[key]  # the client seeked away: the broker decides anew
+            return
+        judgement = mark.judgement
+        if judgement.verdict is Verdict.PASS_ON:
+            if mark.offset != offset:
+                del self.marks[key]
+        elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
+            if not _archive_serves(judgement.tip, offset, known):
+                del self.marks[key]
+            elif key[0] in self.permits:
+                mark.offset = offset
+                remote[key] = judgement.tip
+            else:
+                mark.offset = offset  # goes upstream once, for a new permit
+        elif mark.offset == offset and now < mark.withheld_until:
+            judging.add(key)
+        else:  # LOCAL or HOLD: ask the broker again, which starts a new judgement
+            del self.marks[key]
+
+    def _extend(
+        self,
+        asked: Mapping[PartitionKey, FetchPartition],
+        remote: dict[PartitionKey, TopicIdPartition],
+        known: Knowledge,
+    ) -> None:
+        """Partitions of a permitted topic that are known to lie below the log start."""
+        for key, partition in asked.items():
+            if key[0] not in self.permits or key in self.marks:
+                continue
+            tip = known.identify(*key)
+            edges = None if tip is None else known.edges(tip)
+            if tip is None or edges is None or partition.fetch_offset >= edges.log_start_offset:
+                continue
+            if _archive_serves(tip, partition.fetch_offset, known):
+                self.marks[key] = Mark(partition.fetch_offset, Judgement(Verdict.REMOTE, tip))
+                remote[key] = tip
+
+
+def _archive_serves(tip: TopicIdPartition, offset: int, known: Knowledge) -> bool:
+    """The archive has the offset, and the broker, as far as known, has not."""
+    view = known.view(tip)
+    if view is None or not view.covers(offset):
+        return False
+    edges = known.edges(tip)
+    return edges is None or offset < edges.log_start_offset

@@ -1,0 +1,225 @@
+"""Fetch sessions (KIP-227) of one connection, mirrored. Pure.
+
+The client believes in one session, the broker in another: each is an (id, epoch) pair with a set of
+partitions. While both agree (`in_lockstep`) requests pass as they came and the mirror only keeps
+what the client last asked for. The first partition that is read from the archive parts them: from
+then on the request upstream is the difference between what the broker was last told and what it
+should serve now, and the ids in answers are the client's own. Cost per request is proportional to
+what changed, not to the session.
+
+Sources: Kafka's FetchSession.scala (order of update and forget, epochs), FetchSessionHandler.java
+(which answers clients accept).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+
+from protocol.fetch_request import (
+    INITIAL_EPOCH,
+    SESSIONLESS_EPOCH,
+    FetchPartition,
+    FetchRequest,
+    PartitionKey,
+)
+
+EPOCH_MAX = (1 << 31) - 1
+
+
+class FetchKind(Enum):
+    """How an answer lists partitions: all that were asked, or only those with news."""
+
+    SESSIONLESS = "sessionless"
+    FULL = "full"
+    INCREMENTAL = "incremental"
+    UNKNOWN_SESSION = "unknown session"
+    WRONG_EPOCH = "wrong epoch"
+
+    @property
+    def lists_all(self) -> bool:
+        return self in (FetchKind.SESSIONLESS, FetchKind.FULL)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFetch:
+    """What the broker is asked instead: its own session, and what changes in it."""
+
+    session_id: int
+    session_epoch: int
+    partitions: Mapping[PartitionKey, FetchPartition]
+    forgotten: tuple[PartitionKey, ...]
+
+
+def next_epoch(epoch: int) -> int:
+    return 1 if epoch == EPOCH_MAX else epoch + 1
+
+
+class FetchSessionMirror:
+    """Both sides' sessions of one connection; one fetch at a time, asked and then answered.
+
+    `new_session_id` gives a positive int32 for sessions that no broker knows.
+    """
+
+    def __init__(self, new_session_id: Callable[[], int]) -> None:
+        self._new_session_id = new_session_id
+        self.forget()
+
+    def forget(self) -> None:
+        """Both sides lose their session (a top-level error of the broker)."""
+        self.asked: dict[PartitionKey, FetchPartition] = {}
+        self._kind = FetchKind.SESSIONLESS
+        self._client_id = 0
+        self._client_epoch = 0  # that the next incremental request must carry
+        self._upstream_id = 0
+        self._upstream_epoch = 0
+        self._sent_full = False
+        self._told: dict[PartitionKey, FetchPartition] | None = None  # None: in lockstep
+        self._undo: dict[PartitionKey, FetchPartition | None] = {}
+        self._dirty: set[PartitionKey] = set()
+        self._withheld: Set[PartitionKey] = frozenset()
+
+    @property
+    def in_lockstep(self) -> bool:
+        return self._told is None
+
+    def on_request(self, request: FetchRequest) -> FetchKind:
+        """Take in what the client asks; afterwards `asked` is what its answer is about."""
+        epoch = request.session_epoch
+        if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
+            self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
+            if self.in_lockstep:
+                self._upstream_id = request.session_id
+            self.asked = dict(request.partitions)
+            return self._kind
+        if request.session_id != self._client_id or not self._client_id:
+            return FetchKind.UNKNOWN_SESSION
+        if epoch != self._client_epoch:
+            return FetchKind.WRONG_EPOCH
+        self._kind = FetchKind.INCREMENTAL
+        changed = (*request.partitions, *request.forgotten)
+        if self.in_lockstep:
+            self._undo = {key: self.asked.get(key) for key in changed}
+        else:
+            self._dirty.update(changed)
+        self.asked.update(request.partitions)
+        for key in request.forgotten:
+            self.asked.pop(key, None)
+        return self._kind
+
+    def part(self) -> None:
+        """From this request on both sides have sessions of their own."""
+        if self._told is not None:
+            return
+        self._told = dict(self.asked)
+        self._dirty = set(self._undo)
+        if self._kind is FetchKind.INCREMENTAL:
+            self._upstream_id, self._upstream_epoch = self._client_id, self._client_epoch
+            for key, before in self._undo.items():
+                if before is None:
+                    self._told.pop(key, None)
+                else:
+                    self._told[key] = before
+
+    def upstream_request(self, withheld: Set[PartitionKey]) -> UpstreamFetch | None:
+        """What to send for this request without `withheld` (all of them asked).
+
+        None where nothing is left to ask: an empty request would close the broker's session.
+        """
+        self.part()
+        assert self._told is not None
+        self._dirty |= withheld ^ self._withheld
+        self._withheld = frozenset(withheld)
+        if len(withheld) >= len(self.asked):
+            if self._kind is FetchKind.SESSIONLESS:
+                self._upstream_id = 0
+            return None
+        sessionless = self._kind is FetchKind.SESSIONLESS
+        self._sent_full = sessionless or self._kind is FetchKind.FULL or not self._upstream_id
+        if self._sent_full:
+            local = {key: p for key, p in self.asked.items() if key not in withheld}
+            self._told = dict(local)
+            self._dirty.clear()
+            epoch = SESSIONLESS_EPOCH if sessionless else INITIAL_EPOCH
+            return UpstreamFetch(self._upstream_id, epoch, local, ())
+        return self._difference(withheld)
+
+    def _difference(self, withheld: Set[PartitionKey]) -> UpstreamFetch:
+        assert self._told is not None
+        changed: dict[PartitionKey, FetchPartition] = {}
+        forgotten = []
+        for key in self._dirty:
+            wanted = None if key in withheld else self.asked.get(key)
+            known = self._told.get(key)
+            if wanted is None:
+                if known is not None:
+                    forgotten.append(key)
+                    del self._told[key]
+            elif wanted != known:
+                changed[key] = self._told[key] = wanted
+        self._dirty.clear()
+        return UpstreamFetch(self._upstream_id, self._upstream_epoch, changed, tuple(forgotten))
+
+    def on_answer(self, error_code: int, session_id: int) -> int:
+        """The broker answered this request; returns the session id that the client is shown."""
+        if error_code:
+            self.forget()
+            return session_id
+        if self._told is None:
+            return self._lockstep_answer(session_id)
+        self._advance_upstream(session_id)
+        return self._advance_client(session_id)
+
+    def on_discarded_answer(self, error_code: int, session_id: int) -> None:
+        """The broker answered, but the client will not see it; only its own side goes on."""
+        self._advance_upstream(0 if error_code else session_id)
+
+    def _advance_upstream(self, session_id: int) -> None:
+        self._upstream_id = session_id
+        self._upstream_epoch = 1 if self._sent_full else next_epoch(self._upstream_epoch)
+
+    def on_own_answer(self) -> int:
+        """This request was answered without the broker; returns the client's session id."""
+        return self._advance_client(0)
+
+    def _lockstep_answer(self, session_id: int) -> int:
+        if self._kind is FetchKind.INCREMENTAL:
+            self._client_epoch = next_epoch(self._client_epoch)
+        else:
+            self._client_epoch = 1
+        self._client_id = 0 if self._kind is FetchKind.SESSIONLESS else session_id
+        self._undo = {}
+        return session_id
+
+    def _advance_client(self, session_id: int) -> int:
+        if self._kind is FetchKind.SESSIONLESS:
+            self._client_id = 0
+        elif self._kind is FetchKind.FULL:
+            self._client_id = session_id or self._new_session_id()
+            self._client_epoch = 1
+        else:
+            self._client_epoch = next_epoch(self._client_epoch)
+        return self._client_id
+
+    def rejoin(self) -> bool:
+        """Back to lockstep if nothing tells both sides apart; True if in lockstep now.
+
+        Called with nothing withheld, between `on_request` and sending: the request may then pass
+        as it came. A full or sessionless request always can, if the broker's own session is the
+        one that it names.
+        """
+        if self._told is None:
+            return True
+        if self._kind is not FetchKind.INCREMENTAL:
+            if self._upstream_id:
+                return False  # the broker's session is closed by our own request
+            self._reset_lockstep()
+            return True
+        return False
+
+    def _reset_lockstep(self) -> None:
+        self._told = None
+        self._undo = {}
+        self._dirty = set()
+        self._withheld = frozenset()

@@ -1,0 +1,33 @@
+"""What every session of the gateway shares. Made once, by `GatewayServer`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
+from fetchproxy.gateway.address_map import AddressMap
+from fetchproxy.gateway.receive_buffer import ReceiveBuffer
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """`clock` is the running loop's time in seconds."""
+
+    config: GatewayConfig
+    remote_fetch: RemoteFetchConfig
+    cluster: Cluster
+    rlmm: RemoteLogMetadataManager
+    purgatory: RemoteFetchPurgatory
+    addresses: AddressMap
+    receive: ReceiveBuffer
+    random: random.Random
+    clock: Callable[[], float]
+
+    def new_session_id(self) -> int:
+        """A fetch session id that only the proxy knows."""
+        return self.random.randint(1, (1 << 31) - 1)

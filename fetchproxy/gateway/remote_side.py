@@ -1,0 +1,118 @@
+"""The archive's side of one fetch: judgements and reads that run while the broker is asked too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fetchproxy.errors import OffsetNotArchived
+from fetchproxy.gateway.fetch_answer import PartitionAnswer
+from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.remote_fetch.api import RemoteReadRequest, RemoteReadResult
+from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
+from fetchproxy.remote_fetch.error_mapping import kafka_error_code
+from protocol.fetch_request import FetchRequest, PartitionKey
+from protocol.fetch_response import PartitionPatch
+
+# How old the shown log edges may be before they are asked for again; they only feed lag figures
+# and the crossing back to the broker.
+EDGES_AGE_MAX_MS = 2_000
+
+
+@dataclass(slots=True)
+class RemoteSide:
+    """`watched` are the reads under way, each with the partitions it is for."""
+
+    parts: GatewayParts
+    request: FetchRequest
+    offsets: Mapping[PartitionKey, tuple[int, int]]  # asked: (offset, bytes at most)
+    watched: list[tuple[list[tuple[PartitionKey, TopicIdPartition]], DelayedRemoteFetch]] = field(
+        default_factory=list
+    )
+    completed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def watch(self, remote: Mapping[PartitionKey, TopicIdPartition], deadline: float) -> None:
+        """Begin reading; completes at once where the chunk cache has it all."""
+        if not remote:
+            return
+        keys = list(remote.items())
+        isolation = IsolationLevel(self.request.isolation_level)
+        reads = [
+            RemoteReadRequest(tip, self.offsets[key][0], self.offsets[key][1], isolation)
+            for key, tip in keys
+        ]
+        delayed = self.parts.purgatory.watch(
+            reads, bytes_max=self.request.bytes_max, deadline=deadline
+        )
+        delayed.on_completion(lambda _: self.completed.set())
+        self.watched.append((keys, delayed))
+
+    @property
+    def ready(self) -> bool:
+        """Something can be answered, or nothing will come."""
+        return self.completed.is_set()
+
+    def cancel(self) -> None:
+        """The fetch is answered, or its client gone; reads under way still fill the cache."""
+        for _, delayed in self.watched:
+            delayed.cancel()
+
+    def results(self) -> dict[PartitionKey, tuple[TopicIdPartition, RemoteReadResult]]:
+        found = {}
+        for keys, delayed in self.watched:
+            for index, result in delayed.results().items():
+                key, tip = keys[index]
+                found[key] = (tip, result)
+        return found
+
+
+def partition_answers(
+    parts: GatewayParts,
+    withheld: Mapping[PartitionKey, TopicIdPartition | None],
+    results: Mapping[PartitionKey, tuple[TopicIdPartition, RemoteReadResult]],
+    may_fail: bool,
+) -> tuple[list[PartitionAnswer], list[PartitionKey]]:
+    """(answers for every withheld partition, partitions that must be judged again).
+
+    `may_fail`: a storage error is shown to the client. Not where tail partitions share the answer:
+    some clients throw a whole answer away for one partition's error (DESIGN §4.4).
+    """
+    answers: list[PartitionAnswer] = []
+    again: list[PartitionKey] = []
+    for key, tip in withheld.items():
+        marks = watermarks(parts, tip)
+        found = results.get(key)
+        if found is None:
+            answers.append(PartitionAnswer(key, marks))
+            continue
+        result = found[1]
+        if isinstance(result.error, OffsetNotArchived):
+            again.append(key)
+            answers.append(PartitionAnswer(key, marks))
+        elif result.error is not None:
+            code = kafka_error_code(result.error) if may_fail else 0
+            answers.append(PartitionAnswer(key, marks, code))
+        else:
+            answers.append(PartitionAnswer(key, marks, 0, result.records, result.aborted_txns))
+    return answers, again
+
+
+def watermarks(parts: GatewayParts, tip: TopicIdPartition | None) -> PartitionPatch:
+    """What is known without waiting: ends of the live log, start of the archived one."""
+    if tip is None:
+        return PartitionPatch()
+    view = parts.rlmm.view(tip)
+    edges = parts.cluster.cached_log_edges(tip)
+    start = view.log_start_offset if view is not None else None
+    if edges is None:
+        return PartitionPatch(log_start_offset=-1 if start is None else start)
+    # The archive may have grown since the edges were read.
+    end = view.log_end_offset if view is not None else None
+    high_watermark = max(edges.high_watermark, end or 0)
+    last_stable = max(edges.last_stable_offset, end or 0)
+    local_start = edges.log_start_offset
+    return PartitionPatch(
+        high_watermark, last_stable, local_start if start is None else min(start, local_start)
+    )

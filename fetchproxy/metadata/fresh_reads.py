@@ -1,0 +1,113 @@
+"""Reads that many wait for and one task does: single-flight per key, cached, honest about age.
+
+Knows nothing of segments. The tasks belong to one TaskGroup, opened and closed with the object, so
+a caller that is cancelled leaves without taking the read away from the others, and no read outlives
+its owner. A failed read fails those who wait for it and is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from fetchproxy.errors import StorageUnavailable
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class _Running(Generic[V]):
+    began_at: float
+    outcome: asyncio.Future[V]
+    task: asyncio.Task[None]
+
+
+class FreshReads(Generic[K, V]):
+    """An async context manager; `read(key, began_at)` does the work and makes the value.
+
+    `began_at` is the loop time (s) before the read's first request: what the store held by then,
+    the value shows.
+    """
+
+    def __init__(self, read: Callable[[K, float], Awaitable[V]]) -> None:
+        self._read = read
+        self._running: dict[K, _Running[V]] = {}
+        self._cached: dict[K, tuple[float, V]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        tasks, self._tasks = self._tasks, None
+        for running in self._running.values():
+            running.task.cancel()
+        if tasks is not None:
+            # Not the error of the body: the group would wrap it. The tasks themselves never raise.
+            await tasks.__aexit__(None, None, None)
+
+    def cached(self, key: K) -> V | None:
+        entry = self._cached.get(key)
+        return None if entry is None else entry[1]
+
+    def is_running(self, key: K) -> bool:
+        return key in self._running
+
+    def replace(self, key: K, value: V) -> None:
+        """Change what is cached without saying that it is any fresher."""
+        self._cached[key] = (self._cached[key][0], value)
+
+    async def get(self, key: K, not_older_than: float) -> V:
+        """A value whose read began at or after `not_older_than` (loop time; the future is now).
+
+        Raises what the read raises; StorageUnavailable where the owner closes meanwhile.
+        """
+        asked_from = min(not_older_than, asyncio.get_running_loop().time())
+        while True:
+            entry = self._cached.get(key)
+            if entry is not None and entry[0] >= asked_from:
+                return entry[1]
+            running = self._running.get(key) or self._start(key)
+            if running.began_at >= asked_from:
+                # shield: the outcome is everybody's, and a bare await would cancel it with us.
+                return await asyncio.shield(running.outcome)
+            # It began too early to show what this caller must see; the next one will. `wait` leaves
+            # the outcome alone, whatever happens to this caller or to that read.
+            await asyncio.wait([running.outcome])
+
+    def _start(self, key: K) -> _Running[V]:
+        if self._tasks is None:
+            raise StorageUnavailable("the metadata manager is closed")
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[V] = loop.create_future()
+        began_at = loop.time()
+        task = self._tasks.create_task(self._run(key, began_at, outcome), name=f"read {key}")
+        self._running[key] = running = _Running(began_at, outcome, task)
+        # A task that is cancelled before its first step runs none of its own code.
+        task.add_done_callback(lambda _: self._land(key, running))
+        return running
+
+    async def _run(self, key: K, began_at: float, outcome: asyncio.Future[V]) -> None:
+        try:
+            value = await self._read(key, began_at)
+        except Exception as error:  # noqa: BLE001 - it is raised again in everybody who waits
+            outcome.set_exception(error)
+        else:
+            self._cached[key] = (began_at, value)
+            outcome.set_result(value)
+
+    def _land(self, key: K, running: _Running[V]) -> None:
+        del self._running[key]
+        if not running.outcome.done():
+            running.outcome.set_exception(StorageUnavailable("the metadata manager is closed"))
+        running.outcome.exception()  # seen, also where everybody has left

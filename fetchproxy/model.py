@@ -1,0 +1,118 @@
+"""The nouns of KIP-405 as plain values. Everybody may import this module; it imports nothing of ours.
+
+Offsets are int64 log offsets. Ranges say in their names whether the end is part of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from uuid import UUID
+
+ZERO_UUID = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicIdPartition:
+    """One partition of one *incarnation* of a topic: a re-created topic has another id."""
+
+    topic_id: UUID
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class RemoteLogSegmentState(IntEnum):
+    """Kafka's RemoteLogSegmentState; the legal transitions are `fetchproxy.metadata.states`."""
+
+    COPY_SEGMENT_STARTED = 0
+    COPY_SEGMENT_FINISHED = 1
+    DELETE_SEGMENT_STARTED = 2
+    DELETE_SEGMENT_FINISHED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogSegmentId:
+    """A new id for every copy attempt, also for the same offsets (KIP-405)."""
+
+    topic_id_partition: TopicIdPartition
+    id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """A leader epoch and the first offset written in it."""
+
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogSegmentMetadata:
+    """One copied segment.
+
+    `start_offset` is the position from which the copier read: one past the end of the segment
+    before it, also where the log itself has a hole there. So a `start_offset` above the previous
+    segment's `end_offset + 1` is a *recorded gap*: data that was lost before it could be copied.
+    """
+
+    segment_id: RemoteLogSegmentId
+    start_offset: int
+    end_offset: int  # inclusive
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    segment_leader_epochs: tuple[EpochStart, ...]
+    segment_size_bytes: int
+    state: RemoteLogSegmentState
+    has_aborted_txns: bool  # False: no .txn object exists and none has to be read
+
+    @property
+    def topic_id_partition(self) -> TopicIdPartition:
+        return self.segment_id.topic_id_partition
+
+    def with_state(
+        self, state: RemoteLogSegmentState, event_timestamp_ms: int
+    ) -> RemoteLogSegmentMetadata:
+        return replace(self, state=state, event_timestamp_ms=event_timestamp_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes `start` up to but not including `end` of an object; never empty."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"byte range [{self.start}, {self.end}) is empty or negative")
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AbortedTxn:
+    """Kafka's AbortedTxn (transaction index entry); all offsets inclusive."""
+
+    first_offset: int
+    last_offset: int
+    producer_id: int
+    last_stable_offset: int
+
+
+class IsolationLevel(IntEnum):
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogEdges:
+    """What the leader last said of one partition's local log."""
+
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int

@@ -1,0 +1,245 @@
+"""Every metric of fetchproxy, declared once, on one registry; `docs/metrics.md` is made from here.
+
+Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
+them: domain, type, name, without the rate suffix), so that existing alerts go on working; the rest
+begin with `fetchproxy_`. Modules count here and read nothing back: no decision may hang on a
+metric. Labels are bounded sets, or topic and partition as in Kafka; never a client or an offset.
+On hot paths use the bound children at the end of each block, as `labels()` costs a lookup.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+# A `_created` series per counter doubles a scrape and nobody reads it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)  # process_cpu_seconds_total, process_resident_memory_bytes …
+
+_BTM = "kafka_server_brokertopicmetrics"
+_RSM = "kafka_log_remote_remotestoragemanager"
+
+# Seconds; from a page-cache read of a local file to a store in trouble.
+_STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# Milliseconds, as Kafka's RemoteLogReaderFetchRateAndTimeMs counts them.
+_READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
+
+
+def _counter(name: str, help_text: str, *labels: str) -> Counter:
+    return Counter(name, help_text, labels, registry=REGISTRY)
+
+
+def _gauge(name: str, help_text: str, *labels: str) -> Gauge:
+    return Gauge(name, help_text, labels, registry=REGISTRY)
+
+
+# --- Kafka's own: reading the archive -------------------------------------------------------------
+REMOTE_FETCH_BYTES = _counter(
+    f"{_BTM}_remotefetchbytes", "Bytes read from the store for fetches (RemoteFetchBytes)", "topic"
+)
+REMOTE_FETCH_REQUESTS = _counter(
+    f"{_BTM}_remotefetchrequests", "Remote reads that were begun (RemoteFetchRequests)", "topic"
+)
+REMOTE_FETCH_ERRORS = _counter(
+    f"{_BTM}_remotefetcherrors", "Remote reads that failed (RemoteFetchErrors)", "topic"
+)
+REMOTE_LOG_READER_TASK_QUEUE_SIZE = _gauge(
+    f"{_RSM}_remotelogreadertaskqueuesize",
+    "Remote reads that wait for a free fetcher (RemoteLogReaderTaskQueueSize)",
+)
+REMOTE_READS_IN_FLIGHT = _gauge(
+    "fetchproxy_remote_reads_in_flight", "Range reads that the store has not answered yet"
+)
+REMOTE_LOG_READER_FETCH_TIME_MS = Histogram(
+    f"{_RSM}_remotelogreaderfetchrateandtimems",
+    "Milliseconds per remote read, with its retries (RemoteLogReaderFetchRateAndTimeMs)",
+    registry=REGISTRY,
+    buckets=_READ_MS,
+)
+DELAYED_REMOTE_FETCH_EXPIRES = _counter(
+    "kafka_server_delayedremotefetchmetrics_expires",
+    "Waiting fetches that reached their deadline (DelayedRemoteFetchMetrics ExpiresPerSec)",
+)
+
+# --- Kafka's own: writing the archive -------------------------------------------------------------
+REMOTE_COPY_BYTES = _counter(
+    f"{_BTM}_remotecopybytes", "Bytes of segments copied to the store (RemoteCopyBytes)", "topic"
+)
+REMOTE_COPY_REQUESTS = _counter(
+    f"{_BTM}_remotecopyrequests", "Segment copies that were begun (RemoteCopyRequests)", "topic"
+)
+REMOTE_COPY_ERRORS = _counter(
+    f"{_BTM}_remotecopyerrors", "Segment copies that failed (RemoteCopyErrors)", "topic"
+)
+REMOTE_COPY_LAG_BYTES = _gauge(
+    f"{_BTM}_remotecopylagbytes",
+    "Bytes gathered and not copied yet (RemoteCopyLagBytes)",
+    "topic",
+    "partition",
+)
+REMOTE_COPY_LAG_SEGMENTS = _gauge(
+    f"{_BTM}_remotecopylagsegments",
+    "Closed segments not copied yet (RemoteCopyLagSegments)",
+    "topic",
+    "partition",
+)
+
+# --- The gateway ----------------------------------------------------------------------------------
+CONNECTIONS = _gauge("fetchproxy_connections", "Client connections that are open")
+CONNECTIONS_REFUSED = _counter(
+    "fetchproxy_connections_refused",
+    "Client connections closed at once: limit, broker_unreachable or shutdown",
+    "reason",
+)
+RELAYED_FRAMES = _counter(
+    "fetchproxy_relayed_frames", "Frames relayed: to_broker or to_client", "direction"
+)
+RELAYED_BYTES = _counter(
+    "fetchproxy_relayed_bytes", "Bytes relayed: to_broker or to_client", "direction"
+)
+RELAYED_FRAMES_TO_BROKER = RELAYED_FRAMES.labels("to_broker")
+RELAYED_FRAMES_TO_CLIENT = RELAYED_FRAMES.labels("to_client")
+RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.labels("to_broker")
+RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.labels("to_client")
+WIRE_ERRORS = _counter(
+    "fetchproxy_wire_errors",
+    "Connections closed for bytes that are not Kafka's protocol, by kind of fault",
+    "kind",
+)
+LIMITS_REACHED = _counter(
+    "fetchproxy_limits_reached",
+    "How often a named limit was reached, by its configuration key",
+    "limit",
+)
+
+# --- The catch ------------------------------------------------------------------------------------
+CATCHES = _counter(
+    "fetchproxy_catches", "OffsetOutOfRange answers of brokers that the scan has seen", "topic"
+)
+CATCH_OUTCOMES = _counter(
+    "fetchproxy_catch_outcomes",
+    "What became of a partition below the log start: patched (answered empty, read begun), "
+    "remote (split out before asking), passed_on (the error went to the client), "
+    "held_stale (kept back because the view of the archive was not fresh)",
+    "outcome",
+)
+CATCH_PATCHED = CATCH_OUTCOMES.labels("patched")
+CATCH_REMOTE = CATCH_OUTCOMES.labels("remote")
+CATCH_PASSED_ON = CATCH_OUTCOMES.labels("passed_on")
+CATCH_HELD_STALE = CATCH_OUTCOMES.labels("held_stale")
+
+# --- RemoteFetchPurgatory and the fetcher pool ----------------------------------------------------
+PURGATORY_ENTRIES = _gauge("fetchproxy_purgatory_entries", "Fetches that wait for remote data")
+PURGATORY_COMPLETED = _counter(
+    "fetchproxy_purgatory_completed",
+    "Waiting fetches answered: data, error, deadline or cancelled (the client left)",
+    "reason",
+)
+BACKOFFS = _counter("fetchproxy_backoffs", "Pauses taken after a storage error")
+CORRUPT_CHUNKS = _counter(
+    "fetchproxy_corrupt_chunks", "Chunks whose bytes failed their own CRC-32C; each is an alarm"
+)
+
+# --- The chunk cache ------------------------------------------------------------------------------
+CHUNK_CACHE_BYTES = _gauge("fetchproxy_chunk_cache_bytes", "Bytes in the chunk cache")
+CHUNK_CACHE_HITS = _counter("fetchproxy_chunk_cache_hits", "Chunks found in the cache")
+CHUNK_CACHE_MISSES = _counter("fetchproxy_chunk_cache_misses", "Chunks read from the store")
+CHUNK_CACHE_EVICTIONS = _counter(
+    "fetchproxy_chunk_cache_evictions", "Chunks pushed out to make room"
+)
+
+# --- The store ------------------------------------------------------------------------------------
+STORE_UP = _gauge("fetchproxy_store_up", "1: the store's last answer was none of a failing store")
+STORE_UP.set(1)
+STORE_FAILING_SECONDS = _gauge(
+    "fetchproxy_store_failing_seconds", "Seconds since the store began to fail; 0 while it works"
+)
+STORE_REQUEST_SECONDS = Histogram(
+    "fetchproxy_store_request_seconds",
+    "Seconds per request to the store: put, put_file, get, get_range, list or delete",
+    ("verb",),
+    registry=REGISTRY,
+    buckets=_STORE_SECONDS,
+)
+STORE_REQUEST_ERRORS = _counter(
+    "fetchproxy_store_request_errors",
+    "Failed requests to the store, by verb and error",
+    "verb",
+    "error",
+)
+
+# --- The archive's ranges -------------------------------------------------------------------------
+ARCHIVE_START_OFFSET = _gauge(
+    "fetchproxy_archive_start_offset", "First archived offset", "topic", "partition"
+)
+ARCHIVE_END_OFFSET = _gauge(
+    "fetchproxy_archive_end_offset", "One past the last archived offset", "topic", "partition"
+)
+ARCHIVE_LAG_OFFSETS = _gauge(
+    "fetchproxy_archive_lag_offsets",
+    "Offsets below the last stable offset that are not archived yet",
+    "topic",
+    "partition",
+)
+ARCHIVE_MARGIN_OFFSETS = _gauge(
+    "fetchproxy_archive_margin_offsets",
+    "Archive end minus the broker's log start: below 0, data was lost before it was copied",
+    "topic",
+    "partition",
+)
+ARCHIVE_GAPS = _counter(
+    "fetchproxy_archive_gaps",
+    "Ranges that the broker deleted before they were copied",
+    "topic",
+    "partition",
+)
+ARCHIVE_REFUSED_TOPICS = _gauge(
+    "fetchproxy_archive_refused_topics",
+    "Topics that archive.topics matches and that cannot be archived; the log says why",
+)
+ARCHIVE_STOPPED_PARTITIONS = _gauge(
+    "fetchproxy_archive_stopped_partitions",
+    "Partitions whose log ends below what was archived from it; archived no more until a restart",
+)
+ARCHIVER_RESTARTS = _counter(
+    "fetchproxy_archiver_restarts", "Times that the archiver failed as a whole and began again"
+)
+
+# --- Metadata -------------------------------------------------------------------------------------
+METADATA_REFRESH_SECONDS = Histogram(
+    "fetchproxy_metadata_refresh_seconds",
+    "Seconds to learn anew what the archive holds of a partition",
+    registry=REGISTRY,
+    buckets=_STORE_SECONDS,
+)
+METADATA_REFRESH_ERRORS = _counter(
+    "fetchproxy_metadata_refresh_errors", "Refreshes that failed; the old view stays"
+)
+METADATA_UNREADABLE = _counter(
+    "fetchproxy_metadata_unreadable",
+    "Segment metadata objects that could not be read, once per version; each is an alarm",
+)
+
+
+def table() -> str:
+    """A Markdown table of every metric: name as scraped, kind, labels, meaning."""
+    rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for collector in (value for value in globals().values() if _is_declared(value)):
+        for family in collector.describe():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            labels = ", ".join(collector._labelnames) or "–"
+            rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(rows) + "\n"
+
+
+def _is_declared(value: object) -> bool:
+    """A metric as declared above, not one of its bound children (these have label values)."""
+    return isinstance(value, Counter | Gauge | Histogram) and not value._labelvalues

@@ -1,0 +1,48 @@
+"""The values that cross between the gateway and the read side. No behaviour, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from fetchproxy.errors import FetchProxyError
+from fetchproxy.model import AbortedTxn, IsolationLevel, TopicIdPartition
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReadRequest:
+    """One partition of a fetch; `bytes_max` is the partition's own limit."""
+
+    tip: TopicIdPartition
+    fetch_offset: int
+    bytes_max: int
+    isolation: IsolationLevel
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReadResult:
+    """What the archive has for one request.
+
+    `records`: whole stored batches in order, byte for byte; the first one contains or follows the
+    fetch offset, so its first records may lie below it (clients skip those). Empty: nothing yet.
+    `aborted_txns`: under READ_COMMITTED those with an offset among the returned ones; else ().
+    `error`: OffsetNotArchived, judged by a view that is newer than the request; CorruptSegment; or
+    StorageUnavailable, which is stated only after `remote_error_after_ms` of failures.
+    """
+
+    records: tuple[memoryview | bytes, ...]
+    aborted_txns: tuple[AbortedTxn, ...]
+    error: FetchProxyError | None
+    size_bytes: int
+
+
+NOTHING_YET = RemoteReadResult((), (), None, 0)
+
+
+class CompletionReason(Enum):
+    """Why a DelayedRemoteFetch ended; the value is the label of its metric."""
+
+    DATA = "data"  # at least one request has records
+    ERROR = "error"  # an error that neither a retry nor waiting can mend
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"  # its owner is gone, or the purgatory closes

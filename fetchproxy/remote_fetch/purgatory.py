@@ -1,0 +1,374 @@
+"""RemoteFetchPurgatory: where fetches of archived data wait, and the read side's front door.
+
+A fetch completes when one of its requests has data, when an error cannot be mended, or at its
+deadline. Checking memory and registering happen in one step of the loop, so there is no moment
+between them for a lost wake-up. This module decides who waits for what and who is answered with
+what; it reads nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from fetchproxy.config.sections import RemoteFetchConfig
+from fetchproxy.errors import OffsetNotArchived, StorageUnavailable
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import (
+    DELAYED_REMOTE_FETCH_EXPIRES,
+    LIMITS_REACHED,
+    PURGATORY_COMPLETED,
+    PURGATORY_ENTRIES,
+)
+from fetchproxy.remote_fetch.api import (
+    NOTHING_YET,
+    CompletionReason,
+    RemoteReadRequest,
+    RemoteReadResult,
+)
+from fetchproxy.remote_fetch.archive_memory import ArchiveMemory, Need
+from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
+from fetchproxy.remote_fetch.fetcher_pool import FetcherPool
+from fetchproxy.remote_fetch.pending_reads import PendingRead, PendingReads
+from fetchproxy.remote_fetch.read_ahead import ReadAhead
+from fetchproxy.remote_fetch.segment_loads import SegmentLoads
+from fetchproxy.remote_fetch.segment_reader import NO_CHUNKS, SegmentReader, Served
+from fetchproxy.remote_fetch.store_health import StoreHealth, StoreHealthTracker
+from fetchproxy.remote_fetch.timestamp_lookup import TimestampLookup
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+# Reads that `status()` names one by one.
+STATUS_READS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatus:
+    """One read of the store under way, for the console."""
+
+    what: str
+    topic: str
+    partition: int
+    age_s: float
+    failures: int
+    last_error: str | None
+    ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFetchStatus:
+    entries: int  # fetches that wait
+    entries_unwatched: int  # of fetches beyond purgatory_entries_max
+    pending_reads: int
+    store_reads: int  # in the store now
+    store_reads_waiting: int
+    inflight_bytes: int
+    cached_bytes: int
+    reads: tuple[ReadStatus, ...]  # the oldest STATUS_READS_MAX
+
+
+class RemoteFetchPurgatory:
+    """An async context manager that owns all tasks of the read side."""
+
+    def __init__(
+        self,
+        config: RemoteFetchConfig,
+        rlmm: RemoteLogMetadataManager,
+        rsm: RemoteStorageManager,
+        random: random.Random,
+    ) -> None:
+        self._config = config
+        self._rlmm = rlmm
+        self._rsm = rsm
+        self._random = random
+        self._unasked_max_s = config.unasked_read_max_ms / 1000
+        self._error_after_s = config.remote_error_after_ms / 1000
+        self._health = StoreHealthTracker()
+        self._memory = ArchiveMemory(config)
+        self._reader = SegmentReader(rlmm, self._memory)
+        self._read_ahead = ReadAhead(config.read_ahead_chunks_max)
+        self._entries: dict[DelayedRemoteFetch, None] = {}
+        self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
+        self._tasks: asyncio.TaskGroup | None = None
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._pool = FetcherPool(self._config, self._tasks, self._random, self._health)
+        self._loads = SegmentLoads(self._pool, self._rlmm, self._rsm, self._memory)
+        self._pending = PendingReads(
+            self._rlmm,
+            self._reader,
+            self._loads,
+            self._pool,
+            self._tasks,
+            self._config.purgatory_entries_max,
+            self._on_read_done,
+        )
+        self._closed = False
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Fetches that still wait complete as cancelled; every task has ended on return."""
+        self._closed = True
+        for fetch in [*self._unwatched, *self._entries]:
+            self._complete(fetch, CompletionReason.CANCELLED, {})
+        self._pending.cancel_all()
+        self._pool.cancel_all()
+        if self._tasks is not None:
+            tasks, self._tasks = self._tasks, None
+            await tasks.__aexit__(None, None, None)
+
+    # --- the gateway's side -----------------------------------------------------------------------
+
+    def watch(
+        self, requests: Sequence[RemoteReadRequest], *, bytes_max: int, deadline: float
+    ) -> DelayedRemoteFetch:
+        """Begin to read all `requests`, in their order, for one fetch.
+
+        Requests are read in parallel as far as `bytes_max` could take them; what the first ones
+        use up is not there for the last, so the caller rotates them as brokers do. `deadline` is
+        loop time (s): the fetch completes then at the latest. Never raises for a store's sake.
+        """
+        fetch = DelayedRemoteFetch(requests, bytes_max, deadline, self._cancel)
+        now = asyncio.get_running_loop().time()
+        if self._closed:
+            fetch.complete(CompletionReason.CANCELLED, {})
+        elif not self._try_complete(fetch, now):
+            if deadline <= now:
+                self._register(fetch, now)  # the work begins, although nobody waits
+                self._expire(fetch)
+                return fetch
+            fetch.timer = asyncio.get_running_loop().call_at(deadline, self._expire, fetch)
+            if len(self._entries) < self._config.purgatory_entries_max:
+                self._register(fetch, now)
+            else:
+                LIMITS_REACHED.labels("purgatory_entries_max").inc()
+                self._unwatched[fetch] = None
+        return fetch
+
+    def warm(self, request: RemoteReadRequest) -> None:
+        """Begin to read into memory; nobody waits."""
+        if not self._closed:
+            now = asyncio.get_running_loop().time()
+            self._ask(request, now)
+
+    def try_read(self, request: RemoteReadRequest) -> RemoteReadResult | None:
+        """From memory alone and at once; None if something is missing or wrong."""
+        now = asyncio.get_running_loop().time()
+        outcome = self._reader.read(request, request.bytes_max, True, now, now)
+        if not isinstance(outcome, Served):
+            return None
+        self._prepare_next(request, outcome, now)
+        return outcome.result
+
+    async def first_offset_at_or_after(
+        self, tip: TopicIdPartition, timestamp_ms: int
+    ) -> tuple[int, int, int] | None:
+        """See `TimestampLookup`. Raises StorageUnavailable when closed."""
+        if self._closed:
+            raise StorageUnavailable("the read side is closed")
+        lookup = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
+        return await lookup.first_offset_at_or_after(tip, timestamp_ms)
+
+    def health(self) -> StoreHealth:
+        return self._health.health(asyncio.get_running_loop().time())
+
+    def status(self) -> RemoteFetchStatus:
+        """What is going on now, for the console."""
+        now = asyncio.get_running_loop().time()
+        reads = [
+            ReadStatus(
+                load.plan.what,
+                load.plan.topic,
+                load.plan.partition,
+                now - load.begun_at,
+                load.failures,
+                None if load.last_error is None else str(load.last_error),
+                load.ahead,
+            )
+            for load, _ in zip(self._pool.loads(), range(STATUS_READS_MAX), strict=False)
+        ]
+        return RemoteFetchStatus(
+            entries=len(self._entries),
+            entries_unwatched=len(self._unwatched),
+            pending_reads=len(self._pending),
+            store_reads=self._pool.budget.tasks_taken,
+            store_reads_waiting=self._pool.budget.waiting,
+            inflight_bytes=self._pool.budget.bytes_taken,
+            cached_bytes=int(self._memory.chunks.currsize),
+            reads=tuple(reads),
+        )
+
+    # --- completion -------------------------------------------------------------------------------
+
+    def _register(self, fetch: DelayedRemoteFetch, now: float) -> None:
+        """Watch the reads of as many requests as the answer could hold."""
+        self._entries[fetch] = None
+        PURGATORY_ENTRIES.set(len(self._entries))
+        wanted_until = max(fetch.deadline, now + self._unasked_max_s)
+        for i in _pursued(fetch):
+            fetch.reads[i] = self._pending.ask(fetch.requests[i], wanted_until, fetch)
+
+    def _try_complete(self, fetch: DelayedRemoteFetch, now: float) -> bool:
+        """Complete with what memory has, if it has anything."""
+        results, needs = self._collect(fetch, now)
+        if not results:
+            return False
+        data = any(result.size_bytes for result in results.values())
+        self._complete(fetch, CompletionReason.DATA if data else CompletionReason.ERROR, results)
+        for i in _pursued(fetch):
+            if i in needs:
+                self._ask(fetch.requests[i], now)  # ready for the client's next fetch
+        return True
+
+    def _collect(
+        self, fetch: DelayedRemoteFetch, now: float
+    ) -> tuple[dict[int, RemoteReadResult], dict[int, Need]]:
+        """What memory has for each request, within the fetch's bytes; and what is lacking."""
+        results: dict[int, RemoteReadResult] = {}
+        needs: dict[int, Need] = {}
+        left, empty = fetch.bytes_max, True
+        for i, request in enumerate(fetch.requests):
+            if not empty and left <= 0:
+                break
+            read = fetch.reads.get(i)
+            outcome = self._reader.read(
+                request,
+                left,
+                empty,
+                now if read is None else read.created_at,
+                now,
+                NO_CHUNKS if read is None else read.held,
+            )
+            if isinstance(outcome, Served):
+                results[i] = outcome.result
+                left, empty = left - outcome.result.size_bytes, False
+                self._prepare_next(request, outcome, now)
+            elif not isinstance(outcome, RemoteReadResult):
+                needs[i] = outcome
+            elif isinstance(outcome.error, OffsetNotArchived):
+                results[i] = outcome
+        return results, needs
+
+    def _on_read_done(self, read: PendingRead) -> None:
+        now = asyncio.get_running_loop().time()
+        for fetch in list(read.watchers):
+            if fetch.reason is None:
+                self._try_complete(fetch, now)
+
+    def _expire(self, fetch: DelayedRemoteFetch) -> None:
+        """The deadline: whatever there is; without any data also the errors held back so far."""
+        now = asyncio.get_running_loop().time()
+        if fetch.reason is not None or self._try_complete(fetch, now):
+            return
+        DELAYED_REMOTE_FETCH_EXPIRES.inc()
+        errors = {i: self._error_at_deadline(fetch, i, now) for i in range(len(fetch.requests))}
+        results = {i: result for i, result in errors.items() if result.error is not None}
+        self._complete(fetch, CompletionReason.DEADLINE, results)
+
+    def _error_at_deadline(self, fetch: DelayedRemoteFetch, i: int, now: float) -> RemoteReadResult:
+        """Damage, or an outage that has lasted for `remote_error_after_ms`; else NOTHING_YET."""
+        outcome = self._reader.read(fetch.requests[i], 1, True, now, now)
+        if isinstance(outcome, RemoteReadResult):
+            return outcome
+        read = fetch.reads.get(i)
+        since = None if read is None else self._failing_since(read)
+        if since is None or now - since < self._error_after_s:
+            return NOTHING_YET
+        error = StorageUnavailable(
+            f"{fetch.requests[i].tip}: the store fails since {now - since:.0f} s: "
+            f"{self._health.health(now).last_error}"
+        )
+        return RemoteReadResult((), (), error, 0)
+
+    def _failing_since(self, read: PendingRead) -> float | None:
+        """Since when the store keeps this read from its data, if there is evidence of that.
+
+        A failure of any read counts, if it is newer than this one: what failed an hour ago, before
+        anybody asked again, says nothing of now.
+        """
+        own = None if read.load is None else read.load.failing_since
+        every = self._health.failing_since
+        if every is not None and self._health.last_failure_at >= read.created_at:
+            return every if own is None else min(own, every)
+        return own
+
+    def _cancel(self, fetch: DelayedRemoteFetch) -> None:
+        self._complete(fetch, CompletionReason.CANCELLED, {})
+
+    def _complete(
+        self,
+        fetch: DelayedRemoteFetch,
+        reason: CompletionReason,
+        results: dict[int, RemoteReadResult],
+    ) -> None:
+        PURGATORY_COMPLETED.labels(reason.value).inc()
+        reads, fetch.reads = fetch.reads, {}
+        for read in reads.values():
+            self._pending.leave(read, fetch)
+        self._unwatched.pop(fetch, None)
+        was_entry = fetch in self._entries
+        if was_entry:
+            del self._entries[fetch]
+            PURGATORY_ENTRIES.set(len(self._entries))
+        fetch.complete(reason, results)
+        if was_entry and not self._closed:
+            self._promote()
+
+    def _promote(self) -> None:
+        """Places are free: those that waited for one are checked again, and watched."""
+        now = asyncio.get_running_loop().time()
+        while self._unwatched and len(self._entries) < self._config.purgatory_entries_max:
+            fetch = next(iter(self._unwatched))
+            del self._unwatched[fetch]
+            if not self._try_complete(fetch, now):
+                self._register(fetch, now)
+
+    # --- reading ahead ----------------------------------------------------------------------------
+
+    def _ask(self, request: RemoteReadRequest, now: float, ahead: bool = False) -> None:
+        outcome = self._reader.read(request, 1, True, now, now)
+        if not isinstance(outcome, Served | RemoteReadResult):
+            self._pending.ask(request, now + self._unasked_max_s, ahead=ahead)
+
+    def _prepare_next(self, request: RemoteReadRequest, served: Served, now: float) -> None:
+        """Read ahead of a sequential reader, up to half of the cache for what nobody used yet."""
+        count = self._read_ahead.served(
+            request.tip, request.fetch_offset, served.next_offset, served.place.key
+        )
+        if not count or self._closed:
+            return
+        needs, border = self._reader.following(served.place, count)
+        room = self._config.chunk_cache_bytes_max // 2
+        room -= self._memory.chunks.read_ahead_bytes + self._pool.ahead_bytes
+        for need in needs:
+            room -= need.byte_range.length
+            if room < 0:
+                return
+            if not self._pool.is_loading(need.key):
+                self._loads.begin(need, now + self._unasked_max_s, ahead=True)
+        if border is not None and room > 0:
+            following = RemoteReadRequest(request.tip, border, 1, request.isolation)
+            self._ask(following, now, ahead=True)
+
+
+def _pursued(fetch: DelayedRemoteFetch) -> list[int]:
+    """The first requests that could fill the answer; more would be read to be thrown away."""
+    pursued: list[int] = []
+    asked = 0
+    for i, request in enumerate(fetch.requests):
+        if asked >= fetch.bytes_max and pursued:
+            break
+        pursued.append(i)
+        asked += request.bytes_max
+    return pursued

@@ -1,0 +1,133 @@
+"""What the fetcher pool does for a read: fetch, check, and only then put into memory.
+
+One function per kind of need. Each raises domain errors; retrying them is the pool's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.index.remote_log_index import RemoteLogIndex
+from fetchproxy.index.transaction_index import decode_aborted
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
+from fetchproxy.remote_fetch.archive_memory import (
+    ArchiveMemory,
+    Need,
+    NeedAborted,
+    NeedChunk,
+    NeedLayout,
+    NeedView,
+)
+from fetchproxy.remote_fetch.chunk_cache import Chunk, check_chunk
+from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, Load, LoadPlan
+from fetchproxy.remote_fetch.segment_layout import SegmentLayout
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+log = structlog.get_logger(__name__)
+
+# Reserved while an index is read, whose size nobody states: that of a segment of 64 MiB.
+INDEX_RESERVED_BYTES = 256 * 1024
+
+
+class SegmentLoads:
+    def __init__(
+        self,
+        pool: FetcherPool,
+        rlmm: RemoteLogMetadataManager,
+        rsm: RemoteStorageManager,
+        memory: ArchiveMemory,
+    ) -> None:
+        self._pool = pool
+        self._rlmm = rlmm
+        self._rsm = rsm
+        self._memory = memory
+        self._views_wanted: dict[TopicIdPartition, float] = {}
+
+    def begin(self, need: Need, wanted_until: float, ahead: bool = False) -> Load:
+        """Start or join the load of `need`; its value is the Chunk where one was needed."""
+        if isinstance(need, NeedView):
+            wanted = self._views_wanted.get(need.tip, need.not_older_than)
+            self._views_wanted[need.tip] = max(wanted, need.not_older_than)
+        return self._pool.load(self._plan(need), wanted_until, ahead)
+
+    def _plan(self, need: Need) -> LoadPlan:
+        attempt: Callable[[], Awaitable[Chunk | None]]
+        if isinstance(need, NeedView):
+            tip, what, size = need.tip, f"view of {need.tip}", 0
+            attempt = partial(self._load_view, need.tip)
+        elif isinstance(need, NeedChunk):
+            tip = need.metadata.topic_id_partition
+            what, size = f"chunk {need.number} of {_name(need)}", need.byte_range.length
+            attempt = partial(self._load_chunk, need)
+        elif isinstance(need, NeedLayout):
+            tip = need.metadata.topic_id_partition
+            what, size = f"index of {_name(need)}", INDEX_RESERVED_BYTES
+            attempt = partial(self._load_layout, need)
+        else:
+            tip = need.metadata.topic_id_partition
+            what, size = f"transaction index of {_name(need)}", INDEX_RESERVED_BYTES
+            attempt = partial(self._load_aborted, need)
+        return LoadPlan(
+            need.key, what, tip.topic, tip.partition, size, attempt, partial(self.give_up, need)
+        )
+
+    def give_up(self, need: Need, error: CorruptSegment) -> None:
+        """The bytes of `need` are damaged where they lie: alarm, and keep the error for a while."""
+        self._memory.mark_damaged(need, error, asyncio.get_running_loop().time())
+        if isinstance(need, NeedView):
+            log.error("corrupt_metadata", topic=need.tip.topic, error=str(error))
+            return
+        CORRUPT_CHUNKS.inc()
+        log.error(
+            "corrupt_segment",
+            topic=need.metadata.topic_id_partition.topic,
+            partition=need.metadata.topic_id_partition.partition,
+            segment_id=str(need.metadata.segment_id.id),
+            base_offset=need.metadata.start_offset,
+            error=str(error),
+        )
+
+    async def _load_view(self, tip: TopicIdPartition) -> None:
+        wanted = self._views_wanted.get(tip, float("-inf"))
+        view = await self._rlmm.refresh(tip, wanted)
+        if self._views_wanted.get(tip, float("-inf")) <= view.read_at:
+            self._views_wanted.pop(tip, None)
+
+    async def _load_layout(self, need: NeedLayout) -> None:
+        index = RemoteLogIndex.parse(await self._rsm.fetch_index(need.metadata, SegmentFile.INDEX))
+        index.check_covers(need.metadata.end_offset, need.metadata.segment_size_bytes)
+        layout = SegmentLayout(index, self._memory.chunk_bytes)
+        self._memory.keep_layout(need.metadata.segment_id.id, layout)
+
+    async def _load_aborted(self, need: NeedAborted) -> None:
+        raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
+        self._memory.keep_aborted(need.metadata.segment_id.id, decode_aborted(raw))
+
+    async def _load_chunk(self, need: NeedChunk) -> Chunk:
+        key, layout, number = need.key, need.layout, need.number
+        content = await self._rsm.fetch_log_segment(need.metadata, need.byte_range)
+        REMOTE_FETCH_BYTES.labels(need.metadata.topic_id_partition.topic).inc(len(content))
+        if len(content) != need.byte_range.length:
+            raise CorruptSegment(
+                f"{len(content)} bytes of {_name(need)} chunk {number}, "
+                f"not {need.byte_range.length}"
+            )
+        checked = check_chunk(content, layout.first_offsets[number], layout.last_offsets[number])
+        for chunk in checked:
+            if chunk is not None:
+                self._memory.chunks.keep(key, chunk, self._pool.is_ahead(key))
+                return chunk
+            await asyncio.sleep(0)
+        raise AssertionError("check_chunk ends with a chunk or an error")
+
+
+def _name(need: NeedLayout | NeedAborted | NeedChunk) -> str:
+    return f"{need.metadata.topic_id_partition} segment {need.metadata.segment_id.id}"

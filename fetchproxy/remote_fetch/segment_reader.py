@@ -1,0 +1,265 @@
+"""From an offset to bytes, out of memory only: view → segment → chunk → cut. No I/O, no waiting.
+
+`read` answers with a result or with the one thing it lacks; whoever drives it loads that and asks
+again. So the whole way of a read is one synchronous function, the same whether everything is in
+memory or nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+
+from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetNotArchived
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import (
+    AbortedTxn,
+    IsolationLevel,
+    RemoteLogSegmentMetadata,
+)
+from fetchproxy.remote_fetch.api import NOTHING_YET, RemoteReadRequest, RemoteReadResult
+from fetchproxy.remote_fetch.archive_memory import (
+    ArchiveMemory,
+    Need,
+    NeedAborted,
+    NeedChunk,
+    NeedLayout,
+    NeedView,
+)
+from fetchproxy.remote_fetch.chunk_cache import Chunk, ChunkKey
+from fetchproxy.remote_fetch.segment_layout import SegmentLayout
+
+NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
+_marker_offset = attrgetter("last_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A chunk of a segment that a read begins or ends in."""
+
+    metadata: RemoteLogSegmentMetadata
+    layout: SegmentLayout
+    number: int
+
+    @property
+    def key(self) -> ChunkKey:
+        return self.metadata.segment_id.id, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A read with data: where it ended, so that the reader's next one can be prepared."""
+
+    result: RemoteReadResult
+    next_offset: int
+    place: Place
+
+
+class _Answer:
+    """A read as it grows."""
+
+    __slots__ = ("last", "place", "records", "segments", "size_bytes")
+
+    def __init__(self, place: Place, records: memoryview, last: int) -> None:
+        self.records: list[memoryview | bytes] = [records]
+        self.segments = [place.metadata]
+        self.size_bytes = len(records)
+        self.place = place
+        self.last = last  # offset, inclusive
+
+    def add(self, place: Place, records: memoryview, last: int) -> None:
+        self.records.append(records)
+        if place.metadata is not self.segments[-1]:
+            self.segments.append(place.metadata)
+        self.size_bytes += len(records)
+        self.place = place
+        self.last = last
+
+
+class SegmentReader:
+    def __init__(self, rlmm: RemoteLogMetadataManager, memory: ArchiveMemory) -> None:
+        self._rlmm = rlmm
+        self._memory = memory
+
+    def read(
+        self,
+        request: RemoteReadRequest,
+        bytes_max: int,
+        min_one: bool,
+        fresh_since: float,
+        now: float,
+        held: Mapping[ChunkKey, Chunk] = NO_CHUNKS,
+    ) -> Served | RemoteReadResult | Need:
+        """Served: data. RemoteReadResult: an error, or NOTHING_YET where no batch fits.
+
+        At most `bytes_max` and `request.bytes_max` bytes; with `min_one` the first batch comes
+        whole even when it is larger. "Not archived" is said only by a view that was read at or
+        after `fresh_since`. `held` are chunks that the caller keeps alive, cached or not.
+        """
+        view = self._rlmm.view(request.tip)
+        if view is None:
+            return NeedView(request.tip, fresh_since)
+        place = self.locate(view, request.fetch_offset, fresh_since, now)
+        if not isinstance(place, Place):
+            return _failed(place) if isinstance(place, FetchProxyError) else place
+        chunk = held.get(place.key) if held else None
+        chunk = chunk or self._memory.chunks.find(place.key)
+        if chunk is None:
+            return self._need_or_damage(place, now)
+        limit = min(bytes_max, request.bytes_max)
+        start, end, last = chunk.cut(request.fetch_offset, limit, min_one)
+        if start == end:
+            return NOTHING_YET
+        if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(place):
+            need = NeedAborted(place.metadata)
+            damage = self._memory.damage(need, now)
+            return need if damage is None else _failed(damage)
+        answer = _Answer(place, chunk.view[start:end], last)
+        if end == len(chunk.view):
+            self._go_on(view, answer, limit, request.isolation)
+        aborted: tuple[AbortedTxn, ...] = ()
+        if request.isolation is IsolationLevel.READ_COMMITTED:
+            aborted = self._aborted(answer.segments, chunk.base_offset_at(start), answer.last)
+        result = RemoteReadResult(tuple(answer.records), aborted, None, answer.size_bytes)
+        return Served(result, answer.last + 1, answer.place)
+
+    def locate(
+        self, view: PartitionView, offset: int, fresh_since: float, now: float
+    ) -> Place | Need | FetchProxyError:
+        """The chunk with the first batch that ends at or above `offset`.
+
+        A segment that has none is passed over, unless a recorded gap follows it.
+        """
+        wanted = offset
+        while True:
+            metadata = view.segment_at_or_after(wanted)
+            if metadata is None or metadata.start_offset > wanted:
+                if view.read_at < fresh_since:
+                    return NeedView(view.tip, fresh_since)
+                if view.uncertain_at(wanted):
+                    return CorruptSegment(
+                        f"{view.tip}: the metadata of the segment with {offset} is unreadable"
+                    )
+                return OffsetNotArchived(
+                    f"{view.tip}: offset {offset} is in no segment; the archive holds "
+                    f"{view.log_start_offset} to {view.log_end_offset}"
+                )
+            layout = self._memory.layout(metadata.segment_id.id)
+            if layout is None:
+                need = NeedLayout(metadata)
+                return self._memory.damage(need, now) or need
+            number = layout.chunk_at_or_after(wanted)
+            if number < len(layout):
+                return Place(metadata, layout, number)
+            wanted = metadata.end_offset + 1
+
+    def following(self, place: Place, count: int) -> tuple[list[NeedChunk], int | None]:
+        """What to read ahead: the missing ones of the next `count` chunks.
+
+        Where they run into a segment whose layout is not known, its first offset comes too:
+        reading there brings the layout and the first chunk.
+        """
+        needs: list[NeedChunk] = []
+        view = self._rlmm.view(place.metadata.topic_id_partition)
+        for _ in range(count):
+            after = None if view is None else self._after(view, place)
+            if after is None:
+                break
+            if not isinstance(after, Place):
+                return needs, after
+            place = after
+            if not self._memory.chunks.holds(place.key):
+                needs.append(NeedChunk(place.metadata, place.layout, place.number))
+        return needs, None
+
+    def _after(self, view: PartitionView, place: Place) -> Place | int | None:
+        """The chunk after `place`, also across a segment border but never across a gap.
+
+        An int is the first offset of a segment whose layout is not in memory. The next segment may
+        overlap this one, so it is entered by offset and not at its first byte.
+        """
+        if place.number + 1 < len(place.layout):
+            return Place(place.metadata, place.layout, place.number + 1)
+        border = place.metadata.end_offset + 1
+        metadata = view.segment_at_or_after(border)
+        if metadata is None or metadata.start_offset > border:
+            return None
+        layout = self._memory.layout(metadata.segment_id.id)
+        if layout is None:
+            return border
+        number = layout.chunk_at_or_after(border)
+        return Place(metadata, layout, number) if number < len(layout) else None
+
+    def _go_on(
+        self, view: PartitionView, answer: _Answer, limit: int, isolation: IsolationLevel
+    ) -> None:
+        """Add batches of the chunks that follow, as far as they are in memory."""
+        while answer.size_bytes < limit:
+            after = self._after(view, answer.place)
+            if not isinstance(after, Place):
+                return
+            if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(after):
+                return
+            chunk = self._memory.chunks.find(after.key)
+            if chunk is None:
+                return
+            room = limit - answer.size_bytes
+            start, end, last = chunk.cut(answer.last + 1, room, min_one=False)
+            if start == end:
+                return
+            answer.add(after, chunk.view[start:end], last)
+            if end < len(chunk.view):
+                return
+
+    def _need_or_damage(self, place: Place, now: float) -> RemoteReadResult | NeedChunk:
+        need = NeedChunk(place.metadata, place.layout, place.number)
+        damage = self._memory.damage(need, now)
+        return need if damage is None else _failed(damage)
+
+    def _lacks_aborted(self, place: Place) -> bool:
+        metadata = place.metadata
+        return metadata.has_aborted_txns and self._memory.aborted(metadata.segment_id.id) is None
+
+    def _aborted(
+        self, segments: list[RemoteLogSegmentMetadata], first: int, last: int
+    ) -> tuple[AbortedTxn, ...]:
+        """Aborted transactions with an offset in `first` … `last`, both inclusive.
+
+        Each segment lists all that overlap it, so those that were read from are enough. A
+        transaction that both list ends where the later one says.
+        """
+        found: dict[tuple[int, int], AbortedTxn] = {}
+        for metadata in segments:
+            if metadata.has_aborted_txns:
+                entries = self._memory.aborted(metadata.segment_id.id) or ()
+                _collect(entries, first, last, found)
+        return tuple(sorted(found.values()))
+
+
+def _collect(
+    entries: tuple[AbortedTxn, ...],
+    first: int,
+    last: int,
+    found: dict[tuple[int, int], AbortedTxn],
+) -> None:
+    """Add those with an offset in `first` … `last`, by producer id and first offset.
+
+    `entries` are in the order of their markers, and none after one whose LSO is above `last` can
+    reach down to it. Kafka's TransactionIndex.collectAbortedTxns.
+    """
+    for i in range(bisect_left(entries, first, key=_marker_offset), len(entries)):
+        entry = entries[i]
+        if entry.first_offset <= last:
+            key = (entry.producer_id, entry.first_offset)
+            known = found.get(key)
+            if known is None or known.last_offset < entry.last_offset:
+                found[key] = entry
+        if entry.last_stable_offset > last:
+            return
+
+
+def _failed(error: FetchProxyError) -> RemoteReadResult:
+    return RemoteReadResult((), (), error, 0)

@@ -1,0 +1,114 @@
+"""ListOffsets by timestamp over the archive: metadata → index → chunk → records."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fetchproxy.errors import CorruptSegment, ObjectNotFound
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remote_fetch.archive_memory import (
+    ArchiveMemory,
+    Need,
+    NeedChunk,
+    NeedLayout,
+    NeedView,
+)
+from fetchproxy.remote_fetch.chunk_cache import Chunk
+from fetchproxy.remote_fetch.segment_layout import SegmentLayout
+from fetchproxy.remote_fetch.segment_loads import SegmentLoads
+from protocol.errors import WireError
+from protocol.record_batch import first_record_at_or_after, walk
+
+# (offset, timestamp in ms, leader epoch)
+FoundRecord = tuple[int, int, int]
+
+
+class TimestampLookup:
+    """Goes through the same pool and caches as fetches, which usually follow at that offset."""
+
+    def __init__(
+        self,
+        rlmm: RemoteLogMetadataManager,
+        memory: ArchiveMemory,
+        loads: SegmentLoads,
+        unasked_max_s: float,
+    ) -> None:
+        self._rlmm = rlmm
+        self._memory = memory
+        self._loads = loads
+        self._unasked_max_s = unasked_max_s
+
+    async def first_offset_at_or_after(
+        self, tip: TopicIdPartition, timestamp_ms: int
+    ) -> FoundRecord | None:
+        """The first archived record, by offset, with at least that timestamp.
+
+        None where the archive, as far as the view in memory shows it, has none: then the broker's
+        own answer counts. Storage failures are
+        retried for `unasked_read_max_ms`, the caller's time-out permitting, then raised. Raises
+        RemoteStorageError, CorruptSegment.
+        """
+        asked_at = asyncio.get_running_loop().time()
+        try:
+            return await self._search(tip, timestamp_ms)
+        except ObjectNotFound:
+            # Deleted since the view was read, most likely: look once more with a fresh one.
+            await self._load(NeedView(tip, asked_at))
+            return await self._search(tip, timestamp_ms)
+
+    async def _search(self, tip: TopicIdPartition, timestamp_ms: int) -> FoundRecord | None:
+        view = self._rlmm.view(tip)
+        if view is None:
+            await self._load(NeedView(tip, asyncio.get_running_loop().time()))
+            view = self._rlmm.view(tip)
+        # Timestamps need not rise from segment to segment: each is asked by its largest.
+        for metadata in () if view is None else view.segments:
+            if metadata.max_timestamp_ms >= timestamp_ms:
+                found = await self._search_segment(metadata, timestamp_ms)
+                if found is not None:
+                    return found
+        return None
+
+    async def _search_segment(
+        self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int
+    ) -> FoundRecord | None:
+        layout = await self._layout(metadata)
+        number = layout.first_chunk_with_timestamp(timestamp_ms)
+        if number is None:
+            return None
+        chunk = await self._chunk(NeedChunk(metadata, layout, number))
+        try:
+            for header in walk(chunk.view):
+                found = first_record_at_or_after(
+                    chunk.view, header, timestamp_ms, metadata.start_offset
+                )
+                if found is not None:
+                    return found[0], found[1], header.partition_leader_epoch
+        except WireError as error:
+            raise CorruptSegment(f"{metadata.topic_id_partition}: {error}") from error
+        return None
+
+    async def _layout(self, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
+        while (layout := self._memory.layout(metadata.segment_id.id)) is None:
+            await self._load(NeedLayout(metadata))
+        return layout
+
+    async def _chunk(self, need: NeedChunk) -> Chunk:
+        chunk = self._memory.chunks.find(need.key)
+        if chunk is None:
+            chunk = await self._load(need)
+        assert chunk is not None, "the load of a chunk brings one"
+        return chunk
+
+    async def _load(self, need: Need) -> Chunk | None:
+        """Raises what the load ended with."""
+        now = asyncio.get_running_loop().time()
+        damage = self._memory.damage(need, now)
+        if damage is not None:
+            raise damage
+        load = self._loads.begin(need, now + self._unasked_max_s)
+        await load.done.wait()
+        if load.error is not None:
+            raise load.error
+        return load.chunk

@@ -1,0 +1,105 @@
+"""When each partition is processed next. Pure: times come as arguments (loop seconds).
+
+Source: KIP-405's RemoteLogManager. A partition is due at once when it is new, one process interval
+after a success, one retry interval after a remote error; unassigned, it is removed, or marked
+deleted while a worker has it and removed when the worker brings it back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from fetchproxy.model import TopicIdPartition
+
+
+@dataclass(slots=True)
+class _Entry:
+    due_at: float
+    turn: int  # breaks ties: who became due first goes first; also tells old heap items apart
+    in_process: bool = False
+    deleted: bool = False
+
+
+class ProcessingSchedule:
+    def __init__(self, rlm_process_interval_ms: int, rlm_retry_interval_ms: int) -> None:
+        self._process_s = rlm_process_interval_ms / 1000
+        self._retry_s = rlm_retry_interval_ms / 1000
+        self._entries: dict[TopicIdPartition, _Entry] = {}
+        self._heap: list[tuple[float, int, TopicIdPartition]] = []
+        self._turns = 0
+
+    def __contains__(self, tip: TopicIdPartition) -> bool:
+        entry = self._entries.get(tip)
+        return entry is not None and not entry.deleted
+
+    def partitions(self) -> list[TopicIdPartition]:
+        return [tip for tip, entry in self._entries.items() if not entry.deleted]
+
+    def assign(self, tip: TopicIdPartition) -> None:
+        """New ones are due since ever. Known ones keep their time."""
+        entry = self._entries.get(tip)
+        if entry is None:
+            self._entries[tip] = entry = _Entry(0.0, 0)
+            self._push(tip, entry, 0.0)
+        entry.deleted = False
+
+    def unassign(self, tip: TopicIdPartition) -> bool:
+        """True if it is gone now; False if a worker still has it (or it was never here)."""
+        entry = self._entries.get(tip)
+        if entry is None:
+            return False
+        if entry.in_process:
+            entry.deleted = True
+            return False
+        del self._entries[tip]
+        return True
+
+    def take_due(self, now: float) -> TopicIdPartition | None:
+        """The partition that has been due for longest; it is in process until brought back."""
+        while self._heap and self._heap[0][0] <= now:
+            _, turn, tip = heapq.heappop(self._heap)
+            entry = self._entries.get(tip)
+            if entry is not None and entry.turn == turn and not entry.in_process:
+                entry.in_process = True
+                return tip
+        return None
+
+    def next_due_at(self) -> float | None:
+        """None: nothing waits."""
+        while self._heap:
+            due_at, turn, tip = self._heap[0]
+            entry = self._entries.get(tip)
+            if entry is not None and entry.turn == turn and not entry.in_process:
+                return due_at
+            heapq.heappop(self._heap)
+        return None
+
+    def succeeded(self, tip: TopicIdPartition, now: float) -> bool:
+        """As `more_waits`, due one process interval from now."""
+        return self._bring_back(tip, now + self._process_s)
+
+    def failed(self, tip: TopicIdPartition, now: float) -> bool:
+        """As `more_waits`, due one retry interval from now."""
+        return self._bring_back(tip, now + self._retry_s)
+
+    def more_waits(self, tip: TopicIdPartition, now: float) -> bool:
+        """Back from its worker and due again, after those that are due already.
+
+        False: it was unassigned meanwhile and is gone now.
+        """
+        return self._bring_back(tip, now)
+
+    def _bring_back(self, tip: TopicIdPartition, due_at: float) -> bool:
+        entry = self._entries[tip]
+        if entry.deleted:
+            del self._entries[tip]
+            return False
+        entry.in_process = False
+        self._push(tip, entry, due_at)
+        return True
+
+    def _push(self, tip: TopicIdPartition, entry: _Entry, due_at: float) -> None:
+        self._turns += 1
+        entry.due_at, entry.turn = due_at, self._turns
+        heapq.heappush(self._heap, (due_at, entry.turn, tip))

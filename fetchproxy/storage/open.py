@@ -1,0 +1,104 @@
+"""From a store URL to a RemoteStorageManager. The only place that knows every backend."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.errors import ConfigError
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.layout import normal_prefix
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.s3 import S3ObjectStore
+
+_S3_PARAMETERS = ("endpoint_url", "region")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileLocation:
+    root: Path
+
+
+@dataclass(frozen=True, slots=True)
+class S3Location:
+    bucket: str
+    prefix: str
+    endpoint_url: str | None
+    region: str | None
+
+
+def parse_store_url(url: str) -> FileLocation | S3Location:
+    """`file:///path` or `s3://bucket/prefix?endpoint_url=…&region=…`. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"store URL: {error}") from error
+    if parts.username is not None or parts.password is not None:
+        # Not quoted: it may hold a secret.
+        raise ConfigError("store URL: credentials do not belong there; S3's are found as by boto3")
+    if parts.scheme == "file":
+        return _file_location(url, parts)
+    if parts.scheme == "s3":
+        return _s3_location(url, parts)
+    raise ConfigError(f"store URL {url!r}: unknown scheme {parts.scheme!r}; known: file, s3")
+
+
+def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
+    """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
+
+    `create`: a `file:` store's folder is made if it is missing, for those who write an archive.
+    A reader leaves it off, so that a mistyped path is an error and not an empty archive.
+    Raises ConfigError.
+    """
+    location = parse_store_url(url)
+    if isinstance(location, FileLocation):
+        return RemoteStorageManager(
+            FilesystemObjectStore(location.root, create=create, config=config)
+        )
+    store = S3ObjectStore(
+        location.bucket,
+        endpoint_url=location.endpoint_url,
+        region=location.region,
+        config=config,
+    )
+    return RemoteStorageManager(store, location.prefix)
+
+
+def _file_location(url: str, parts: SplitResult) -> FileLocation:
+    _query(url, parts, ())
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+        raise ConfigError(f"store URL {url!r}: expected file:///absolute/path")
+    return FileLocation(Path(path))
+
+
+def _s3_location(url: str, parts: SplitResult) -> S3Location:
+    query = _query(url, parts, _S3_PARAMETERS)
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise ConfigError(f"store URL {url!r}: {parts.netloc!r} is no bucket name")
+    try:
+        prefix = normal_prefix(unquote(parts.path))
+    except ValueError as error:
+        raise ConfigError(f"store URL {url!r}: {error}") from error
+    endpoint_url = query.get("endpoint_url")
+    if endpoint_url is not None and not re.match(r"https?://[^/]", endpoint_url):
+        raise ConfigError(f"store URL {url!r}: endpoint_url has to start with http:// or https://")
+    return S3Location(parts.netloc, prefix, endpoint_url, query.get("region"))
+
+
+def _query(url: str, parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:
+    if parts.fragment:
+        raise ConfigError(f"store URL {url!r}: no '#' there")
+    known = ", ".join(allowed) or "none"
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in allowed:
+            raise ConfigError(f"store URL {url!r}: unknown parameter {name!r}; known: {known}")
+        if not value or name in found:
+            raise ConfigError(f"store URL {url!r}: {name} is empty or given twice")
+        found[name] = value
+    return found

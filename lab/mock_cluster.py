@@ -1,0 +1,97 @@
+"""librdkafka's mock cluster as a server process: the real protocol over TCP without Java, with
+brokers that forget all but the last 5 MiB (or 100,000 records) of each partition. It runs in a
+process of its own, so that its CPU time and its locks are not those of the test that uses it.
+
+Its limits: timestamps in ListOffsets answer -1; no DeleteRecords; CreateTopics and DescribeCluster
+time out, so topics appear on first use, always with 4 partitions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab.errors import PartFailed
+from lab.process import ServerProcess
+
+# The owner of the cluster is a producer that must stay alive; its metadata names the addresses.
+_OWNER = """
+import json, os, sys, threading
+from confluent_kafka import Producer
+
+broker_count, answer_file = int(sys.argv[1]), sys.argv[2]
+owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": broker_count})
+brokers = owner.list_topics(timeout=30).brokers.values()
+addresses = {broker.id: f"{broker.host}:{broker.port}" for broker in brokers}
+with open(answer_file + ".part", "w") as answer:
+    json.dump(addresses, answer)
+os.rename(answer_file + ".part", answer_file)
+threading.Event().wait()
+"""
+
+
+class MockCluster:
+    """`with MockCluster(broker_count=3) as cluster: … cluster.bootstrap`."""
+
+    def __init__(self, broker_count: int = 1) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="lab-mock-"))
+        self._answer = self._folder / "addresses.json"
+        self._addresses: dict[int, str] = {}
+        command = [sys.executable, "-c", _OWNER, str(broker_count), str(self._answer)]
+        self._process = ServerProcess("mock cluster", command, self._folder / "log")
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """`host:port` by broker id."""
+        if not self._addresses:
+            raise PartFailed("the mock cluster has not been started")
+        return dict(self._addresses)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self.addresses.values())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        """Raises PartFailed. A killed cluster does not come back: its log was in its memory."""
+        self._process.start()
+        self._process.wait_until(self._answer.exists, timeout_s=60.0)
+        found = json.loads(self._answer.read_text())
+        self._addresses = {int(broker_id): address for broker_id, address in found.items()}
+
+    def stop(self) -> None:
+        self._process.stop(timeout_s=2.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing answers."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        self._process.resume()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

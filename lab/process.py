@@ -1,0 +1,166 @@
+"""A server process of the lab: started with its output in a log file, waited for, stopped, killed,
+frozen. It knows nothing about which server it runs, and it never leaves one behind."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lab.errors import PartFailed
+
+_LAUNCHER = Path(__file__).with_name("die_with_parent.py")
+# The kernel's death signal follows the *thread* that forked, so one thread that lives as long as
+# this process starts every child; a caller's short-lived thread would take its server with it.
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lab-spawner")
+_running: set[subprocess.Popen[bytes]] = set()
+# Below Linux's ephemeral range (32768-60999): no outgoing connection can take such a port in the
+# time between choosing it and binding it, or while a server that will come back is down.
+_PORTS = range(20_000, 32_000)
+_handed_out: set[int] = set()
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on and that this process has not handed out yet."""
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` consecutive free ports, for servers that number theirs upwards."""
+    for first in random.SystemRandom().sample(_PORTS, 200):
+        ports = range(first, first + count)
+        if _handed_out.isdisjoint(ports) and all(_is_free(port) for port in ports):
+            _handed_out.update(ports)
+            return first
+    raise PartFailed(f"no {count} free ports in 200 places tried between 20000 and 32000")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: a port whose last connections linger in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+class ServerProcess:
+    """One child process. `start()` may be called again after `stop()` or `kill()`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log = log
+        self._env = {**os.environ, **(env or {})}
+        self._cwd = cwd
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The server's own pid (for CPU accounting), not that of a wrapper."""
+        if self._popen is None:
+            raise PartFailed(f"{self.name} is not running")
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self._popen is not None and self._popen.poll() is None
+
+    def start(self) -> None:
+        if self.running:
+            raise PartFailed(f"{self.name} is already running as process {self.pid}")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        launch = [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), *self.command]
+        with open(self.log, "ab") as output:
+            self._popen = _spawner.submit(
+                subprocess.Popen,
+                launch,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                cwd=self._cwd,
+                start_new_session=True,
+            ).result()
+        _running.add(self._popen)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Polls `ready`; raises PartFailed with the log's tail if the process ends or time does."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                code = self._popen.poll() if self._popen else None
+                raise PartFailed(f"{self.name} ended with status {code}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise PartFailed(f"{self.name} not ready in {timeout_s} s\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """SIGTERM, then SIGKILL when `timeout_s` have passed. Does nothing when not running."""
+        if self._popen is None:
+            return
+        if self.running:
+            self._popen.send_signal(signal.SIGCONT)  # a frozen process cannot act on SIGTERM
+            self._popen.terminate()
+            try:
+                self._popen.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._popen.kill()
+        self._reap()
+
+    def kill(self) -> None:
+        """SIGKILL: the server has no chance to tidy up."""
+        if self._popen is not None:
+            self._popen.kill()
+            self._reap()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nobody answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def log_tail(self, lines: int = 30) -> str:
+        if not self.log.exists():
+            return "(no log)"
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _reap(self) -> None:
+        assert self._popen is not None
+        self._popen.wait()
+        _running.discard(self._popen)
+        self._popen = None
+
+
+def port_answers(port: int) -> bool:
+    """Whether something on loopback accepts a connection on `port`."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+@atexit.register
+def _kill_what_is_left() -> None:
+    for popen in list(_running):
+        popen.kill()
+        popen.wait()

@@ -1,0 +1,32 @@
+"""Python packages that only the lab needs (a Java runtime, a Go toolchain, a resolver of Maven
+artifacts), each installed on its own into the cache: they are no dependency of the product and are
+fetched only on machines where the tool of that name is not on PATH."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from lab import cache
+from lab.errors import PartMissing
+
+
+def install(requirement: str) -> Path:
+    """The folder that `requirement` (`name==version`) is installed in, with its dependencies."""
+    name, _, version = requirement.partition("==")
+
+    def build(folder: Path) -> None:
+        cache.say(f"installing the Python package {requirement}")
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+        done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise PartMissing(
+                requirement,
+                f"pip could not install it ({done.stderr.strip()[-300:]})",
+                f"Install it by hand: pip install {requirement}",
+            )
+
+    # Compiled packages differ per Python version; a cache may outlive the Python that filled it.
+    tag = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return cache.build_once(f"python-{name}-{version}-{tag}", build)

@@ -1,0 +1,57 @@
+"""ApiVersions answers: cut down to what both the broker and this proxy understand (KIP-511).
+
+Only the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged
+fields keep their bytes.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from protocol.apis import PROXIED_VERSIONS, ApiKey, offered_versions
+from protocol.error_codes import ErrorCode
+from protocol.headers import response_body
+from protocol.primitives import Buffer, encode_count
+
+_RANGE = Struct(">hhh")
+_REFUSAL = Struct(">ihihhh")
+_FLEXIBLE_FROM = 3
+
+
+def intersect_response(payload: Buffer, api_version: int) -> bytes:
+    """The answer with each range narrowed to `offered_versions`, unknown keys left out.
+
+    `payload` begins with the correlation id. An answer with error 35 has the body of v0,
+    whatever version was asked for: the client learns from it which version to ask with.
+    Raises `WireError` for a body that is not an ApiVersionsResponse of that version.
+    """
+    cursor = response_body(payload, ApiKey.API_VERSIONS, api_version)
+    error_code = cursor.int16()
+    version = 0 if error_code == ErrorCode.UNSUPPORTED_VERSION else api_version
+    flexible = version >= _FLEXIBLE_FROM
+    list_start = cursor.pos
+    count = cursor.count(flexible)
+    kept = []
+    for _ in range(count or 0):
+        start = cursor.skip(_RANGE.size, "API range")
+        tags_start = cursor.pos
+        if flexible:
+            cursor.skip_tags()
+        api_key, low, high = _RANGE.unpack_from(payload, start)
+        offered = offered_versions(api_key, low, high)
+        if offered is not None:
+            kept.append(_RANGE.pack(api_key, *offered) + bytes(payload[tags_start : cursor.pos]))
+    kept_count = encode_count(None if count is None else len(kept), flexible)
+    rest = payload[cursor.pos :]
+    return b"".join((payload[:list_start], kept_count, *kept, rest))
+
+
+def unsupported_version_response(correlation_id: int) -> bytes:
+    """The answer to an ApiVersions request newer than we read, without a size prefix.
+
+    Error 35 and our own ApiVersions range, in the body of v0 (KIP-511): the client asks again.
+    """
+    low, high = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
+    return _REFUSAL.pack(
+        correlation_id, ErrorCode.UNSUPPORTED_VERSION, 1, ApiKey.API_VERSIONS, low, high
+    )

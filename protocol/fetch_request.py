@@ -1,0 +1,218 @@
+"""FetchRequest v4–18: parsed with every partition's bytes kept, and composed again from them.
+
+A partition entry is never re-encoded: what the client wrote (epochs, tags) reaches the broker
+unchanged, whichever session it travels in. Layout: Kafka's FetchRequest.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from struct import Struct
+
+from protocol.errors import MalformedMessage
+from protocol.primitives import INT16, INT32, Buffer, Cursor, encode_count, encode_uvarint
+
+VERSION_MIN = 4
+VERSION_MAX = 18
+FLEXIBLE_FROM = 12
+TOPIC_IDS_FROM = 13
+SESSIONS_FROM = 7
+
+SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the one named
+INITIAL_EPOCH = 0
+
+# A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
+TopicRef = bytes
+PartitionKey = tuple[TopicRef, int]
+
+_ENTRY_V4 = Struct(">iqi")  # partition, offset, max bytes
+_ENTRY_V5 = Struct(">iqqi")  # + log start
+_ENTRY_V9 = Struct(">iiqqi")  # + leader epoch
+_ENTRY_V12 = Struct(">iiqiqi")  # + last fetched epoch
+_HEAD = Struct(">iii")  # max wait, min bytes, max bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPartition:
+    """One asked partition. `raw` is its entry as the client sent it (with tags)."""
+
+    partition: int
+    fetch_offset: int
+    bytes_max: int
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    version: int
+    correlation_id: int
+    header: bytes  # request header as sent, from api_key to its tags
+    replica_id: int  # -1: a consumer
+    max_wait_ms: int
+    min_bytes: int
+    bytes_max: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    partitions: Mapping[PartitionKey, FetchPartition]
+    forgotten: tuple[PartitionKey, ...]
+    rack: bytes  # encoded rack id (v11+), else empty
+    tags: bytes  # top-level tagged fields (v12+), else empty
+
+
+def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
+    """`payload` is a whole request without size prefix; `body_at` is where its header ends.
+
+    Raises WireError. Versions outside 4–18 are the caller's to refuse.
+    """
+    version = INT16.unpack_from(payload, 2)[0]
+    flexible = version >= FLEXIBLE_FROM
+    cursor = Cursor(payload, body_at)
+    replica_id = cursor.int32() if version < 15 else -1
+    at = cursor.skip(13, "fetch limits")
+    max_wait_ms, min_bytes, bytes_max = _HEAD.unpack_from(payload, at)
+    isolation_level = payload[at + 12]
+    session_id, session_epoch = 0, SESSIONLESS_EPOCH
+    if version >= SESSIONS_FROM:
+        session_id, session_epoch = cursor.int32(), cursor.int32()
+    partitions = _parse_partitions(cursor, version)
+    forgotten = _parse_forgotten(cursor, version) if version >= SESSIONS_FROM else ()
+    rack = b""
+    if version >= 11:
+        start = cursor.pos
+        cursor.skip_string(flexible)
+        rack = bytes(payload[start : cursor.pos])
+    tags = b""
+    if flexible:
+        start = cursor.pos
+        for tag, tag_at, _end in cursor.tags():
+            if tag == 1 and version >= 15:  # ReplicaState: a follower, not a consumer
+                replica_id = INT32.unpack_from(payload, tag_at)[0]
+        tags = bytes(payload[start : cursor.pos])
+    if cursor.remaining:
+        raise MalformedMessage(f"{cursor.remaining} bytes after the end of Fetch v{version}")
+    return FetchRequest(
+        version=version,
+        correlation_id=INT32.unpack_from(payload, 4)[0],
+        header=bytes(payload[:body_at]),
+        replica_id=replica_id,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        bytes_max=bytes_max,
+        isolation_level=isolation_level,
+        session_id=session_id,
+        session_epoch=session_epoch,
+        partitions=partitions,
+        forgotten=forgotten,
+        rack=rack,
+        tags=tags,
+    )
+
+
+def _topic_ref(cursor: Cursor, version: int) -> TopicRef:
+    if version >= TOPIC_IDS_FROM:
+        start = cursor.skip(16, "topic id")
+        return bytes(cursor.buf[start : cursor.pos])
+    length = cursor.uvarint() - 1 if version >= FLEXIBLE_FROM else cursor.int16()
+    start = cursor.skip(length, "topic name")
+    return bytes(cursor.buf[start : cursor.pos])
+
+
+def _entry_struct(version: int) -> Struct:
+    if version >= 12:
+        return _ENTRY_V12
+    if version >= 9:
+        return _ENTRY_V9
+    return _ENTRY_V5 if version >= 5 else _ENTRY_V4
+
+
+def _parse_partitions(cursor: Cursor, version: int) -> dict[PartitionKey, FetchPartition]:
+    flexible = version >= FLEXIBLE_FROM
+    entry = _entry_struct(version)
+    offset_field = 2 if version >= 9 else 1
+    found: dict[PartitionKey, FetchPartition] = {}
+    for _ in range(cursor.count(flexible) or 0):
+        topic = _topic_ref(cursor, version)
+        for _ in range(cursor.count(flexible) or 0):
+            start = cursor.skip(entry.size, "fetch partition")
+            fields = entry.unpack_from(cursor.buf, start)
+            if flexible:
+                cursor.skip_tags()
+            found[topic, fields[0]] = FetchPartition(
+                fields[0], fields[offset_field], fields[-1], bytes(cursor.buf[start : cursor.pos])
+            )
+        if flexible:
+            cursor.skip_tags()
+    return found
+
+
+def _parse_forgotten(cursor: Cursor, version: int) -> tuple[PartitionKey, ...]:
+    flexible = version >= FLEXIBLE_FROM
+    found: list[PartitionKey] = []
+    for _ in range(cursor.count(flexible) or 0):
+        topic = _topic_ref(cursor, version)
+        found.extend((topic, cursor.int32()) for _ in range(cursor.count(flexible) or 0))
+        if flexible:
+            cursor.skip_tags()
+    return tuple(found)
+
+
+def _encode_topic_ref(topic: TopicRef, version: int) -> bytes:
+    if version >= TOPIC_IDS_FROM:
+        return topic
+    if version >= FLEXIBLE_FROM:
+        return encode_uvarint(len(topic) + 1) + topic
+    return INT16.pack(len(topic)) + topic
+
+
+def encode_fetch_request(
+    request: FetchRequest,
+    *,
+    partitions: Mapping[PartitionKey, FetchPartition],
+    forgotten: Iterable[PartitionKey],
+    session_id: int,
+    session_epoch: int,
+    max_wait_ms: int,
+    min_bytes: int,
+    bytes_max: int,
+) -> bytes:
+    """A framed request for `partitions` in another session; all else as the client asked it."""
+    version = request.version
+    flexible = version >= FLEXIBLE_FROM
+    tag_end = b"\x00" if flexible else b""
+    out = bytearray(4)
+    out += request.header
+    if version < 15:
+        out += INT32.pack(request.replica_id)
+    out += _HEAD.pack(max_wait_ms, min_bytes, bytes_max)
+    out.append(request.isolation_level)
+    if version >= SESSIONS_FROM:
+        out += INT32.pack(session_id) + INT32.pack(session_epoch)
+    by_topic = group_by_topic(partitions)
+    out += encode_count(len(by_topic), flexible)
+    for topic, numbers in by_topic.items():
+        out += _encode_topic_ref(topic, version) + encode_count(len(numbers), flexible)
+        for number in numbers:
+            out += partitions[topic, number].raw
+        out += tag_end
+    if version >= SESSIONS_FROM:
+        gone = group_by_topic(forgotten)
+        out += encode_count(len(gone), flexible)
+        for topic, numbers in gone.items():
+            out += _encode_topic_ref(topic, version) + encode_count(len(numbers), flexible)
+            for number in numbers:
+                out += INT32.pack(number)
+            out += tag_end
+    out += request.rack
+    out += request.tags
+    INT32.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+def group_by_topic(keys: Iterable[PartitionKey]) -> dict[TopicRef, list[int]]:
+    """Partition numbers by topic, both in the order in which they first appear."""
+    grouped: dict[TopicRef, list[int]] = {}
+    for topic, partition in keys:
+        grouped.setdefault(topic, []).append(partition)
+    return grouped

@@ -1,0 +1,92 @@
+"""Request and response headers: who asks what, and where the body begins. Bodies are not read.
+
+Source: Kafka's RequestHeader.json and ResponseHeader.json. A request header is v1, or v2 (with
+tagged fields) where the body is flexible; `client_id` has the classic form in both. A response
+header is v0 (correlation id), or v1 (with tagged fields) where the body is flexible, except that
+ApiVersions always answers with v0 (KIP-511). Header v0 (ControlledShutdown v0) is no client's.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from protocol.apis import FLEXIBLE_FROM, ApiKey, is_flexible
+from protocol.errors import MalformedMessage, Truncated
+from protocol.primitives import INT32, Buffer, Cursor
+
+_START = Struct(">hhih")
+REQUEST_HEADER_BYTES_MIN = _START.size
+
+_flexible_from = FLEXIBLE_FROM.get
+
+
+class RequestHead(NamedTuple):
+    """A request's header. Positions count in the buffer that was read.
+
+    `client_id_start` to `client_id_end` are the client id's bytes, empty also when it is null.
+    For an API key that we do not know, `body_position` may lie before tagged header fields.
+    """
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id_start: int
+    client_id_end: int
+    body_position: int
+
+
+def peek_request_header(buf: Buffer, pos: int = 0, end: int | None = None) -> RequestHead:
+    """The header that begins at `pos`, just behind the frame's size prefix.
+
+    Raises `Truncated` when `buf[pos:end]` ends within the header (so a caller that streams may
+    try again with more bytes) and `MalformedMessage` for a client id length below -1.
+    """
+    limit = len(buf) if end is None else end
+    after = pos + 10
+    if after > limit:
+        raise Truncated(f"request header at byte {pos} needs 10 bytes, {limit - pos} left")
+    api_key, api_version, correlation_id, length = _START.unpack_from(buf, pos)
+    body = after
+    if length > 0:
+        body += length
+    elif length < -1:
+        raise MalformedMessage(f"client id length {length} at byte {pos + 8}")
+    if body > limit:
+        raise Truncated(f"client id at byte {after} needs {length} bytes, {limit - after} left")
+    client_id_end = body
+    if api_version >= _flexible_from(api_key, 0x8000):
+        if body < limit and buf[body] == 0:
+            body += 1
+        else:
+            cursor = Cursor(buf, body, limit)
+            cursor.skip_tags()
+            body = cursor.pos
+    return RequestHead(api_key, api_version, correlation_id, after, client_id_end, body)
+
+
+def client_id(buf: Buffer, head: RequestHead) -> str:
+    """For logs and metrics: what is not UTF-8 is shown as replacement characters."""
+    return bytes(buf[head.client_id_start : head.client_id_end]).decode(errors="replace")
+
+
+def response_header_version(api_key: int, api_version: int) -> int:
+    if api_key == ApiKey.API_VERSIONS:
+        return 0
+    return 1 if is_flexible(api_key, api_version) else 0
+
+
+def correlation_id(payload: Buffer) -> int:
+    """Of a response without its size prefix. Raises `Truncated`."""
+    if len(payload) < 4:
+        raise Truncated(f"response of {len(payload)} bytes has no correlation id")
+    return INT32.unpack_from(payload)[0]  # type: ignore[no-any-return]
+
+
+def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
+    """A cursor at the body of a response that has no size prefix. Raises `WireError`."""
+    cursor = Cursor(payload)
+    cursor.skip(4, "correlation id")
+    if response_header_version(api_key, api_version) == 1:
+        cursor.skip_tags()
+    return cursor

@@ -1,0 +1,179 @@
+"""Kafka's primitive types: a bounds-checked `Cursor` to read, plain functions to write.
+
+Sources: Kafka protocol guide, KIP-482 (compact and tagged forms). `flexible` chooses between the
+classic form (int16/int32 lengths, -1 is null) and the compact one (uvarint of length + 1, 0 is
+null). Every read past the end raises `Truncated`; nothing else escapes.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from uuid import UUID
+
+from protocol.errors import MalformedMessage, Truncated
+
+Buffer = bytes | bytearray | memoryview
+
+INT16 = Struct(">h")
+INT32 = Struct(">i")
+UINT32 = Struct(">I")
+INT64 = Struct(">q")
+
+UVARINT_BYTES_MAX = 5
+
+
+def encode_uvarint(value: int) -> bytes:
+    """KIP-482 unsigned varint of a value in 0 … 2^32 - 1."""
+    if value < 0x80:
+        return value.to_bytes(1, "big")
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def decode_uvarint(buf: Buffer, pos: int, end: int | None = None) -> tuple[int, int]:
+    """(value, position after it). What lies at `end` or behind is not looked at."""
+    limit = len(buf) if end is None else end
+    value = shift = 0
+    for at in range(pos, pos + UVARINT_BYTES_MAX):
+        if at >= limit:
+            raise Truncated(f"uvarint at byte {pos} has no end")
+        byte = buf[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+        shift += 7
+    raise MalformedMessage(f"uvarint at byte {pos} is longer than {UVARINT_BYTES_MAX} bytes")
+
+
+def encode_string(value: str | None, flexible: bool) -> bytes:
+    if value is None:
+        return b"\x00" if flexible else b"\xff\xff"
+    raw = value.encode()
+    return (encode_uvarint(len(raw) + 1) if flexible else INT16.pack(len(raw))) + raw
+
+
+def encode_bytes(value: Buffer | None, flexible: bool) -> bytes:
+    if value is None:
+        return b"\x00" if flexible else b"\xff\xff\xff\xff"
+    return (encode_uvarint(len(value) + 1) if flexible else INT32.pack(len(value))) + value
+
+
+def encode_count(count: int | None, flexible: bool) -> bytes:
+    """The length before an array's elements; None is the null array."""
+    if count is None:
+        return b"\x00" if flexible else b"\xff\xff\xff\xff"
+    return encode_uvarint(count + 1) if flexible else INT32.pack(count)
+
+
+class Cursor:
+    """Reads one message front to back. `pos` is the next unread byte of `buf`."""
+
+    __slots__ = ("buf", "end", "pos")
+
+    def __init__(self, buf: Buffer, pos: int = 0, end: int | None = None) -> None:
+        self.buf = buf
+        self.pos = pos
+        self.end = len(buf) if end is None else end
+
+    @property
+    def remaining(self) -> int:
+        return self.end - self.pos
+
+    def skip(self, size: int, what: str = "field") -> int:
+        """Step over `size` bytes; returns where they begin."""
+        start = self.pos
+        if size < 0:
+            raise MalformedMessage(f"{what} at byte {start} has negative length {size}")
+        if start + size > self.end:
+            raise Truncated(f"{what} at byte {start} needs {size} bytes, {self.end - start} left")
+        self.pos = start + size
+        return start
+
+    def int8(self) -> int:
+        value = self.buf[self.skip(1, "int8")]
+        return value - 256 if value > 127 else value
+
+    def boolean(self) -> bool:
+        return self.buf[self.skip(1, "boolean")] != 0
+
+    def int16(self) -> int:
+        return INT16.unpack_from(self.buf, self.skip(2, "int16"))[0]  # type: ignore[no-any-return]
+
+    def int32(self) -> int:
+        return INT32.unpack_from(self.buf, self.skip(4, "int32"))[0]  # type: ignore[no-any-return]
+
+    def int64(self) -> int:
+        return INT64.unpack_from(self.buf, self.skip(8, "int64"))[0]  # type: ignore[no-any-return]
+
+    def uuid(self) -> UUID:
+        start = self.skip(16, "uuid")
+        return UUID(bytes=bytes(self.buf[start : start + 16]))
+
+    def uvarint(self) -> int:
+        pos = self.pos
+        if pos < self.end and (byte := self.buf[pos]) < 0x80:
+            self.pos = pos + 1
+            return byte
+        value, self.pos = decode_uvarint(self.buf, pos, self.end)
+        return value
+
+    def _length(self, flexible: bool, wide: bool) -> int:
+        if flexible:
+            return self.uvarint() - 1
+        length = self.int32() if wide else self.int16()
+        if length < -1:
+            raise MalformedMessage(f"length {length} before byte {self.pos}")
+        return length
+
+    def nullable_string(self, flexible: bool) -> str | None:
+        length = self._length(flexible, wide=False)
+        if length < 0:
+            return None
+        start = self.skip(length, "string")
+        try:
+            return bytes(self.buf[start : self.pos]).decode()
+        except UnicodeDecodeError as error:
+            raise MalformedMessage(f"string at byte {start} is not UTF-8: {error}") from None
+
+    def string(self, flexible: bool) -> str:
+        value = self.nullable_string(flexible)
+        if value is None:
+            raise MalformedMessage(f"null string before byte {self.pos}")
+        return value
+
+    def skip_string(self, flexible: bool) -> None:
+        self.skip(max(self._length(flexible, wide=False), 0), "string")
+
+    def skip_bytes(self, flexible: bool) -> None:
+        self.skip(max(self._length(flexible, wide=True), 0), "bytes")
+
+    def count(self, flexible: bool) -> int | None:
+        """Elements of the array that follows; None for the null array.
+
+        A count that could not fit into what is left is malformed, so no caller loops for long.
+        """
+        count = self._length(flexible, wide=True)
+        if count > self.remaining:
+            raise MalformedMessage(
+                f"array before byte {self.pos} claims {count} elements in {self.remaining} bytes"
+            )
+        return None if count < 0 else count
+
+    def skip_tags(self) -> None:
+        """Step over a tagged-field section (KIP-482)."""
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self.skip(self.uvarint(), "tagged field")
+
+    def tags(self) -> list[tuple[int, int, int]]:
+        """A tagged-field section as (tag, start, end) with positions in `buf`."""
+        found = []
+        for _ in range(self.uvarint()):
+            tag = self.uvarint()
+            size = self.uvarint()
+            found.append((tag, self.skip(size, "tagged field"), self.pos))
+        return found

@@ -1,0 +1,159 @@
+"""Fixtures that hand real parts to tests. A part that this machine cannot have skips the test and
+is named; if `$FETCHPROXY_REQUIRE_PARTS` (comma separated) lists it, the test fails instead, so that
+CI can never be green without it. Hypothesis: profile `ci` (default) is deterministic, `exhaustive`
+(`--hypothesis-profile=exhaustive`) searches new ground."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from lab.errors import PartMissing
+from lab.kafka import KafkaServer
+from lab.mock_cluster import MockCluster
+from lab.s3 import S3Server
+
+# Time limits per example would fail on a busy machine for no fault of the code.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "exhaustive",
+    max_examples=5_000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ci")
+
+_parts_used = pytest.StashKey[set[str]]()
+_parts_missing = pytest.StashKey[dict[str, str]]()
+
+CreateTopic = Callable[..., str]
+Server = TypeVar("Server", KafkaServer, S3Server)
+Found = TypeVar("Found")
+FindPart = Callable[[str, Callable[[], Found]], Found]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_parts_used] = set()
+    config.stash[_parts_missing] = {}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    config = terminalreporter.config
+    used = config.stash[_parts_used]
+    terminalreporter.write_line(f"real parts used: {', '.join(sorted(used)) or 'none'}")
+    for name, reason in sorted(config.stash[_parts_missing].items()):
+        terminalreporter.write_line(f"real part missing: {name}: {reason}")
+
+
+def part_missing(config: pytest.Config, name: str, missing: PartMissing) -> NoReturn:
+    """Skips the test, or fails it when CI says that it must have the part."""
+    config.stash[_parts_missing][name] = str(missing)
+    required = os.environ.get("FETCHPROXY_REQUIRE_PARTS", "").split(",")
+    if name in (part.strip() for part in required):
+        pytest.fail(f"required part: {missing}", pytrace=False)
+    pytest.skip(f"{name}: {missing}")
+
+
+def serve(config: pytest.Config, name: str, server: Server) -> Iterator[Server]:
+    """The life of a real server in a fixture: start, or skip or fail by name; always stop."""
+    try:
+        server.start()
+        config.stash[_parts_used].add(name)
+        yield server
+    except PartMissing as missing:
+        part_missing(config, name, missing)
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
+    """One real broker for the whole run: use topics of your own, and never stop or pause it."""
+    yield from serve(pytestconfig, "kafka", KafkaServer())
+
+
+@pytest.fixture
+def own_kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
+    """A real broker for this test alone, which may stop, kill or pause it (5 to 10 s to start)."""
+    yield from serve(pytestconfig, "kafka", KafkaServer())
+
+
+@pytest.fixture(scope="session")
+def s3_server(pytestconfig: pytest.Config) -> Iterator[S3Server]:
+    """One real S3 server for the whole run: use a bucket of your own, and never stop it."""
+    yield from serve(pytestconfig, "s3", S3Server())
+
+
+@pytest.fixture
+def own_s3_server(pytestconfig: pytest.Config) -> Iterator[S3Server]:
+    """A real S3 server for this test alone, which may kill, restart or pause it."""
+    yield from serve(pytestconfig, "s3", S3Server())
+
+
+@pytest.fixture
+def s3_bucket(
+    s3_server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """A new bucket on `s3_server`; its credentials are in the environment for boto."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_server.create_bucket(_unique_name(request).lower())
+
+
+@pytest.fixture
+def find_part(pytestconfig: pytest.Config) -> FindPart[Found]:
+    """`find_part("clients", franz_reader)` → what the function returns; skips when it is missing."""
+
+    def find(name: str, look: Callable[[], Found]) -> Found:
+        try:
+            found = look()
+        except PartMissing as missing:
+            part_missing(pytestconfig, name, missing)
+        pytestconfig.stash[_parts_used].add(name)
+        return found
+
+    return find
+
+
+@pytest.fixture
+def mock_cluster() -> Iterator[MockCluster]:
+    """librdkafka's mock cluster with one broker, in a process of its own."""
+    with MockCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def create_topic(kafka_server: KafkaServer, request: pytest.FixtureRequest) -> CreateTopic:
+    """`create_topic(partition_count=1, config={…})` → the name of a new topic of this test."""
+
+    def create(partition_count: int = 1, config: Mapping[str, str] | None = None) -> str:
+        return kafka_server.create_topic(_unique_name(request), partition_count, config)
+
+    return create
+
+
+@pytest.fixture
+def topic(create_topic: CreateTopic) -> str:
+    """A new topic with one partition on `kafka_server`."""
+    return create_topic()
+
+
+_sequence = itertools.count(1)
+
+
+def _unique_name(request: pytest.FixtureRequest) -> str:
+    """The test's name as far as topics and buckets may carry it, and a number."""
+    plain = re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name).strip("-")[:40]
+    return f"{plain}-{next(_sequence)}"

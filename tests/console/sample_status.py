@@ -1,0 +1,89 @@
+"""A status as a busy proxy would give it, for tests and for looking at the page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fetchproxy.console.status import (
+    CacheStatus,
+    Event,
+    OffsetRange,
+    PartitionStatus,
+    RelayStatus,
+    RemoteReadsStatus,
+    Status,
+    StoreStatus,
+)
+
+PARTITIONS = (
+    PartitionStatus(
+        topic="orders",
+        partition=0,
+        archived=(OffsetRange(0, 1_840_221),),
+        segments=212,
+        size_bytes=14_203_118_992,
+        log_start_offset=1_512_000,
+        log_end_offset=1_911_402,
+        lag_offsets=71_181,
+        margin_offsets=328_222,
+    ),
+    PartitionStatus(
+        topic="orders",
+        partition=1,
+        archived=(OffsetRange(0, 420_000), OffsetRange(500_001, 1_790_113)),
+        gaps=(OffsetRange(420_001, 500_000),),
+        segments=198,
+        size_bytes=13_903_118_992,
+        log_start_offset=1_512_000,
+        log_end_offset=1_811_402,
+        lag_offsets=21_289,
+        margin_offsets=278_114,
+    ),
+    PartitionStatus(
+        topic="payments.settled.v2",
+        partition=0,
+        archived=(OffsetRange(120, 9_112),),
+        segments=3,
+        size_bytes=8_221_118,
+        log_start_offset=9_400,
+        log_end_offset=9_871,
+        lag_offsets=758,
+        margin_offsets=-287,
+        error="copy of 9113…9399 is impossible: the broker has deleted them",
+    ),
+    PartitionStatus(topic="telemetry", partition=0, log_start_offset=0, log_end_offset=0),
+)
+
+STATUS = Status(
+    version="0.1.0",
+    mode="serve",
+    bootstrap="kafka-1:9092,kafka-2:9092",
+    uptime_seconds=93_784.2,
+    missing=(),
+    listeners=("127.0.0.1:9192", "127.0.0.1:9193"),
+    store=StoreStatus("s3://archive/kafka", up=True),
+    relay=RelayStatus(412, 20_000, 8_111_222_333, 99_221_334_112),
+    remote_reads=RemoteReadsStatus(
+        in_flight=7, queued=3, waiting=12, read_bytes=22_113_889_120, backoffs=14, catches=96,
+        held_stale=2, passed_on=1,
+    ),
+    cache=CacheStatus(201_326_592, 268_435_456, 81_220, 5_312, 5_264),
+    partitions=PARTITIONS,
+    events=(
+        Event("2026-11-20T10:22:31.104Z", "info", "catch", 4,
+              {"topic": "orders", "partition": "0"}),
+        Event("2026-11-20T10:21:02.500Z", "warning", "store_recovered", 1,
+              {"failed_seconds": "72.4"}),
+        Event("2026-11-20T10:19:50.110Z", "error", "store_failing", 1,
+              {"error": "Connection refused by archive.example:9000"}),
+    ),
+)  # fmt: skip
+
+STATUS_IN_OUTAGE = replace(
+    STATUS,
+    store=StoreStatus(
+        "s3://archive/kafka", False, 192.3, "get_range: Connection refused by archive.example:9000"
+    ),
+    missing=("gateway listener 127.0.0.1:9193",),
+    remote_reads=replace(STATUS.remote_reads, corrupt_chunks=1),
+)

@@ -1,0 +1,163 @@
+"""The collector over a real (in-memory) archive; brokers are out of reach throughout."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from uuid import UUID
+
+import pytest
+from prometheus_client import generate_latest
+from test_console_partitions import TIP, segment
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ClusterConfig, Config, ConsoleConfig, StoreConfig
+from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.status import OffsetRange, StoreStatus
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.observability import metrics
+from fetchproxy.observability.recent import RecentEvents
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+CONFIG = Config(
+    cluster=ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200),
+    store=StoreConfig(url="s3://me:hunter2@bucket"),
+    console=ConsoleConfig(archive_refresh_interval_ms=60_000),
+)
+
+
+class FailingStore(MemoryObjectStore):
+    """Works until told otherwise."""
+
+    failing = False
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        if self.failing:
+            raise StorageUnavailable("refused for token=hunter2")
+        async for folder in super().list_folders(prefix):
+            yield folder
+
+
+class Process:
+    """What the collector sees of the process; tests change it."""
+
+    def __init__(self) -> None:
+        self.store = FailingStore()
+        self.seen = StoreStatus("s3://bucket", up=None)
+        self.faults: dict[TopicIdPartition, str] = {}
+        self.events = RecentEvents(clock=lambda: "now")
+        self.exits = AsyncExitStack()
+
+    async def __aenter__(self) -> Process:
+        rsm = await self.exits.enter_async_context(RemoteStorageManager(self.store))
+        self.rlmm = await self.exits.enter_async_context(
+            StoreBackedRemoteLogMetadataManager(rsm, CONFIG.metadata)
+        )
+        cluster = await self.exits.enter_async_context(Cluster(CONFIG.cluster))
+        around = Surroundings(
+            mode="serve",
+            missing=lambda: ["listener"],
+            listeners=lambda: ["127.0.0.1:9192"],
+            store=lambda: self.seen,
+            fault=self.faults.get,
+        )
+        self.collector = StatusCollector(CONFIG, self.rlmm, cluster, around, self.events)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.exits.aclose()
+
+    async def archive(self, finished: RemoteLogSegmentMetadata) -> None:
+        await self.rlmm.put(finished.with_state(RemoteLogSegmentState.COPY_SEGMENT_STARTED, 0))
+        await self.rlmm.put(finished)
+
+
+@pytest.fixture
+async def process() -> AsyncIterator[Process]:
+    async with Process() as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def _gauges_given_back() -> Iterator[None]:
+    yield
+    metrics.ARCHIVE_END_OFFSET.clear()
+    metrics.ARCHIVE_START_OFFSET.clear()
+
+
+async def test_before_the_first_look_nothing_is_claimed(process: Process) -> None:
+    status = process.collector()
+    assert status.partitions == ()
+    assert status.store.up is None
+    assert (status.missing, status.listeners) == (("listener",), ("127.0.0.1:9192",))
+
+
+async def test_archived_ranges_are_shown_without_brokers(process: Process) -> None:
+    await process.archive(segment(0, 9))
+    await process.collector.look()
+    (shown,) = process.collector().partitions
+    assert (shown.topic, shown.partition) == ("orders", 3)
+    assert shown.archived == (OffsetRange(0, 9),)
+    assert shown.log_end_offset is None
+    assert process.collector().store.up is True
+    scraped = generate_latest(metrics.REGISTRY).decode()
+    assert 'fetchproxy_archive_end_offset{partition="3",topic="orders"} 10.0' in scraped
+
+
+async def test_what_the_process_learns_itself_is_shown_without_a_look(process: Process) -> None:
+    await process.archive(segment(0, 9))
+    await process.collector.look()
+    await process.archive(segment(10, 19))
+    assert process.collector().partitions[0].archived == (OffsetRange(0, 19),)
+    process.faults[TIP] = "copy failed: password=hunter2"
+    assert process.collector().partitions[0].error == "copy failed: password=•••"
+
+
+async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> None:
+    await process.archive(segment(0, 9))
+    await process.collector.look()
+    process.store.failing = True
+    await process.collector.look()  # within the interval: the store is left alone
+    assert process.collector().store.up is True
+    process.collector._archive_looked_at = float("-inf")
+    await process.collector.look()
+    status = process.collector()
+    assert status.store.up is False
+    assert status.store.last_error == "StorageUnavailable: refused for token=•••"
+    assert status.partitions[0].archived == (OffsetRange(0, 9),)
+    process.store.failing = False
+    await process.collector.look()  # a store that failed is looked at again at once
+    assert process.collector().store.up is True
+
+
+async def test_an_outage_seen_by_readers_counts_at_once(process: Process) -> None:
+    await process.collector.look()
+    process.seen = StoreStatus("s3://bucket", False, 12.0, "get_range: refused")
+    store = process.collector().store
+    assert (store.up, store.failing_seconds, store.last_error) == (
+        False,
+        12.0,
+        "get_range: refused",
+    )
+
+
+async def test_a_deleted_partition_goes(process: Process) -> None:
+    other = TopicIdPartition(UUID(int=9), "other", 0)
+    await process.archive(segment(0, 9))
+    process.collector._archived = (other,)
+    await process.collector.look()
+    assert [p.topic for p in process.collector().partitions] == ["orders"]
+
+
+async def test_events_and_counts_are_the_processs_own(process: Process) -> None:
+    before = process.collector().remote_reads.catches
+    metrics.CATCHES.labels("orders").inc(2)
+    process.events.note("catch", topic="orders")
+    status = process.collector()
+    assert status.remote_reads.catches == before + 2
+    assert [(event.event, event.details) for event in status.events] == [
+        ("catch", {"topic": "orders"})
+    ]

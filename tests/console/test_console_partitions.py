@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+from fetchproxy.console.partitions import lag_offsets, partition_status
+from fetchproxy.console.status import OffsetRange
+from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.model import (
+    LogEdges,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+
+TIP = TopicIdPartition(UUID(int=7), "orders", 3)
+
+
+def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(TIP, UUID(int=start + 1)),
+        start_offset=start,
+        end_offset=end,
+        max_timestamp_ms=0,
+        event_timestamp_ms=0,
+        segment_leader_epochs=(),
+        segment_size_bytes=100,
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        has_aborted_txns=False,
+    )
+
+
+def test_ranges_are_cut_at_recorded_gaps() -> None:
+    view = build_view(TIP, [segment(5, 9), segment(10, 19), segment(30, 39)], 0.0)
+    status = partition_status(TIP, view, LogEdges(35, 60, 55), None)
+    assert status.archived == (OffsetRange(5, 19), OffsetRange(30, 39))
+    assert status.gaps == (OffsetRange(20, 29),)
+    assert (status.segments, status.size_bytes) == (3, 300)
+    assert (status.log_start_offset, status.log_end_offset) == (35, 60)
+    assert status.lag_offsets == 15
+    assert status.margin_offsets == 5
+
+
+def test_what_is_not_known_is_not_zero() -> None:
+    status = partition_status(TIP, None, None, "no answer")
+    assert status.archived == ()
+    assert (status.lag_offsets, status.margin_offsets) == (None, None)
+    assert (status.log_start_offset, status.log_end_offset) == (None, None)
+    assert status.error == "no answer"
+    view = build_view(TIP, [segment(0, 9)], 0.0)
+    assert partition_status(TIP, view, None, None).lag_offsets is None
+
+
+def test_an_empty_archive_lags_by_the_whole_log() -> None:
+    status = partition_status(TIP, build_view(TIP, [], 0.0), LogEdges(100, 160, 150), None)
+    assert status.lag_offsets == 50
+    assert status.margin_offsets is None
+
+
+def test_what_the_broker_has_deleted_is_loss_and_not_lag() -> None:
+    view = build_view(TIP, [segment(0, 9)], 0.0)
+    assert partition_status(TIP, view, LogEdges(15, 30, 30), None).margin_offsets == -5
+    assert lag_offsets(10, LogEdges(15, 30, 30)) == 15
+    assert lag_offsets(40, LogEdges(15, 30, 30)) == 0

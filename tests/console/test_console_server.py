@@ -1,0 +1,174 @@
+"""The console over real HTTP on a loopback socket, fed by a status of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from sample_status import STATUS, STATUS_IN_OUTAGE
+
+from fetchproxy.config.sections import ConsoleConfig
+from fetchproxy.console.guard import SECURITY_HEADERS
+from fetchproxy.console.server import ConsoleServer
+from fetchproxy.console.status import Status
+from fetchproxy.errors import ConfigError
+
+
+class Source:
+    def __init__(self) -> None:
+        self.status = STATUS
+
+    def __call__(self) -> Status:
+        return self.status
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+async def http(source: Source) -> AsyncIterator[aiohttp.ClientSession]:
+    registry = CollectorRegistry()
+    Counter("things_done", "Things done", registry=registry).inc(3)
+    config = ConsoleConfig(listen="127.0.0.1:0", allowed_hosts="Console.Example, other")
+    async with (
+        ConsoleServer(config, source, registry) as console,
+        aiohttp.ClientSession(f"http://{console.address}") as session,
+    ):
+        yield session
+
+
+async def test_healthz_lives(http: aiohttp.ClientSession, source: Source) -> None:
+    source.status = STATUS_IN_OUTAGE
+    async with http.get("/healthz") as answer:
+        assert (answer.status, await answer.text()) == (200, "ok\n")
+
+
+async def test_readyz_says_what_is_missing(http: aiohttp.ClientSession, source: Source) -> None:
+    async with http.get("/readyz") as answer:
+        assert (answer.status, await answer.json()) == (200, {"ready": True, "missing": []})
+    source.status = STATUS_IN_OUTAGE
+    async with http.get("/readyz") as answer:
+        assert answer.status == 503
+        assert await answer.json() == {
+            "ready": False,
+            "missing": ["gateway listener 127.0.0.1:9193"],
+        }
+
+
+async def test_a_failing_store_does_not_make_it_unready(
+    http: aiohttp.ClientSession, source: Source
+) -> None:
+    source.status = replace(STATUS_IN_OUTAGE, missing=())
+    async with http.get("/readyz") as answer:
+        assert answer.status == 200
+
+
+async def test_metrics_in_the_text_format(http: aiohttp.ClientSession) -> None:
+    async with http.get("/metrics") as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        assert "things_done_total 3.0" in await answer.text()
+    async with http.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await answer.text()).endswith("# EOF\n")
+
+
+async def test_status_is_the_sources_status(http: aiohttp.ClientSession) -> None:
+    async with http.get("/api/status") as answer:
+        assert answer.content_type == "application/json"
+        assert await answer.json() == json.loads(json.dumps(asdict(STATUS)))
+
+
+async def test_the_page_needs_nothing_from_elsewhere(http: aiohttp.ClientSession) -> None:
+    async with http.get("/") as answer:
+        assert answer.content_type == "text/html"
+        page = await answer.text()
+    assert re.findall(r"(?:src|href)=\"(?:https?:)?//", page) == []
+    for name in re.findall(r"(?:src|href)=\"(console\.\w+)\"", page):
+        async with http.get(f"/{name}") as answer:
+            assert answer.status == 200
+            assert not re.search(r"url\(|@import|innerHTML", await answer.text())
+
+
+async def test_every_element_the_script_asks_for_is_on_the_page(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.get("/") as answer:
+        ids = set(re.findall(r'id="([\w-]+)"', await answer.text()))
+    async with http.get("/console.js") as answer:
+        script = await answer.text()
+    asked = set(re.findall(r'\$\("([\w-]+)"\)', script))
+    assert asked
+    assert asked <= ids
+
+
+async def test_the_script_reads_only_fields_that_the_status_has(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.get("/console.js") as answer:
+        script = await answer.text()
+    for part in ("relay", "cache", "store"):
+        read = set(re.findall(rf"\b{part}\.(\w+)", script))
+        assert read
+        assert read <= set(asdict(STATUS)[part])
+    read = set(re.findall(r"\bremote\.(\w+)", script))
+    assert read <= set(asdict(STATUS)["remote_reads"])
+    read = set(re.findall(r"\bp\.(\w+)", script))
+    assert read <= set(asdict(STATUS)["partitions"][0])
+
+
+@pytest.mark.parametrize("path", ["/", "/api/status", "/no-such-page", "/metrics"])
+async def test_security_headers_are_on_every_answer(http: aiohttp.ClientSession, path: str) -> None:
+    async with http.get(path) as answer:
+        for name, value in SECURITY_HEADERS.items():
+            assert answer.headers[name] == value
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:1", "127.0.0.1:80", "[::1]:80", "[::1]", "10.1.2.3", "OTHER:99",
+     "console.example"],
+)  # fmt: skip
+async def test_hosts_that_may(http: aiohttp.ClientSession, host: str) -> None:
+    async with http.get("/api/status", headers={"Host": host}) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "evil:80", "", "1.2.3"])
+async def test_hosts_that_may_not(http: aiohttp.ClientSession, host: str) -> None:
+    async with http.get("/api/status", headers={"Host": host}) as answer:
+        assert answer.status in (400, 421)  # 400: aiohttp's own, for a host that is none
+        assert "orders" not in await answer.text()
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_nothing_can_be_changed(http: aiohttp.ClientSession, method: str) -> None:
+    async with http.request(method, "/api/status") as answer:
+        assert answer.status == 405
+
+
+async def test_a_taken_port_is_a_clear_error(source: Source) -> None:
+    async with ConsoleServer(
+        ConsoleConfig(listen="127.0.0.1:0"), source, CollectorRegistry()
+    ) as first:
+        second = ConsoleConfig(listen=str(first.address))
+        with pytest.raises(ConfigError, match=r"console\.listen = 127\.0\.0\.1:\d+: cannot listen"):
+            async with ConsoleServer(second, source, CollectorRegistry()):
+                pass
+
+
+async def test_it_stops_listening_at_the_end(source: Source) -> None:
+    async with ConsoleServer(
+        ConsoleConfig(listen="127.0.0.1:0"), source, CollectorRegistry()
+    ) as console:
+        address = console.address
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(address.host, address.port)

@@ -1,0 +1,85 @@
+"""A real store behind a door: counts what passes, and can be held shut or made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.api import ObjectStore, StoredObject
+
+
+class ScriptedStore(ObjectStore):
+    """`calls` holds (verb, key or prefix). `door` is passed by every read after it is counted."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+        self.calls: list[tuple[str, str]] = []
+        self.error: RemoteStorageError | None = None
+        self.door = asyncio.Event()
+        self.door.set()
+        self.gets_let_through: int | None = None  # then the door shuts
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def count(self, verb: str, part: str = "") -> int:
+        return sum(1 for called, what in self.calls if called == verb and part in what)
+
+    async def _pass(self, verb: str, what: str) -> None:
+        self.calls.append((verb, what))
+        if verb == "get" and what.endswith(".metadata") and self.gets_let_through is not None:
+            if self.gets_let_through == 0:
+                self.door.clear()
+            self.gets_let_through -= 1
+        if verb not in ("put", "put_file", "delete"):
+            await self.door.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def put(self, key: str, content: bytes) -> None:
+        await self._pass("put", key)
+        await self.inner.put(key, content)
+
+    async def put_file(self, key: str, path: Path) -> None:
+        await self._pass("put_file", key)
+        await self.inner.put_file(key, path)
+
+    async def get(self, key: str) -> bytes:
+        await self._pass("get", key)
+        return await self.inner.get(key)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        await self._pass("get_range", key)
+        return await self.inner.get_range(key, byte_range)
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        # What the listing shows is what was there when it began, however late it arrives.
+        seen = [found async for found in self.inner.list(prefix, start_after)]
+        await self._pass("list", prefix)
+        for found in seen:
+            yield found
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        await self._pass("list_folders", prefix)
+        async for folder in self.inner.list_folders(prefix):
+            yield folder
+
+    async def delete(self, key: str) -> None:
+        await self._pass("delete", key)
+        await self.inner.delete(key)
+
+    async def close(self) -> None:
+        await self.inner.close()

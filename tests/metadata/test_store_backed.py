@@ -1,0 +1,226 @@
+"""The store-backed manager: the contract on two stores, and what only it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+from metadata_contract import (
+    OTHER,
+    TIP,
+    Backing,
+    MetadataContract,
+    State,
+    copied,
+    now,
+    segment,
+    until,
+)
+from scripted_store import ScriptedStore
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.layout import SegmentFile, partition_folder
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+
+class StoreBacking(Backing):
+    def __init__(self, store: ScriptedStore) -> None:
+        self.store = store
+        self.rsm = RemoteStorageManager(store, "archive")
+
+    def manager(
+        self, config: MetadataConfig | None = None
+    ) -> AbstractAsyncContextManager[StoreBackedRemoteLogMetadataManager]:
+        return StoreBackedRemoteLogMetadataManager(self.rsm, config or MetadataConfig())
+
+    def reads(self, tip: TopicIdPartition) -> int:
+        return self.store.count("list", partition_folder("archive/", tip))
+
+    def hold(self) -> None:
+        self.store.door.clear()
+
+    def release(self) -> None:
+        self.store.door.set()
+
+    def fail(self) -> None:
+        self.store.error = StorageUnavailable("the store is away")
+
+    def heal(self) -> None:
+        self.store.error = None
+
+    def key(self, metadata: RemoteLogSegmentMetadata) -> str:
+        return self.rsm.object_key(metadata, SegmentFile.METADATA)
+
+
+async def ready(backing: StoreBacking) -> StoreBacking:
+    """An archive that had something once, so that its layout is known and not read again."""
+    once = segment(99, 0, 0, tip=OTHER)
+    await backing.rsm.put_segment_metadata(once, encode_segment(once))
+    await backing.rsm.delete_log_segment_data(once)
+    return backing
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[StoreBacking]:
+    async with ScriptedStore(MemoryObjectStore()) as store:
+        yield await ready(StoreBacking(store))
+
+
+class TestOnMemory(MetadataContract):
+    @pytest.fixture
+    async def backing(self, memory: StoreBacking) -> StoreBacking:
+        return memory
+
+    async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
+        assert isinstance(backing, StoreBacking)
+        await backing.rsm.delete_log_segment_data(metadata)
+
+
+class TestOnFilesystem(MetadataContract):
+    @pytest.fixture
+    async def backing(self, tmp_path: Path) -> AsyncIterator[StoreBacking]:
+        async with ScriptedStore(FilesystemObjectStore(tmp_path, create=True)) as store:
+            yield await ready(StoreBacking(store))
+
+    async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
+        assert isinstance(backing, StoreBacking)
+        await backing.rsm.delete_log_segment_data(metadata)
+
+
+async def test_only_new_and_changed_objects_are_read(memory: StoreBacking) -> None:
+    async with memory.manager() as writer, memory.manager() as reader:
+        for i in range(5):
+            await copied(writer, segment(i, 10 * i, 10 * i + 9))
+        await reader.refresh(TIP, now())
+        assert memory.store.count("get", ".metadata") == 5
+        await reader.refresh(TIP, now())
+        assert memory.store.count("get", ".metadata") == 5
+        await copied(writer, segment(9, 50, 59))
+        last = segment(4, 40, 49, State.DELETE_SEGMENT_STARTED)
+        await writer.put(last)
+        view = await reader.refresh(TIP, now())
+        assert memory.store.count("get", ".metadata") == 7
+        assert view.gaps() == [(40, 49)]
+
+
+async def test_reads_at_once_are_bounded(memory: StoreBacking) -> None:
+    async with memory.manager() as writer:
+        for i in range(20):
+            await copied(writer, segment(i, 10 * i, 10 * i + 9))
+    memory.store.gets_let_through = 0
+    async with memory.manager(MetadataConfig(metadata_reads_max=3)) as reader:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reader.refresh(TIP, now()))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert memory.store.count("get", ".metadata") == 3
+            memory.store.gets_let_through = None
+            memory.release()
+        view = reader.view(TIP)
+        assert view is not None
+        assert len(view.segments) == 20
+
+
+async def test_a_read_that_takes_too_long_is_an_outage_and_keeps_what_it_got(
+    memory: StoreBacking,
+) -> None:
+    async with memory.manager() as writer:
+        for i in range(10):
+            await copied(writer, segment(i, 10 * i, 10 * i + 9))
+    memory.store.gets_let_through = 7
+    config = MetadataConfig(metadata_read_max_ms=50, metadata_reads_max=1)
+    async with memory.manager(config) as reader:
+        with pytest.raises(StorageUnavailable, match="not read within 50 ms"):
+            await reader.refresh(TIP, now())
+        assert reader.view(TIP) is None
+        memory.store.gets_let_through = None
+        memory.release()
+        before = memory.store.count("get", ".metadata")
+        assert len((await reader.refresh(TIP, now())).segments) == 10
+        assert memory.store.count("get", ".metadata") == before + 3
+
+
+@pytest.mark.parametrize("fault", ["garbage", "foreign", "newer"])
+async def test_one_unreadable_object_hides_nothing_else(memory: StoreBacking, fault: str) -> None:
+    async with memory.manager() as writer, memory.manager() as reader:
+        segments = [await copied(writer, segment(i, 10 * i, 10 * i + 9)) for i in range(3)]
+        content = {
+            "garbage": b"\x00\xff",
+            "foreign": encode_segment(segments[0]),
+            "newer": b'{"version": 7}',
+        }[fault]
+        await memory.store.put(memory.key(segments[1]), content)
+        view = await reader.refresh(TIP, now())
+        assert view.segments == (segments[0], segments[2])
+        assert not view.gap_at(15)  # an OffsetOutOfRange here would make a client skip data
+        assert view.uncertain_at(15)
+        (problem,) = reader.problems(TIP)
+        assert (problem.key, problem.base_offset) == (memory.key(segments[1]), 10)
+        assert problem.key in problem.what
+        gets = memory.store.count("get", ".metadata")
+        await reader.refresh(TIP, now())
+        assert memory.store.count("get", ".metadata") == gets  # read and logged once
+        await memory.store.put(memory.key(segments[1]), encode_segment(segments[1]))
+        healed = await reader.refresh(TIP, now())
+        assert healed.segments == tuple(segments)
+        assert reader.problems(TIP) == ()
+
+
+async def test_an_object_deleted_between_list_and_get_is_gone(memory: StoreBacking) -> None:
+    async with memory.manager() as writer:
+        segments = [await copied(writer, segment(i, 10 * i, 10 * i + 9)) for i in range(2)]
+    memory.hold()
+    async with memory.manager() as reader, asyncio.TaskGroup() as group:
+        reading = group.create_task(reader.refresh(TIP, now()))
+        await until(lambda: memory.reads(TIP) == 2)
+        await memory.store.inner.delete(memory.key(segments[0]))
+        memory.release()
+        assert (await reading).segments == (segments[1],)
+
+
+async def test_topic_partitions_are_shared_and_cached(memory: StoreBacking) -> None:
+    async with memory.manager() as manager:
+        await copied(manager, segment(1, 0, 9))
+        calls = memory.store.count("list_folders")
+        since = now()
+        answers = await asyncio.gather(
+            *(manager.topic_partitions(TIP.topic_id, since) for _ in range(20))
+        )
+        assert set(answers) == {frozenset({0})}
+        assert memory.store.count("list_folders") == calls + 2  # topics, then partitions
+        await manager.topic_partitions(TIP.topic_id, since)
+        assert memory.store.count("list_folders") == calls + 2
+        await manager.put(segment(2, 0, 9, tip=OTHER))
+        assert await manager.topic_partitions(TIP.topic_id, since) == {0, 1}
+
+
+async def test_a_deleted_partition_is_no_longer_known(memory: StoreBacking) -> None:
+    async with memory.manager() as manager:
+        finished = await copied(manager, segment(1, 0, 9))
+        await memory.rsm.delete_log_segment_data(finished)
+        assert await manager.topic_partitions(TIP.topic_id, now()) == frozenset()
+        assert list(await manager.list_partitions()) == []
+
+
+async def test_what_is_put_during_a_listing_is_in_its_answer(memory: StoreBacking) -> None:
+    async with memory.manager() as manager, asyncio.TaskGroup() as group:
+        await manager.refresh(OTHER, now())
+        memory.hold()
+        calls = memory.store.count("list_folders")
+        topic = group.create_task(manager.topic_partitions(TIP.topic_id, now()))
+        archive = group.create_task(manager.list_partitions())
+        await until(lambda: memory.store.count("list_folders") == calls + 2)
+        await manager.put(segment(1, 0, 9, tip=OTHER))
+        await memory.store.inner.delete(memory.key(segment(1, 0, 9, tip=OTHER)))  # listed too early
+        memory.release()
+        assert await topic == {1}
+        assert list(await archive) == [OTHER]

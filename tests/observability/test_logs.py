@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+
+import pytest
+import structlog
+
+from fetchproxy.config.sections import LogConfig
+from fetchproxy.observability.logs import configure_logging
+
+
+def lines(
+    config: LogConfig | None = None,
+) -> tuple[io.StringIO, structlog.typing.FilteringBoundLogger]:
+    stream = io.StringIO()
+    configure_logging(config or LogConfig(), stream)
+    return stream, structlog.get_logger("fetchproxy.somewhere")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_json_lines_when_no_terminal() -> None:
+    stream, log = lines()
+    log.info("segment_copied", topic="t", partition=0, base_offset=7)
+    entry = json.loads(stream.getvalue())
+    assert list(entry)[:4] == ["timestamp", "level", "event", "logger"]
+    assert entry.pop("timestamp").endswith("Z")
+    assert entry == {
+        "level": "info",
+        "event": "segment_copied",
+        "logger": "fetchproxy.somewhere",
+        "topic": "t",
+        "partition": 0,
+        "base_offset": 7,
+    }
+
+
+def test_people_get_coloured_lines_on_a_terminal() -> None:
+    stream = Terminal()
+    configure_logging(LogConfig(), stream)
+    structlog.get_logger("x").info("segment_copied", topic="t")
+    assert "\x1b[" in stream.getvalue()
+    assert "segment_copied" in stream.getvalue()
+
+
+def test_the_format_can_be_forced() -> None:
+    stream = Terminal()
+    configure_logging(LogConfig(format="json"), stream)
+    structlog.get_logger("x").info("segment_copied")
+    assert json.loads(stream.getvalue())["event"] == "segment_copied"
+    stream, log = lines(LogConfig(format="console"))
+    log.info("segment_copied", topic="t")
+    assert "\x1b[" not in stream.getvalue()
+    assert "topic=t" in stream.getvalue()
+
+
+def test_levels_below_the_configured_one_are_silent() -> None:
+    stream, log = lines(LogConfig(level="warning"))
+    log.info("quiet")
+    log.warning("loud")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["loud"]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_secrets_never_leave(form: str) -> None:
+    stream, log = lines(LogConfig.model_validate({"format": form}))
+    try:
+        raise RuntimeError("no access to s3://me:hunter2@bucket")
+    except RuntimeError as error:
+        log.exception(
+            "store_refused",
+            password="hunter2",
+            headers={"Authorization": "hunter2", "deep": [{"api_token": "hunter2"}]},
+            url="s3://bucket?secret_key=hunter2",
+            error=error,
+            api_key=1,
+        )
+    assert "hunter2" not in stream.getvalue()
+    assert "RuntimeError" in stream.getvalue()
+    if form == "json":
+        entry = json.loads(stream.getvalue())
+        assert entry["api_key"] == 1
+        assert "Traceback" in entry["exception"]
+        assert entry["error"] == "no access to s3://•••@bucket"
+
+
+def test_libraries_are_heard_from_warning_on() -> None:
+    stream, _ = lines(LogConfig(level="debug"))
+    library = logging.getLogger("some.library")
+    library.info("not ours to tell")
+    library.warning("pool is full: %d", 10)
+    library.log(35, "between levels")
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        library.exception("failed with token=abc")
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [entry["event"] for entry in entries] == ["library_message"] * 3
+    assert entries[0]["message"] == "pool is full: 10"
+    assert entries[0]["logger"] == "some.library"
+    assert entries[0]["level"] == "warning"
+    assert "exception" not in entries[1]
+    assert "boom" in entries[2]["exception"]
+    assert entries[2]["message"] == "failed with token=•••"
+
+
+def test_warnings_of_python_are_logged() -> None:
+    stream, _ = lines()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        warnings.warn("old api", stacklevel=1)
+    assert "old api" in json.loads(stream.getvalue().splitlines()[0])["message"]
+
+
+def test_a_second_call_replaces_the_first() -> None:
+    first, log = lines()
+    second, _ = lines()
+    log.info("here")
+    assert first.getvalue() == ""
+    assert "here" in second.getvalue()

@@ -1,0 +1,185 @@
+"""Addresses change, every other byte stays: against an encoder made from Kafka's own schemas."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
+from message_schema import encode_response, uvarint, values
+
+from protocol.addresses import (
+    NodeAddress,
+    carries_addresses,
+    node_addresses,
+    node_endpoints_in,
+    splice,
+    splice_node_endpoints_tag,
+)
+from protocol.apis import PROXIED_VERSIONS, ApiKey
+from protocol.errors import WireError
+
+# API -> (schema, name of the field that holds an address, name of its node id)
+PLACES = {
+    ApiKey.METADATA: ("MetadataResponse", "Brokers", "NodeId"),
+    ApiKey.FIND_COORDINATOR: ("FindCoordinatorResponse", "Coordinators", "NodeId"),
+    ApiKey.DESCRIBE_CLUSTER: ("DescribeClusterResponse", "Brokers", "BrokerId"),
+    ApiKey.PRODUCE: ("ProduceResponse", "NodeEndpoints", "NodeId"),
+    ApiKey.SHARE_FETCH: ("ShareFetchResponse", "NodeEndpoints", "NodeId"),
+    ApiKey.SHARE_ACKNOWLEDGE: ("ShareAcknowledgeResponse", "NodeEndpoints", "NodeId"),
+}
+CASES = [
+    (key, version)
+    for key in PLACES
+    for version in range(PROXIED_VERSIONS[key][0], PROXIED_VERSIONS[key][1] + 1)
+]
+
+
+def lookup(node_id: int, host: str, port: int) -> tuple[str, int]:
+    return f"proxy-{len(host)}" * (1 + node_id % 20), port ^ 0x55
+
+
+def holders(key: ApiKey, version: int, value: dict[str, Any]) -> list[dict[str, Any]]:
+    """The structs that hold an address a client could connect to."""
+    _, field, node_id = PLACES[key]
+    flat = key == ApiKey.FIND_COORDINATOR and version < 4
+    found = [value] if flat else value.get(field) or []
+    return [h for h in found if h[node_id] >= 0 and h["Host"]]
+
+
+def relocated(key: ApiKey, version: int, value: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(value)
+    node_id = PLACES[key][2]
+    for holder in holders(key, version, changed):
+        address = lookup(holder[node_id], holder["Host"], holder["Port"])
+        holder["Host"], holder["Port"] = address
+    return changed
+
+
+@pytest.mark.parametrize(("key", "version"), CASES)
+def test_only_addresses_change(key: ApiKey, version: int) -> None:
+    name, _, node_id = PLACES[key]
+
+    @settings(max_examples=25)
+    @given(values(name, version))
+    def check(value: dict[str, Any]) -> None:
+        payload = encode_response(name, version, value)
+        expected = [
+            NodeAddress(h[node_id], h["Host"], h["Port"]) for h in holders(key, version, value)
+        ]
+        if not carries_addresses(key, version):
+            assert expected == []
+        assert node_addresses(payload, key, version) == expected
+        wanted = encode_response(name, version, relocated(key, version, value))
+        assert splice(payload, key, version, lookup) == wanted
+        assert splice(memoryview(bytearray(payload)), key, version, lookup) == wanted
+
+    check()
+
+
+@pytest.mark.parametrize(("key", "version"), CASES)
+def test_truncation_and_garbage_raise_only_wire_errors(key: ApiKey, version: int) -> None:
+    name = PLACES[key][0]
+
+    @settings(max_examples=25)
+    @given(values(name, version), st.data())
+    def check(value: dict[str, Any], data: st.DataObject) -> None:
+        payload = bytearray(encode_response(name, version, value))
+        end = data.draw(st.integers(0, len(payload)))
+        for at in data.draw(st.lists(st.integers(0, len(payload) - 1), max_size=3)):
+            payload[at] = data.draw(st.integers(0, 255))
+        for broken in (bytes(payload[:end]), data.draw(st.binary(max_size=60))):
+            with contextlib.suppress(WireError):
+                node_addresses(broken, key, version)
+                splice(broken, key, version, lookup)
+
+    check()
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_as_kafka_python_reads_it(version: int) -> None:
+    response = MetadataResponse[version]
+    brokers = [
+        response.MetadataResponseBroker(node_id=n, host=f"broker-{n}", port=9092 + n, rack="r")
+        for n in range(6)
+    ]
+    message = response(brokers=brokers, topics=[], cluster_id="c", controller_id=3)
+    message.with_header(correlation_id=5)
+    payload = bytes(message.encode(header=True))
+    spliced = splice(payload, ApiKey.METADATA, version, lookup)
+    decoded = response.decode(spliced, header=True)
+    assert decoded.header.correlation_id == 5
+    assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [
+        (b.node_id, *lookup(b.node_id, b.host, b.port)) for b in brokers
+    ]
+    if version >= 1:
+        assert [b.rack for b in decoded.brokers] == ["r"] * 6
+        assert decoded.controller_id == 3
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_coordinator_error_without_address_is_left_alone(version: int) -> None:
+    response = FindCoordinatorResponse[version]
+    if version < 4:
+        message = response(error_code=15, error_message="no", node_id=-1, host="", port=-1)
+    else:
+        message = response(
+            coordinators=[
+                response.Coordinator(
+                    key="g", node_id=-1, host="", port=-1, error_code=15, error_message="no"
+                )
+            ]
+        )
+    message.with_header(correlation_id=5)
+    payload = bytes(message.encode(header=True))
+    assert node_addresses(payload, ApiKey.FIND_COORDINATOR, version) == []
+    assert splice(payload, ApiKey.FIND_COORDINATOR, version, lookup) == payload
+
+
+def endpoints_section(value: dict[str, Any]) -> bytes:
+    """The last tagged-field section of a Fetch answer: what follows an answer without topics."""
+    empty = {"ThrottleTimeMs": 0, "ErrorCode": 0, "SessionId": 0, "Responses": []}
+    tagged = {key: value[key] for key in ("NodeEndpoints", "_tags") if key in value}
+    return encode_response("FetchResponse", 18, empty | tagged)[4 + 1 + 10 + 1 :]
+
+
+@given(values("FetchResponse", 16))
+def test_fetch_tag_section(value: dict[str, Any]) -> None:
+    section = endpoints_section(value)
+    changed = copy.deepcopy(value)
+    found = [e for e in changed.get("NodeEndpoints", []) if e["NodeId"] >= 0 and e["Host"]]
+    assert node_endpoints_in(section) == [
+        NodeAddress(e["NodeId"], e["Host"], e["Port"]) for e in found
+    ]
+    for endpoint in found:
+        address = lookup(endpoint["NodeId"], endpoint["Host"], endpoint["Port"])
+        endpoint["Host"], endpoint["Port"] = address
+    assert splice_node_endpoints_tag(section, lookup) == endpoints_section(changed)
+
+
+def test_fetch_tag_section_with_a_size_in_two_bytes() -> None:
+    data = b"\x02" + b"\x00\x00\x00\x01" + b"\x02h" + b"\x00\x00\x00\x09" + b"\x00\x00"
+    assert node_endpoints_in(b"\x01\x00" + uvarint(len(data)) + data) == [NodeAddress(1, "h", 9)]
+    padded = bytes([0x80 | len(data), 0x00])
+    section = b"\x01\x00" + padded + data
+    moved = splice_node_endpoints_tag(section, lambda *_: ("hh", 9))
+    wanted = data.replace(b"\x02h", b"\x03hh")
+    assert moved == b"\x01\x00" + uvarint(len(wanted)) + wanted
+
+
+@given(st.binary(max_size=40))
+def test_garbage_tag_section_raises_only_wire_errors(section: bytes) -> None:
+    with contextlib.suppress(WireError):
+        node_endpoints_in(section)
+        splice_node_endpoints_tag(section, lookup)
+
+
+def test_other_answers_come_back_as_they_are() -> None:
+    assert not carries_addresses(ApiKey.HEARTBEAT, 4)
+    assert not carries_addresses(ApiKey.PRODUCE, 9)
+    assert splice(b"any", ApiKey.HEARTBEAT, 4, lookup) == b"any"
+    assert node_addresses(b"any", ApiKey.PRODUCE, 9) == []

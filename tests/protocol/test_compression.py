@@ -1,0 +1,100 @@
+"""Each codec as producers write it, and what a hostile batch could try."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import zlib
+
+import cramjam
+import pytest
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import compression
+from protocol.compression import CompressionType, decompress
+from protocol.errors import MalformedMessage, WireError
+
+ENCODERS = {
+    CompressionType.GZIP: gzip_encode,
+    CompressionType.SNAPPY: snappy_encode,
+    CompressionType.LZ4: lz4_encode,
+    CompressionType.ZSTD: zstd_encode,
+}
+
+
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_round_trip(codec: CompressionType) -> None:
+    @settings(max_examples=30)
+    @given(st.binary(min_size=1, max_size=300), st.integers(1, 2000))
+    def check(data: bytes, times: int) -> None:
+        packed = bytes(ENCODERS[codec](data * times))
+        assert bytes(decompress(codec, memoryview(packed))) == data * times
+
+    check()
+
+
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_far_larger_than_the_first_guess(codec: CompressionType) -> None:
+    data = bytes(20_000_000)
+    assert bytes(decompress(codec, bytes(ENCODERS[codec](data)))) == data
+
+
+def test_uncompressed_is_not_copied() -> None:
+    data = memoryview(b"abc")
+    assert decompress(0, data) is data
+
+
+def test_raw_snappy_block() -> None:
+    packed = bytes(cramjam.snappy.compress_raw(b"abc" * 100))
+    assert bytes(decompress(2, packed)) == b"abc" * 100
+
+
+def test_two_gzip_members() -> None:
+    packed = gzip.compress(b"one") + gzip.compress(b"two")
+    assert bytes(decompress(1, packed)) == b"onetwo"
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_unknown_codec(codec: int) -> None:
+    with pytest.raises(MalformedMessage):
+        decompress(codec, b"")
+
+
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_a_bomb_stops_at_the_limit(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "RECORDS_BYTES_MAX", 100_000)
+    exact = bytes(ENCODERS[codec](bytes(100_000)))
+    assert len(decompress(codec, exact)) == 100_000
+    with pytest.raises(MalformedMessage):
+        decompress(codec, bytes(ENCODERS[codec](bytes(100_001))))
+
+
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_truncated(codec: int) -> None:
+    packed = bytes(ENCODERS[codec](b"some records, some records" * 20))
+    for size in range(1, len(packed)):
+        try:
+            decompress(codec, packed[:size])
+        except WireError:
+            continue
+        # A xerial stream may end after its header; a frame's end mark may carry no data.
+        assert codec in (CompressionType.SNAPPY, CompressionType.LZ4)
+
+
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_garbage_raises_only_wire_errors(codec: int) -> None:
+    @settings(max_examples=100)
+    @given(st.binary(max_size=100), st.booleans())
+    def check(junk: bytes, with_magic: bool) -> None:
+        start = bytes(ENCODERS[codec](b"x"))[:16] if with_magic else b""
+        with contextlib.suppress(WireError):
+            decompress(codec, start + junk)
+
+    check()
+
+
+def test_gzip_uses_the_gzip_form_alone() -> None:
+    with pytest.raises(MalformedMessage):
+        decompress(1, zlib.compress(b"abc"))

@@ -1,0 +1,218 @@
+"""Fetch requests and streamed answers against kafka-python's codec as the oracle."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchRequest as OracleRequest
+from kafka.protocol.consumer import FetchResponse as OracleResponse
+
+from protocol import fetch_response as fr
+from protocol.errors import WireError
+from protocol.fetch_request import encode_fetch_request, parse_fetch_request
+from protocol.primitives import Buffer
+
+VERSIONS = st.integers(4, 18)
+TOPICS = st.lists(st.sampled_from(["orders", "a", "clicks.eu-west_1"]), unique=True, max_size=3)
+
+
+def header_end(version: int, client_id: str) -> int:
+    return 8 + 2 + len(client_id) + (1 if version >= 12 else 0)
+
+
+def topic_id(name: str) -> UUID:
+    return UUID(bytes=name.encode().ljust(16, b"!")[:16])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[int, OracleRequest]:
+    version = draw(VERSIONS)
+    request = OracleRequest[version]()
+    request.replica_id = -1
+    request.max_wait_ms = draw(st.integers(0, 5000))
+    request.min_bytes = draw(st.integers(0, 100))
+    request.max_bytes = draw(st.integers(1, 1 << 30))
+    request.isolation_level = draw(st.integers(0, 1))
+    request.session_id = draw(st.integers(0, 1 << 30)) if version >= 7 else 0
+    request.session_epoch = draw(st.integers(-1, 9)) if version >= 7 else -1
+    request.topics = []
+    request.forgotten_topics_data = []
+    for name in draw(TOPICS):
+        topic = OracleRequest.FetchTopic(version=version)
+        topic.topic, topic.topic_id, topic.partitions = name, topic_id(name), []
+        for number in draw(st.lists(st.integers(0, 99), unique=True, min_size=1, max_size=4)):
+            entry = OracleRequest.FetchTopic.FetchPartition(version=version)
+            entry.partition = number
+            entry.fetch_offset = draw(st.integers(0, 1 << 60))
+            entry.partition_max_bytes = draw(st.integers(0, 1 << 30))
+            topic.partitions.append(entry)
+        request.topics.append(topic)
+    return version, request
+
+
+@given(requests())
+def test_a_request_parsed_and_composed_is_the_same_bytes(case: tuple[int, OracleRequest]) -> None:
+    version, oracle = case
+    oracle.with_header(correlation_id=7, client_id="me")
+    framed = bytes(oracle.encode(header=True, framed=True))
+    parsed = parse_fetch_request(framed[4:], header_end(version, "me"))
+    assert parsed.correlation_id == 7
+    assert len(parsed.partitions) == sum(len(t.partitions) for t in oracle.topics)
+    for topic in oracle.topics:
+        ref = topic_id(topic.topic).bytes if version >= 13 else topic.topic.encode()
+        for entry in topic.partitions:
+            mine = parsed.partitions[ref, entry.partition]
+            assert mine.fetch_offset == entry.fetch_offset
+            assert mine.bytes_max == entry.partition_max_bytes
+    again = encode_fetch_request(
+        parsed,
+        partitions=parsed.partitions,
+        forgotten=parsed.forgotten,
+        session_id=parsed.session_id,
+        session_epoch=parsed.session_epoch,
+        max_wait_ms=parsed.max_wait_ms,
+        min_bytes=parsed.min_bytes,
+        bytes_max=parsed.bytes_max,
+    )
+    assert again == framed
+
+
+@given(requests(), st.data())
+def test_a_damaged_request_raises_only_wire_errors(
+    case: tuple[int, OracleRequest], data: st.DataObject
+) -> None:
+    version, oracle = case
+    oracle.with_header(correlation_id=7, client_id="me")
+    payload = bytearray(oracle.encode(header=True, framed=False))
+    start = header_end(version, "me")
+    if data.draw(st.booleans()):
+        payload = payload[: data.draw(st.integers(start, len(payload)))]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if len(payload) > start:
+            payload[data.draw(st.integers(start, len(payload) - 1))] = data.draw(
+                st.integers(0, 255)
+            )
+    try:
+        parse_fetch_request(bytes(payload), start)
+    except WireError:
+        pass
+
+
+@st.composite
+def responses(draw: st.DrawFn) -> tuple[int, OracleResponse]:
+    version = draw(VERSIONS)
+    response = OracleResponse[version]()
+    response.throttle_time_ms = draw(st.integers(0, 100))
+    response.error_code = 0
+    response.session_id = draw(st.integers(0, 1 << 30)) if version >= 7 else 0
+    response.responses = []
+    for name in draw(TOPICS):
+        topic = OracleResponse.FetchableTopicResponse(version=version)
+        topic.topic, topic.topic_id, topic.partitions = name, topic_id(name), []
+        for number in range(draw(st.integers(1, 4))):
+            p = OracleResponse.FetchableTopicResponse.PartitionData(version=version)
+            p.partition_index = number
+            p.error_code = draw(st.sampled_from([0, 0, 0, 1, 6]))
+            p.high_watermark = draw(st.integers(-1, 1 << 40))
+            p.last_stable_offset = draw(st.integers(-1, 1 << 40))
+            p.log_start_offset = draw(st.integers(-1, 1 << 40)) if version >= 5 else -1
+            p.aborted_transactions = draw(st.sampled_from([None, [], [(1, 2)], [(1, 2)] * 3]))
+            if p.aborted_transactions is not None:
+                made = []
+                for pid, first in p.aborted_transactions:
+                    a = OracleResponse.FetchableTopicResponse.PartitionData.AbortedTransaction(
+                        version=version
+                    )
+                    a.producer_id, a.first_offset = pid, first
+                    made.append(a)
+                p.aborted_transactions = made
+            p.preferred_read_replica = -1
+            p.records = draw(st.sampled_from([b"", b"r" * 5, b"x" * 200, b"y" * 20_000]))
+            topic.partitions.append(p)
+        response.responses.append(topic)
+    if version >= 16 and draw(st.booleans()):
+        node = OracleResponse.NodeEndpoint(version=version)
+        node.node_id, node.host, node.port, node.rack = 1, "real-broker", 9092, None
+        response.node_endpoints = [node]
+    return version, response
+
+
+def scan(
+    version: int, framed: bytes, cuts: list[int], patch: fr.HeadPatch, splice: fr.SpliceTags
+) -> bytes:
+    def on_error(topic: bytes, partition: int, code: int) -> fr.PartitionPatch | None:
+        return fr.PartitionPatch(111, 110, 0) if code == 1 else None
+
+    scanner = fr.FetchResponseScan(version, len(framed), lambda head: patch, on_error, splice)
+    out: list[Buffer] = []
+    edges = sorted({0, len(framed), *(c for c in cuts if c < len(framed))})
+    for a, b in zip(edges, edges[1:], strict=False):
+        out += [bytes(x) for x in scanner.feed(memoryview(bytearray(framed[a:b])))]
+    assert scanner.done
+    return b"".join(bytes(x) for x in out)
+
+
+@given(responses(), st.lists(st.integers(1, 60_000), max_size=6), st.booleans())
+def test_a_scanned_answer_is_patched_and_otherwise_unchanged(
+    case: tuple[int, OracleResponse], cuts: list[int], every_byte: bool
+) -> None:
+    version, oracle = case
+    oracle.with_header(correlation_id=5)
+    framed = bytes(oracle.encode(header=True, framed=True))
+    if every_byte and len(framed) < 3000:
+        cuts = list(range(len(framed)))
+    injected = fr.encode_topic_start(version, topic_id("zz").bytes if version >= 13 else b"zz", 1)
+    injected += fr.encode_partition_start(
+        version, 3, 0, fr.PartitionPatch(9, 8, 1), [(4, 5)], len(b"stored")
+    )
+    injected += b"stored" + fr.encode_partition_end(version) + fr.encode_topic_end(version)
+    patch = fr.HeadPatch(99, 1234, 1, [injected])
+    got = scan(version, framed, cuts, patch, fr.hide_node_endpoints)
+    seen = OracleResponse[version].decode(got, header=True, framed=True)
+    assert int.from_bytes(got[:4], "big") == len(got) - 4
+    assert seen.header.correlation_id == 99
+    if version >= 7:
+        assert seen.session_id == 1234
+    assert seen.throttle_time_ms == oracle.throttle_time_ms
+    first, *rest = seen.responses
+    mine = first.partitions[0]
+    assert (mine.partition_index, mine.high_watermark, bytes(mine.records)) == (3, 9, b"stored")
+    assert [(a.producer_id, a.first_offset) for a in mine.aborted_transactions] == [(4, 5)]
+    assert len(rest) == len(oracle.responses)
+    for mine_topic, theirs in zip(rest, oracle.responses, strict=True):
+        for p, q in zip(mine_topic.partitions, theirs.partitions, strict=True):
+            assert bytes(p.records or b"") == bytes(q.records or b"")
+            if q.error_code == 1:
+                assert (p.error_code, p.high_watermark, p.last_stable_offset) == (0, 111, 110)
+            else:
+                assert (p.error_code, p.high_watermark) == (q.error_code, q.high_watermark)
+    if version >= 16:
+        assert not seen.node_endpoints
+    assert b"real-broker" not in got
+
+
+@given(responses(), st.lists(st.integers(1, 60_000), max_size=6), st.data())
+def test_a_damaged_answer_raises_only_wire_errors(
+    case: tuple[int, OracleResponse], cuts: list[int], data: st.DataObject
+) -> None:
+    version, oracle = case
+    oracle.with_header(correlation_id=5)
+    framed = bytearray(oracle.encode(header=True, framed=True))
+    for _ in range(data.draw(st.integers(1, 3))):
+        framed[data.draw(st.integers(4, min(len(framed) - 1, 200)))] = data.draw(
+            st.integers(0, 255)
+        )
+    try:
+        scan(version, bytes(framed), cuts, fr.HeadPatch(5, 6), lambda tags: tags)
+    except WireError:
+        pass
+
+
+@pytest.mark.parametrize("version", range(7, 19))
+def test_an_error_answer_is_what_kafka_sends(version: int) -> None:
+    framed = fr.encode_error_response(version, 3, 70)
+    seen = OracleResponse[version].decode(framed, header=True, framed=True)
+    assert (seen.error_code, seen.session_id, seen.responses) == (70, 0, [])

@@ -1,0 +1,129 @@
+"""ListOffsets: requests and answers of every version, and answers patched in place."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.consumer import ListOffsetsResponse
+from message_schema import encode_body, encode_response, values
+
+from protocol.errors import WireError
+from protocol.list_offsets import AskedOffset, parse_request, parse_response, patch
+
+REQUEST = "ListOffsetsRequest"
+RESPONSE = "ListOffsetsResponse"
+VERSIONS = range(12)
+
+
+def each_partition(value: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(topic["Name"], p) for topic in value["Topics"] for p in topic["Partitions"]]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_request(version: int) -> None:
+    @settings(max_examples=60)
+    @given(values(REQUEST, version), st.binary(max_size=9))
+    def check(value: dict[str, Any], lead: bytes) -> None:
+        body = encode_body(REQUEST, version, value)
+        request = parse_request(lead + body + b"next", len(lead), version, len(lead) + len(body))
+        assert request.replica_id == value["ReplicaId"]
+        assert request.isolation_level == value.get("IsolationLevel", 0)
+        assert request.timeout_ms == value.get("TimeoutMs")
+        assert list(request.asked) == [
+            AskedOffset(name, p["PartitionIndex"], p.get("CurrentLeaderEpoch", -1), p["Timestamp"])
+            for name, p in each_partition(value)
+        ]
+
+    check()
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_response_and_patch(version: int) -> None:
+    @settings(max_examples=60)
+    @given(values(RESPONSE, version), st.data())
+    def check(value: dict[str, Any], data: st.DataObject) -> None:
+        payload = bytearray(encode_response(RESPONSE, version, value))
+        results = parse_response(payload, version)
+        assert results is not None
+        assert [r[:6] for r in results] == [
+            (
+                name,
+                p["PartitionIndex"],
+                p["ErrorCode"],
+                p["Timestamp"],
+                p["Offset"],
+                p.get("LeaderEpoch", -1),
+            )
+            for name, p in each_partition(value)
+        ]
+        changed = copy.deepcopy(value)
+        for result, (_, p) in zip(results, each_partition(changed), strict=True):
+            if data.draw(st.booleans()):
+                p |= {"ErrorCode": 0, "Timestamp": 2**40, "Offset": 2**41}
+                if version >= 4:
+                    p["LeaderEpoch"] = 5
+                patched = result._replace(
+                    error_code=0, timestamp=2**40, offset=2**41, leader_epoch=5
+                )
+                patch(payload, version, patched)
+        assert payload == encode_response(RESPONSE, version, changed)
+
+    check()
+
+
+def test_v0_answers_are_not_read() -> None:
+    assert parse_response(b"anything", 0) is None
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_patched_answer_as_kafka_python_reads_it(version: int) -> None:
+    response = ListOffsetsResponse[version]
+    topic = response.ListOffsetsTopicResponse
+    result = topic.ListOffsetsPartitionResponse
+    message = response(
+        throttle_time_ms=3,
+        topics=[
+            topic(
+                name="t",
+                partitions=[result(partition_index=n, error_code=1) for n in range(3)],
+            )
+        ],
+    )
+    message.with_header(correlation_id=5)
+    payload = bytearray(message.encode(header=True))
+    results = parse_response(payload, version)
+    assert results is not None
+    patch(payload, version, results[1]._replace(error_code=0, timestamp=1000, offset=42))
+    decoded = response.decode(bytes(payload), header=True)
+    assert [(p.error_code, p.timestamp, p.offset) for p in decoded.topics[0].partitions] == [
+        (1, -1, -1),
+        (0, 1000, 42),
+        (1, -1, -1),
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_truncation_and_garbage_raise_only_wire_errors(version: int) -> None:
+    @settings(max_examples=40)
+    @given(values(REQUEST, version), values(RESPONSE, version), st.data(), st.binary(max_size=40))
+    def check(
+        asked: dict[str, Any], value: dict[str, Any], data: st.DataObject, junk: bytes
+    ) -> None:
+        body = encode_body(REQUEST, version, asked)
+        end = data.draw(st.integers(0, len(body) - 1))
+        # The last byte of a request may be its tagged-field section, which nobody reads.
+        with contextlib.suppress(WireError):
+            parse_request(body[:end], 0, version)
+        payload = encode_response(RESPONSE, version, value)
+        for broken in (payload[: data.draw(st.integers(0, len(payload) - 1))], junk):
+            with contextlib.suppress(WireError):
+                parse_response(broken, version)
+        with contextlib.suppress(WireError):
+            parse_request(junk, 0, version)
+
+    check()

@@ -1,0 +1,297 @@
+"""Batches built by aiokafka's and kafka-python's builders: walked, checked, cut and searched."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from itertools import pairwise
+from typing import Any
+
+import crc32c
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
+
+from protocol.errors import MalformedMessage, WireError
+from protocol.record_batch import (
+    CONTROL_ABORT,
+    CONTROL_COMMIT,
+    CONTROL_MASK,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_MASK,
+    BatchHeader,
+    check_crc,
+    control_type,
+    cut,
+    first_record_at_or_after,
+    walk,
+    whole_batches_end,
+)
+
+CODECS = (0, 1, 2, 3, 4)
+NO_PRODUCER = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1}
+
+
+def reseal(batch: bytearray) -> bytes:
+    """Make the CRC true again after an edit."""
+    struct.pack_into(">I", batch, 17, crc32c.crc32c(bytes(batch[21:])))
+    return bytes(batch)
+
+
+def make_batch(
+    base_offset: int,
+    timestamps: list[int],
+    codec: int = 0,
+    builder: Any = DefaultRecordBatchBuilder,
+    value: bytes = b"value",
+    epoch: int = 3,
+) -> bytes:
+    made = builder(
+        magic=2,
+        compression_type=codec,
+        is_transactional=False,
+        batch_size=1 << 24,
+        **NO_PRODUCER,
+    )
+    for delta, timestamp in enumerate(timestamps):
+        made.append(delta, timestamp, b"key", value, [("h", b"x")])
+    batch = bytearray(made.build())
+    struct.pack_into(">q", batch, 0, base_offset)
+    struct.pack_into(">i", batch, 12, epoch)
+    return bytes(batch)
+
+
+def control_batch(kind: int) -> bytes:
+    made = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=True,
+        producer_id=9,
+        producer_epoch=1,
+        base_sequence=-1,
+        batch_size=1 << 20,
+    )
+    made.append(0, 1000, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0), [])
+    batch = bytearray(made.build())
+    batch[22] |= CONTROL_MASK
+    return reseal(batch)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[bytes]:
+    """Batches with rising offsets, some with holes between them, as compaction leaves them."""
+    offset = draw(st.integers(0, 2**40))
+    made = []
+    for _ in range(draw(st.integers(0, 8))):
+        offset += draw(st.sampled_from([0, 0, 0, 1, 50]))
+        count = draw(st.integers(1, 4))
+        value = bytes(draw(st.integers(0, 200)))
+        made.append(make_batch(offset, [1000] * count, value=value))
+        offset += count
+    return made
+
+
+def last_offset(batch: bytes) -> int:
+    return int.from_bytes(batch[:8], "big") + int.from_bytes(batch[23:27], "big")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_header_of_one_batch(codec: int) -> None:
+    batch = make_batch(100, [5000, 4000, 6000], codec)
+    (header,) = walk(batch)
+    assert header.position == 0
+    assert header.size == header.end == len(batch) == header.batch_length + 12
+    assert (header.base_offset, header.last_offset, header.records_count) == (100, 102, 3)
+    assert (header.base_timestamp, header.max_timestamp) == (5000, 6000)
+    assert header.partition_leader_epoch == 3
+    assert header.compression == codec
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
+    assert not header.is_control
+    assert not header.is_transactional
+    assert not header.is_log_append_time
+    assert check_crc(batch, header)
+
+
+def test_kafka_pythons_batches_are_the_same_to_us() -> None:
+    for codec in (0, 1):
+        batch = make_batch(7, [1000, 2000], codec, builder=KafkaPythonBuilder)
+        (header,) = walk(batch)
+        assert check_crc(batch, header)
+        assert first_record_at_or_after(batch, header, 1500) == (8, 2000)
+
+
+@given(logs(), st.integers(0, 100), st.data())
+def test_walk_gives_whole_batches_only(log: list[bytes], junk: int, data: st.DataObject) -> None:
+    whole = b"".join(log)
+    lead = bytes(junk)
+    end = data.draw(st.integers(0, len(whole)))
+    edges = [0]
+    for batch in log:
+        edges.append(edges[-1] + len(batch))
+    fit = [edge for edge in edges if edge <= end]
+    buf = lead + whole[:end]
+    headers = list(walk(buf, junk))
+    assert [h.position - junk for h in headers] == fit[:-1]
+    assert all(a.end == b.position for a, b in pairwise(headers))
+    assert all(check_crc(buf, h) for h in headers)
+    assert whole_batches_end(buf, junk) == junk + fit[-1]
+    assert list(walk(lead + whole, junk, junk + end)) == headers
+    assert list(walk(memoryview(bytearray(buf)), junk)) == headers
+
+
+@given(st.integers(0, 10**6), st.integers(1, 255))
+def test_a_changed_byte_fails_the_crc(at: int, flip: int) -> None:
+    batch = bytearray(make_batch(0, [1, 2, 3]))
+    (header,) = walk(bytes(batch))
+    batch[21 + at % (len(batch) - 21)] ^= flip
+    assert not check_crc(batch, header)
+
+
+def test_crc_does_not_cover_offset_and_epoch() -> None:
+    batch = bytearray(make_batch(0, [1]))
+    struct.pack_into(">q", batch, 0, 10**12)
+    struct.pack_into(">i", batch, 12, 99)
+    (header,) = walk(batch)
+    assert check_crc(batch, header)
+    assert (header.base_offset, header.partition_leader_epoch) == (10**12, 99)
+
+
+def naive_cut(log: list[bytes], from_offset: int, bytes_max: int, min_one: bool) -> bytes:
+    wanted = [batch for batch in log if last_offset(batch) >= from_offset]
+    out = b""
+    for number, batch in enumerate(wanted):
+        if len(out) + len(batch) > bytes_max and not (min_one and number == 0):
+            break
+        out += batch
+    return out
+
+
+@given(logs(), st.integers(-5, 100), st.integers(0, 2000), st.booleans(), st.integers(0, 80))
+def test_cut_as_a_plain_list_would(
+    log: list[bytes], ahead: int, bytes_max: int, min_one: bool, torn: int
+) -> None:
+    buf = b"".join(log)
+    from_offset = ahead + (int.from_bytes(buf[:8], "big") if log else 0)
+    partial = make_batch(2**50, [1])[:torn]
+    start, end = cut(buf + partial, from_offset, bytes_max, min_one)
+    assert (buf + partial)[start:end] == naive_cut(log, from_offset, bytes_max, min_one)
+
+
+def test_cut_gives_the_first_batch_whole_only_if_asked() -> None:
+    buf = make_batch(0, [1] * 5) + make_batch(5, [1] * 5)
+    size = len(buf) // 2
+    assert cut(buf, 7, 10, min_one=True) == (size, 2 * size)
+    assert cut(buf, 7, 10, min_one=False) == (size, size)
+    assert cut(buf, 10, 10**6, min_one=True) == (2 * size, 2 * size)
+    assert cut(b"", 0, 10, min_one=True) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("at", "raw"),
+    [(16, b"\x01"), (16, b"\x03"), (8, b"\xff\xff\xff\xff"), (8, b"\x00\x00\x00\x30"),
+     (23, b"\xff\xff\xff\xff")],
+)  # fmt: skip
+def test_nonsense_is_malformed(at: int, raw: bytes) -> None:
+    good = make_batch(0, [1])
+    bad = bytearray(make_batch(1, [1]))
+    bad[at : at + len(raw)] = raw
+    buf = good + bytes(bad)
+    with pytest.raises(MalformedMessage):
+        list(walk(buf))
+    with pytest.raises(MalformedMessage):
+        whole_batches_end(buf)
+    with pytest.raises(MalformedMessage):
+        cut(buf, 1, 1 << 20, min_one=True)
+    if at < 17:
+        with pytest.raises(MalformedMessage):
+            whole_batches_end(buf[: len(good) + 20])
+
+
+@given(st.binary(max_size=200))
+def test_garbage_raises_only_wire_errors(junk: bytes) -> None:
+    for look in (
+        lambda: list(walk(junk)),
+        lambda: whole_batches_end(junk),
+        lambda: cut(junk, 0, 100, True),
+    ):
+        with contextlib.suppress(WireError):
+            look()
+
+
+@pytest.mark.parametrize("kind", [CONTROL_ABORT, CONTROL_COMMIT])
+def test_control_type(kind: int) -> None:
+    batch = control_batch(kind)
+    (header,) = walk(batch)
+    assert header.is_control
+    assert header.is_transactional
+    assert check_crc(batch, header)
+    assert control_type(batch, header) == kind
+
+
+def test_control_type_of_data_is_malformed() -> None:
+    batch = make_batch(0, [1])
+    (header,) = walk(batch)
+    with pytest.raises(MalformedMessage):
+        control_type(batch, header)
+
+
+def naive_search(stamps: list[int], base: int, wanted: int, start: int) -> tuple[int, int] | None:
+    for delta, stamp in enumerate(stamps):
+        if stamp >= wanted and base + delta >= start:
+            return base + delta, stamp
+    return None
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_search_by_timestamp(codec: int) -> None:
+    @settings(max_examples=40)
+    @given(
+        st.lists(st.integers(0, 2**42), min_size=1, max_size=30),
+        st.integers(0, 2**42),
+        st.integers(0, 30),
+        st.integers(0, 2**50),
+    )
+    def check(stamps: list[int], other: int, ahead: int, base: int) -> None:
+        batch = make_batch(base, stamps, codec)
+        (header,) = walk(batch)
+        for wanted in (stamps[-1], stamps[0] + 1, max(stamps) + 1, other):
+            for start in (0, base + ahead):
+                found = first_record_at_or_after(batch, header, wanted, start)
+                assert found == naive_search(stamps, base, wanted, start)
+
+    check()
+
+
+def test_search_under_log_append_time() -> None:
+    batch = bytearray(make_batch(50, [1000, 2000, 3000]))
+    batch[22] |= TIMESTAMP_TYPE_MASK
+    struct.pack_into(">q", batch, 35, 9000)
+    sealed = reseal(batch)
+    (header,) = walk(sealed)
+    assert header.is_log_append_time
+    assert first_record_at_or_after(sealed, header, 2500) == (50, 9000)
+    assert first_record_at_or_after(sealed, header, 2500, 52) == (52, 9000)
+    assert first_record_at_or_after(sealed, header, 9001) is None
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_broken_records_raise_only_wire_errors(codec: int) -> None:
+    batch = make_batch(0, [1000 + n for n in range(20)], codec)
+    (header,) = walk(batch)
+
+    @settings(max_examples=60)
+    @given(st.dictionaries(st.integers(HEADER_BYTES, len(batch) - 1), st.integers(0, 255)))
+    def check(edits: dict[int, int]) -> None:
+        broken = bytearray(batch)
+        for at, byte in edits.items():
+            broken[at] = byte
+        with contextlib.suppress(WireError):
+            first_record_at_or_after(broken, header, 1019)
+
+    check()
+    for size in range(HEADER_BYTES, len(batch)):
+        short = BatchHeader(0, size, *header[2:])
+        with pytest.raises(WireError):
+            first_record_at_or_after(batch, short, 1019)

@@ -1,0 +1,14 @@
+"""The refusal of SaslHandshake v0 as kafka-python reads it."""
+
+from __future__ import annotations
+
+from kafka.protocol.sasl import SaslHandshakeResponse
+
+from protocol.sasl import handshake_refusal
+
+
+def test_handshake_refusal() -> None:
+    decoded = SaslHandshakeResponse[0].decode(handshake_refusal(31), header=True)
+    assert decoded.header.correlation_id == 31
+    assert decoded.error_code == 35
+    assert decoded.mechanisms == []

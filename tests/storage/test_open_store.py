@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.errors import ConfigError, StorageUnavailable
+from fetchproxy.storage.open import FileLocation, S3Location, open_store, parse_store_url
+
+
+def test_file_urls() -> None:
+    assert parse_store_url("file:///srv/my%20archive") == FileLocation(Path("/srv/my archive"))
+    assert parse_store_url("file://localhost/srv") == FileLocation(Path("/srv"))
+
+
+def test_s3_urls() -> None:
+    assert parse_store_url("s3://bucket") == S3Location("bucket", "", None, None)
+    assert parse_store_url(
+        "s3://bucket/team/archive/?endpoint_url=http://127.0.0.1:7070&region=eu-north-1"
+    ) == S3Location("bucket", "team/archive/", "http://127.0.0.1:7070", "eu-north-1")
+    assert parse_store_url("s3://bucket/?endpoint_url=https%3A%2F%2Fs3.example%2Fx") == S3Location(
+        "bucket", "", "https://s3.example/x", None
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("hdfs://namenode/x", "unknown scheme 'hdfs'; known: file, s3"),
+        ("/srv/archive", "unknown scheme ''; known: file, s3"),
+        ("file:relative", "file:///absolute/path"),
+        ("file://host/srv", "file:///absolute/path"),
+        ("file:///srv?x=1", "unknown parameter 'x'; known: none"),
+        ("s3://b/p?end_point=http://x", "unknown parameter 'end_point'; known: endpoint_url, regi"),
+        ("s3://bucket/p?region=", "region is empty or given twice"),
+        ("s3://bucket/p?region=a&region=b", "region is empty or given twice"),
+        ("s3://bucket/p?endpoint_url=localhost:7070", "has to start with http"),
+        ("s3:///prefix", "'' is no bucket name"),
+        ("s3://b/prefix", "'b' is no bucket name"),
+        ("s3://bucket/a//b", "illegal part"),
+        ("s3://bucket/../b", "illegal part"),
+        ("s3://bucket/a#b", "no '#' there"),
+        ("s3://[bucket/a", "store URL"),
+    ],
+)
+def test_what_is_wrong_is_named(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="store URL") as caught:
+        open_store(url, StoreConfig())
+    assert said in str(caught.value)
+
+
+def test_secrets_are_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_store_url("s3://AKIAKEY:hunter2@bucket/p")
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_mistyped_path_is_no_empty_archive(tmp_path: Path) -> None:
+    async with open_store(f"file://{tmp_path}/typo", StoreConfig()) as manager:
+        with pytest.raises(StorageUnavailable, match="typo is not there"):
+            await manager.list_partitions()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_who_writes_an_archive_makes_its_folder(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/new/archive"
+    async with open_store(url, StoreConfig(), create=True) as manager:
+        assert await manager.list_partitions() == []
+    async with open_store(url, StoreConfig()) as manager:
+        assert await manager.list_partitions() == []
+
+
+async def test_an_s3_store_is_opened_without_its_server() -> None:
+    url = "s3://bucket/p?endpoint_url=http://127.0.0.1:9&region=us-east-1"
+    async with open_store(url, StoreConfig()):
+        pass

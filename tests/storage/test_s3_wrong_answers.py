@@ -1,0 +1,308 @@
+"""Servers that answer wrongly, slowly or in part: never wrong bytes, never "there is nothing"."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.errors import (
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageThrottled,
+    StorageUnavailable,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.s3 import S3ObjectStore
+
+MiB = 1024 * 1024
+Answer = Callable[[str], bytes]  # from the request's head
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+def http(status: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}"]
+    return "\r\n".join([*lines, *headers, "Connection: close", "", ""]).encode() + body
+
+
+def error(status: str, code: str) -> bytes:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message></Error>"
+    return http(status, body.encode(), "Content-Type: application/xml")
+
+
+@asynccontextmanager
+async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3ObjectStore]:
+    """A store whose server gives this answer; `silent`: and then keeps the connection open."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = re.search(r"(?i)content-length: (\d+)", head)
+        await reader.readexactly(int(length[1]) if length else 0)
+        writer.write(answer(head))
+        await writer.drain()
+        if silent:
+            await reader.read()  # until the client has had enough
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    config = StoreConfig(part_bytes=5 * MiB, connect_max_ms=500, read_max_ms=300)
+    try:
+        async with S3ObjectStore(
+            "bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", config=config
+        ) as store:
+            yield store
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+RANGE = ByteRange(10, 20)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        http("200 OK", b"x" * 100),  # the whole object: Range was ignored
+        http("200 OK", b"x" * 10),  # as many bytes as asked for, but the first ones
+        http("206 Partial Content", b"x" * 10),
+        http("206 Partial Content", b"x" * 10, "Content-Range: bytes 0-9/100"),
+        http("206 Partial Content", b"x" * 10, "Content-Range: bytes 11-20/100"),
+        http("206 Partial Content", b"x" * 9, "Content-Range: bytes 10-18/100"),
+        http("206 Partial Content", b"x" * 9, "Content-Range: bytes 10-19/100"),
+        http("206 Partial Content", b"x" * 9, "Content-Range: bytes 10-18/*"),
+        http("206 Partial Content", b"x" * 10, "Content-Range: chapters 10-19/100"),
+        http("206 Partial Content", b"x" * 4, "Content-Range: bytes 10-19/100", length=10),
+        http("206 Partial Content", b"", "Content-Range: bytes 10-19/100", length=10),
+        b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 10-19/100\r\n\r\n" + b"x" * 10,
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"",
+    ],
+)
+async def test_another_range_than_asked_for(reply: bytes) -> None:
+    async with answering(lambda _: reply) as store:
+        with pytest.raises(StorageUnavailable):
+            await store.get_range("k", RANGE)
+
+
+async def test_ranges_that_are_right() -> None:
+    full = http("206 Partial Content", b"0123456789", "Content-Range: bytes 10-19/100")
+    short = http("206 Partial Content", b"01234", "Content-Range: bytes 10-14/15")
+    unsized = http("206 Partial Content", b"0123456789", "Content-Range: bytes 10-19/*")
+    for reply, expected in ((full, b"0123456789"), (short, b"01234"), (unsized, b"0123456789")):
+        async with answering(lambda _, reply=reply: reply) as store:
+            assert await store.get_range("k", RANGE) == expected
+
+
+async def test_the_whole_object_for_its_whole_range() -> None:
+    async with answering(lambda _: http("200 OK", b"0123456789")) as store:
+        assert await store.get_range("k", ByteRange(0, 10)) == b"0123456789"
+        assert await store.get_range("k", ByteRange(0, 50)) == b"0123456789"
+        with pytest.raises(StorageUnavailable, match="ignores ranges"):
+            await store.get_range("k", ByteRange(0, 9))
+
+
+async def test_an_object_cut_short() -> None:
+    async with answering(lambda _: http("200 OK", b"x" * 50, length=100)) as store:
+        with pytest.raises(StorageUnavailable):
+            await store.get("k")
+
+
+@pytest.mark.parametrize("sent", [0, 50])
+async def test_silence_within_an_answer(sent: int) -> None:
+    head = http("200 OK", b"x" * sent, length=100) if sent else b""
+    async with answering(lambda _: head, silent=True) as store, asyncio.timeout(60):
+        with pytest.raises(StorageUnavailable):
+            await store.get("k")
+
+
+Call = Callable[[S3ObjectStore], Awaitable[object]]
+
+
+async def listed(store: S3ObjectStore) -> list[str]:
+    return [found.key async for found in store.list("")]
+
+
+async def folders(store: S3ObjectStore) -> list[str]:
+    return [name async for name in store.list_folders("")]
+
+
+def listing(*keys: str, extra: str = "<IsTruncated>false</IsTruncated>") -> bytes:
+    contents = "".join(
+        f'<Contents><Key>{key}</Key><Size>1</Size><ETag>"e"</ETag></Contents>' for key in keys
+    )
+    body = f"<?xml version='1.0'?><ListBucketResult>{extra}{contents}</ListBucketResult>"
+    return http("200 OK", body.encode(), "Content-Type: application/xml")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        http("200 OK", b"<html><body>Sign in to this network</body></html>"),
+        http("200 OK", b""),
+        http("200 OK", b"<?xml version='1.0'?><ListBucketResult><Contents><Key>a"),
+        listing("a", extra=""),
+        listing("b", "a"),
+        listing("a", "a"),
+        listing("a", extra="<IsTruncated>true</IsTruncated>"),
+        error("404 Not Found", "NoSuchBucket"),
+        error("404 Not Found", "NoSuchKey"),
+        http("404 Not Found", b""),
+        http("404 Not Found", b"<html>nginx</html>"),
+        http("502 Bad Gateway", b"<html>nginx</html>"),
+        b"",
+    ],
+)
+@pytest.mark.parametrize("call", [listed, folders])
+async def test_no_wrong_listing_looks_empty(reply: bytes, call: Call) -> None:
+    async with answering(lambda _: reply) as store:
+        if call is folders and b"<Contents>" in reply and b"<IsTruncated>false" in reply:
+            return  # the order of objects is no matter of folders
+        with pytest.raises(StorageUnavailable):
+            await call(store)
+
+
+async def test_a_listing_of_several_pages() -> None:
+    def page(head: str) -> bytes:
+        path = head.split(" ")[1]
+        if "continuation-token=two" in path:
+            return listing("c", "d/")
+        more = "<IsTruncated>true</IsTruncated><NextContinuationToken>two</NextContinuationToken>"
+        return listing("a", "b", extra=more)
+
+    async with answering(page) as store:
+        assert await listed(store) == ["a", "b", "c"]  # "d/" is a console's folder, no object
+
+
+async def test_a_second_page_that_fails_is_not_the_end() -> None:
+    def page(head: str) -> bytes:
+        if "continuation-token=two" in head.split(" ")[1]:
+            return error("500 Internal Server Error", "InternalError")
+        more = "<IsTruncated>true</IsTruncated><NextContinuationToken>two</NextContinuationToken>"
+        return listing("a", extra=more)
+
+    async with answering(page) as store:
+        with pytest.raises(StorageUnavailable):
+            await listed(store)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (error("404 Not Found", "NoSuchKey"), ObjectNotFound),
+        (http("404 Not Found", b""), ObjectNotFound),
+        (error("404 Not Found", "NoSuchBucket"), StorageUnavailable),
+        (error("416 Range Not Satisfiable", "InvalidRange"), RangeNotSatisfiable),
+        (http("416 Range Not Satisfiable", b""), RangeNotSatisfiable),
+        (error("403 Forbidden", "AccessDenied"), StorageDenied),
+        (error("403 Forbidden", "SignatureDoesNotMatch"), StorageDenied),
+        (error("401 Unauthorized", "Whatever"), StorageDenied),
+        (error("400 Bad Request", "ExpiredToken"), StorageDenied),
+        (error("503 Slow Down", "SlowDown"), StorageThrottled),
+        (error("429 Too Many Requests", "Whatever"), StorageThrottled),
+        (error("503 Service Unavailable", "ServiceUnavailable"), StorageThrottled),
+        (http("503 Service Unavailable", b""), StorageThrottled),
+        (error("500 Internal Server Error", "InternalError"), StorageUnavailable),
+        (http("502 Bad Gateway", b"<html>nginx</html>"), StorageUnavailable),
+        (http("504 Gateway Timeout", b""), StorageUnavailable),
+        (error("408 Request Timeout", "Whatever"), StorageUnavailable),
+        (error("400 Bad Request", "RequestTimeout"), StorageUnavailable),
+        (error("409 Conflict", "OperationAborted"), StorageUnavailable),
+        (error("400 Bad Request", "InvalidRequest"), RemoteStorageError),
+        (error("501 Not Implemented", "NotImplemented"), StorageUnavailable),
+    ],
+)
+async def test_what_the_store_says(reply: bytes, expected: type[RemoteStorageError]) -> None:
+    async with answering(lambda _: reply) as store:
+        with pytest.raises(RemoteStorageError) as caught:
+            await store.get_range("k", RANGE)
+    assert type(caught.value) is expected
+    assert "k" in str(caught.value)
+
+
+async def test_every_request_is_tried_once() -> None:
+    heads: list[str] = []
+
+    def refuse(head: str) -> bytes:
+        heads.append(head)
+        return error("503 Slow Down", "SlowDown")
+
+    async with answering(refuse) as store:
+        for call in (store.get("k"), store.put("k", b""), store.delete("k"), listed(store)):
+            heads.clear()
+            with pytest.raises(StorageThrottled):
+                await call
+            assert len(heads) == 1
+
+
+async def test_a_body_is_protected_on_its_way() -> None:
+    heads: list[str] = []
+
+    def take(head: str) -> bytes:
+        heads.append(head)
+        return http("200 OK", b"", 'ETag: "x"')
+
+    async with answering(take) as store:
+        await store.put("k", b"hello")
+        await store.put("k", b"x" * MiB)
+    assert "content-md5: xuufabyzkiochcjcqzw8ra==" in heads[0].lower()
+    assert all("content-md5" in re.search(r"SignedHeaders=(\S+)", head)[1] for head in heads)  # type: ignore[index]
+
+
+async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(16 * MiB))
+    requests: list[str] = []
+    begun = (
+        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
+    )
+
+    def server(head: str) -> bytes:
+        method, target = head.split(" ")[:2]
+        requests.append(f"{method} {target.partition('?')[2]}")
+        if method == "POST":
+            return http("200 OK", begun, "Content-Type: application/xml")
+        if method == "DELETE":
+            return http("204 No Content", b"")
+        if "partNumber=2" in target:
+            return error("503 Slow Down", "SlowDown")
+        return http("200 OK", b"", 'ETag: "x"')
+
+    async with answering(server) as store:
+        with pytest.raises(StorageThrottled):
+            await store.put_file("k", path)
+    assert [request for request in requests if "POST" in request] == ["POST uploads"]
+    assert requests[-1].startswith("DELETE uploadId=u1")
+
+
+async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None:
+    """S3 answers 200 before it knows whether it can put the parts together."""
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(6 * MiB))
+    begun = (
+        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
+    )
+
+    def server(head: str) -> bytes:
+        method, target = head.split(" ")[:2]
+        if method == "POST" and "uploadId" in target:
+            return error("200 OK", "InternalError")
+        if method == "POST":
+            return http("200 OK", begun, "Content-Type: application/xml")
+        return http("200 OK", b"", 'ETag: "x"')
+
+    async with answering(server) as store:
+        with pytest.raises(StorageUnavailable):
+            await store.put_file("k", path)
