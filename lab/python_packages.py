@@ -21,10 +21,11 @@ def install(requirement: str) -> Path:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
         done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
         if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise PartMissing(
                 requirement,
-                f"pip could not install it ({done.stderr.strip()[-300:]})",
-                f"Install it by hand: pip install {requirement}",
+                f"pip could not install it ({reason})",
+                "Give pip a way to its registry, or fill the cache on a machine that has one.",
             )
 
     # Compiled packages differ per Python version; a cache may outlive the Python that filled it.

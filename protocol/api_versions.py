@@ -10,12 +10,15 @@ from struct import Struct
 
 from protocol.apis import PROXIED_VERSIONS, ApiKey, offered_versions
 from protocol.error_codes import ErrorCode
+from protocol.errors import WireError
 from protocol.headers import response_body
-from protocol.primitives import Buffer, encode_count
+from protocol.primitives import INT32, Buffer, Cursor, encode_count
 
 _RANGE = Struct(">hhh")
 _REFUSAL = Struct(">ihihhh")
 _FLEXIBLE_FROM = 3
+_ERROR_END = 6  # correlation id and error code; the header is v0 always
+_INT16_BYTES = 2
 
 
 def intersect_response(payload: Buffer, api_version: int) -> bytes:
@@ -26,8 +29,32 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
     Raises `WireError` for a body that is not an ApiVersionsResponse of that version.
     """
     cursor = response_body(payload, ApiKey.API_VERSIONS, api_version)
-    error_code = cursor.int16()
-    version = 0 if error_code == ErrorCode.UNSUPPORTED_VERSION else api_version
+    if cursor.int16() == ErrorCode.UNSUPPORTED_VERSION:
+        return _mend_refusal(payload)
+    return _intersect(payload, cursor, api_version)
+
+
+def _mend_refusal(payload: Buffer) -> bytes:
+    """An answer with error 35 in the body of v0, whatever its array looks like.
+
+    librdkafka's mock cluster counts that array in a form of its own, which stops clients that
+    read it. All that a client takes from it is the range of ApiVersions itself.
+    """
+    start = _ERROR_END
+    try:
+        whole = _intersect(payload, Cursor(payload, start), 0)
+    except WireError:
+        at = bytes(payload).find(ApiKey.API_VERSIONS.to_bytes(2, "big"), start)
+        high = 0
+        if 0 <= at <= len(payload) - _RANGE.size:
+            _, _, high = _RANGE.unpack_from(payload, at)
+        mended = unsupported_version_response(INT32.unpack_from(payload)[0])
+        return mended[: -_INT16_BYTES] + max(high, 0).to_bytes(2, "big")
+    return whole
+
+
+def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
+    """From the list of ranges on, where `cursor` stands."""
     flexible = version >= _FLEXIBLE_FROM
     list_start = cursor.pos
     count = cursor.count(flexible)

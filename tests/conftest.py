@@ -5,11 +5,12 @@ CI can never be green without it. Hypothesis: profile `ci` (default) is determin
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,23 +58,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"real part missing: {name}: {reason}")
 
 
-def part_missing(config: pytest.Config, name: str, missing: PartMissing) -> NoReturn:
-    """Skips the test, or fails it when CI says that it must have the part."""
+def find(config: pytest.Config, name: str, look: Callable[[], Found]) -> Found:
+    """What `look` returns; a missing part skips the test, or fails it when CI must have the part."""
+    missing: PartMissing
+    try:
+        found = look()
+    except PartMissing as raised:
+        missing = raised
+    else:
+        config.stash[_parts_used].add(name)
+        return found
     config.stash[_parts_missing][name] = str(missing)
     required = os.environ.get("FETCHPROXY_REQUIRE_PARTS", "").split(",")
     if name in (part.strip() for part in required):
-        pytest.fail(f"required part: {missing}", pytrace=False)
-    pytest.skip(f"{name}: {missing}")
+        pytest.fail(f"required part {name}: {missing}", pytrace=False)
+    pytest.skip(f"part {name}: {missing}")
 
 
 def serve(config: pytest.Config, name: str, server: Server) -> Iterator[Server]:
     """The life of a real server in a fixture: start, or skip or fail by name; always stop."""
     try:
-        server.start()
-        config.stash[_parts_used].add(name)
+        find(config, name, server.start)
         yield server
-    except PartMissing as missing:
-        part_missing(config, name, missing)
     finally:
         server.stop()
 
@@ -114,17 +120,9 @@ def s3_bucket(
 
 @pytest.fixture
 def find_part(pytestconfig: pytest.Config) -> FindPart[Found]:
-    """`find_part("clients", franz_reader)` → what the function returns; skips when it is missing."""
+    """`find_part("clients", franz_reader)` → what the function returns; skips when missing."""
 
-    def find(name: str, look: Callable[[], Found]) -> Found:
-        try:
-            found = look()
-        except PartMissing as missing:
-            part_missing(pytestconfig, name, missing)
-        pytestconfig.stash[_parts_used].add(name)
-        return found
-
-    return find
+    return functools.partial(find, pytestconfig)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import typer
 
 from fetchproxy.app import run_archiver
 from fetchproxy.cli import options
-from fetchproxy.cli.running import run, users_errors
+from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import configure_logging
 
@@ -43,4 +43,6 @@ def archive(
                 "archive.topics is not set; give --archive REGEX (or FETCHPROXY_ARCHIVE_TOPICS)"
             )
         configure_logging(config.log, sys.stderr)
-    run(run_archiver(config, once=once))
+    finished = run(run_archiver(config, once=once))
+    if once and finished is None:
+        raise typer.Exit(EXIT_INTERRUPTED)

@@ -1,7 +1,8 @@
 """How a command runs on the event loop: signals end it cleanly, users' errors are one line.
 
-Exit codes: 0 done (also after SIGINT or SIGTERM), 1 the command found faults, 2 the user or the
-surroundings have to change something first. Bugs keep their traceback.
+Exit codes: 0 done (a server also after SIGINT or SIGTERM), 1 the command found faults, 2 the user
+or the surroundings have to change something first, 130 interrupted before the end was reached. Bugs
+keep their traceback.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import structlog
 import typer
@@ -22,6 +24,9 @@ log = structlog.get_logger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_FAULTS = 1
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -38,13 +43,13 @@ def users_errors() -> Iterator[None]:
         raise typer.Exit(EXIT_USER_ERROR) from error
 
 
-def run(work: Coroutine[None, None, None]) -> None:
-    """To the end of `work`, or to a signal: then `work` is cancelled and that is no error."""
+def run(work: Coroutine[None, None, T]) -> T | None:
+    """The result of `work`, or None after a signal: `work` is then cancelled, to close in order."""
     with users_errors():
-        asyncio.run(_until_signal(work))
+        return asyncio.run(_until_signal(work))
 
 
-async def _until_signal(work: Coroutine[None, None, None]) -> None:
+async def _until_signal(work: Coroutine[None, None, T]) -> T | None:
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work)
@@ -57,6 +62,7 @@ async def _until_signal(work: Coroutine[None, None, None]) -> None:
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, stop, number)
+    return None if task.cancelled() else task.result()
 
 
 def _forget_signals(loop: asyncio.AbstractEventLoop) -> None:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from fetchproxy.cli import options
-from fetchproxy.cli.running import run, users_errors
+from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.sections import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
@@ -52,11 +52,9 @@ def segments(
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
-    run(_show(config, topic, as_json))
-
-
-async def _show(config: Config, topic: str | None, as_json: bool) -> None:
-    rows = await read_rows(config, topic)
+    rows = run(read_rows(config, topic))
+    if rows is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:

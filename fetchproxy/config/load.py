@@ -26,6 +26,9 @@ OPTION_VARIABLES = frozenset(
     f"{VARIABLE_PREFIX}{name}" for name in ("CONFIG", "SET", "ONCE", "TOPIC", "JSON")
 )
 
+# What the project's tests and lab are steered by; they start this program with it set.
+_LAB_VARIABLE = re.compile(rf"{VARIABLE_PREFIX}(LAB_.*|REQUIRE_PARTS)")
+
 # Kubernetes and Docker links put these into every container beside a service of that name.
 _SERVICE_VARIABLE = re.compile(
     rf"{VARIABLE_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)"
@@ -93,7 +96,7 @@ def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -
         if variable in by_variable:
             if value != "":
                 yield Setting(by_variable[variable].dotted, value, variable)
-        elif not _SERVICE_VARIABLE.fullmatch(variable):
+        elif not (_SERVICE_VARIABLE.fullmatch(variable) or _LAB_VARIABLE.fullmatch(variable)):
             raise ConfigError(
                 f"unknown variable {variable} in the environment"
                 + _nearest(variable, [*by_variable, *OPTION_VARIABLES])

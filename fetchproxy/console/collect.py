@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from fetchproxy import __version__
 from fetchproxy.cluster.client import Cluster
@@ -32,15 +32,15 @@ from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
 class Surroundings:
     """What only the process as a whole knows; called at each status, so none may block.
 
-    `store`: up, seconds of failing and last error as the readers of segments have seen it; `up` is
-    None where nothing has been read. `fault`: what is wrong with a partition's archive, in words.
+    `outage`: since how many seconds the readers of segments find the store failing, and its error;
+    None while they do not. `faults`: what is wrong with the archive of which partition, in words.
     """
 
     mode: str
     missing: Callable[[], Iterable[str]]
     listeners: Callable[[], Iterable[str]]
-    store: Callable[[], StoreStatus]
-    fault: Callable[[TopicIdPartition], str | None]
+    outage: Callable[[], tuple[float, str | None] | None]
+    faults: Callable[[Iterable[TopicIdPartition]], Mapping[TopicIdPartition, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class StatusCollector:
             relay=counters.relay(self._config.gateway.connections_max),
             remote_reads=counters.remote_reads(),
             cache=counters.cache(self._config.remote_fetch.chunk_cache_bytes_max),
-            partitions=tuple(self._partition(tip) for tip in self._tips),
+            partitions=self._partition_lines(),
             events=tuple(
                 Event(e.at, e.level, e.event, e.count, dict(e.details))
                 for e in self._events.newest_first()
@@ -117,8 +117,7 @@ class StatusCollector:
         for tip in self._tips:
             if not await self._refresh_edges(tip):
                 break  # brokers that do not answer are asked once a look, not once a partition
-        for tip in self._tips:
-            self._partition(tip)
+        self._partition_lines()  # for the gauges
 
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
@@ -164,21 +163,21 @@ class StatusCollector:
 
     def _store_status(self) -> StoreStatus:
         """Failing if either the readers of segments or the listing here last failed."""
-        seen = self._around.store()
-        if seen.up is False or self._archive_up is not False:
-            up = seen.up if seen.up is not None else self._archive_up
-            return replace(seen, up=up, last_error=_masked(seen.last_error))
-        failing_seconds = asyncio.get_running_loop().time() - self._archive_failing_since
-        return StoreStatus(
-            url=seen.url,
-            up=False,
-            failing_seconds=round(failing_seconds, 1),
-            last_error=_masked(self._archive_error),
-        )
+        url = mask_text(self._config.store.url or "")
+        outage = self._around.outage()
+        if outage is None and self._archive_up is False:
+            since = asyncio.get_running_loop().time() - self._archive_failing_since
+            outage = (since, self._archive_error)
+        if outage is None:
+            return StoreStatus(url, self._archive_up)
+        return StoreStatus(url, False, round(outage[0], 1), _masked(outage[1]))
 
-    def _partition(self, tip: TopicIdPartition) -> PartitionStatus:
+    def _partition_lines(self) -> tuple[PartitionStatus, ...]:
+        faults = self._around.faults(self._tips)
+        return tuple(self._partition_line(tip, faults.get(tip)) for tip in self._tips)
+
+    def _partition_line(self, tip: TopicIdPartition, fault: str | None) -> PartitionStatus:
         view, edges = self._rlmm.view(tip), self._cluster.cached_log_edges(tip)
-        fault = self._around.fault(tip)
         shown = self._shown.get(tip)
         if shown is None or (
             shown.view is not view or shown.edges != edges or shown.fault != fault

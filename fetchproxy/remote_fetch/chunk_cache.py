@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from uuid import UUID
 
 from cachetools import Cache, LRUCache
 
 from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import EpochStart
 from fetchproxy.observability.metrics import (
     CHUNK_CACHE_BYTES,
     CHUNK_CACHE_EVICTIONS,
@@ -31,6 +33,7 @@ CHECK_STEP_BATCHES = 256
 _BATCH_COST_BYTES = CHECK_STEP_BYTES // CHECK_STEP_BATCHES
 _MEMORY_PER_BATCH_BYTES = 16
 _MEMORY_FIXED_BYTES = 600
+_epoch_start = attrgetter("start_offset")
 
 
 class Chunk:
@@ -66,14 +69,20 @@ class Chunk:
         return int.from_bytes(self.view[position : position + 8], "big", signed=True)
 
 
-def check_chunk(content: bytes, first_offset: int, last_offset: int) -> Iterator[Chunk | None]:
+def check_chunk(
+    content: bytes, first_offset: int, last_offset: int, epochs: Sequence[EpochStart] = ()
+) -> Iterator[Chunk | None]:
     """Check every batch; yields None where the caller may breathe, and at last the Chunk.
 
     Raises CorruptSegment: a CRC-32C or header that is wrong, a batch cut at the end, offsets that
-    do not rise, or others than the index promised.
+    do not rise, or others than the index promised. The CRC does not cover base offset and leader
+    epoch. In a log without holes a changed base offset runs into a neighbour or the index; the
+    leader epoch must be the one that the segment's metadata have for that offset, or -1 (none).
     """
     last_offsets, ends = array("q"), array("q")
     before = first_offset - 1
+    # A segment may begin inside a batch, so its first epoch also holds below that epoch's start.
+    e = max(0, bisect_right(epochs, first_offset, key=_epoch_start) - 1)
     work = 0
     try:
         for header in walk(content):
@@ -82,6 +91,12 @@ def check_chunk(content: bytes, first_offset: int, last_offset: int) -> Iterator
                 raise CorruptSegment(f"base offset {base} at byte {header.position}")
             if not check_crc(content, header):
                 raise CorruptSegment(f"CRC of the batch with base offset {base} is wrong")
+            while e + 1 < len(epochs) and epochs[e + 1].start_offset <= base:
+                e += 1
+            if epochs and header.partition_leader_epoch not in (epochs[e].epoch, -1):
+                raise CorruptSegment(
+                    f"leader epoch {header.partition_leader_epoch} at base offset {base}"
+                )
             before = header.last_offset
             last_offsets.append(before)
             ends.append(header.end)

@@ -278,10 +278,11 @@ class RemoteFetchPurgatory:
 
     def _error_at_deadline(self, fetch: DelayedRemoteFetch, i: int, now: float) -> RemoteReadResult:
         """Damage, or an outage that has lasted for `remote_error_after_ms`; else NOTHING_YET."""
-        outcome = self._reader.read(fetch.requests[i], 1, True, now, now)
+        read = fetch.reads.get(i)
+        fresh_since = now if read is None else read.created_at
+        outcome = self._reader.read(fetch.requests[i], 1, True, fresh_since, now)
         if isinstance(outcome, RemoteReadResult):
             return outcome
-        read = fetch.reads.get(i)
         since = None if read is None else self._failing_since(read)
         if since is None or now - since < self._error_after_s:
             return NOTHING_YET

@@ -120,7 +120,12 @@ class SegmentLoads:
                 f"{len(content)} bytes of {_name(need)} chunk {number}, "
                 f"not {need.byte_range.length}"
             )
-        checked = check_chunk(content, layout.first_offsets[number], layout.last_offsets[number])
+        checked = check_chunk(
+            content,
+            layout.first_offsets[number],
+            layout.last_offsets[number],
+            need.metadata.segment_leader_epochs,
+        )
         for chunk in checked:
             if chunk is not None:
                 self._memory.chunks.keep(key, chunk, self._pool.is_ahead(key))

@@ -14,6 +14,9 @@ from fetchproxy.observability.metrics import STORE_FAILING_SECONDS, STORE_UP
 
 log = structlog.get_logger(__name__)
 
+# Shorter troubles show in the metrics alone: one throttled request is no news for a log.
+LOGGED_AFTER_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class StoreHealth:
@@ -30,6 +33,7 @@ class StoreHealthTracker:
         self._last_failure_at = float("-inf")
         self._last_success_at = float("-inf")
         self._last_error: str | None = None
+        self._logged = False
 
     @property
     def failing_since(self) -> float | None:
@@ -42,8 +46,10 @@ class StoreHealthTracker:
     def succeeded(self, now: float) -> None:
         self._last_success_at = now
         if self._failing_since is not None:
-            log.info("store_recovered", failed_for_s=round(now - self._failing_since, 3))
+            if self._logged:
+                log.info("store_recovered", failed_for_s=round(now - self._failing_since, 3))
             self._failing_since = None
+            self._logged = False
             STORE_UP.set(1)
             STORE_FAILING_SECONDS.set(0)
 
@@ -58,6 +64,8 @@ class StoreHealthTracker:
         if self._failing_since is None:
             self._failing_since = max(began_at, self._last_success_at)
             STORE_UP.set(0)
+        if not self._logged and now - self._failing_since >= LOGGED_AFTER_S:
+            self._logged = True
             log.warning("store_failing", error=self._last_error)
         STORE_FAILING_SECONDS.set(now - self._failing_since)
 

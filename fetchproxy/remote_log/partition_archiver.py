@@ -85,14 +85,16 @@ class PartitionArchiver:
             closed_segments=1 if self._closed else 0,
         )
 
-    async def process(self) -> bool:
+    async def process(self, *, close_short: bool = False) -> bool:
         """One turn: gather what is there and copy at most one segment. True: more waits already.
+
+        `close_short`: what was gathered when nothing more is there makes a segment, however short.
 
         Raises RemoteStorageError and ClusterError (worth another try), LogTruncated (is not),
         CorruptSegment, OSError of the spool's disk.
         """
         try:
-            return await self._turn()
+            return await self._turn(close_short)
         except (RemoteStorageError, ClusterError):
             raise  # what is gathered stays; the copy begins with a new look at the archive
         except BaseException:
@@ -107,16 +109,18 @@ class PartitionArchiver:
         if writer is not None:
             await writer.discard()
 
-    async def _turn(self) -> bool:
+    async def _turn(self, close_short: bool) -> bool:
         if self._resumed is None:
             await self.release()
             self._resumed = await self._look(await self._fresh_view())
         if self._closed is None:
             writer = self._writer or await self._begin(self._resumed)
             reason = await self._gather(writer)
+            if reason is None and close_short and self._writer is not None:
+                reason = CutReason.SHORT if self._writer.size_bytes > 0 else None
             if reason is None:
                 return False
-            self._close(writer, reason)
+            self._close(self._writer or writer, reason)
         await self._copy(self._resumed)
         return True
 

@@ -18,6 +18,7 @@ class CutReason(StrEnum):
     AGE = "age"  # its first batch was read segment_age_max_ms ago
     SPOOL = "spool"  # all gathered segments together are above spool_bytes_max
     GAP = "gap"  # the broker has deleted what comes next
+    SHORT = "short"  # nothing more is there and nobody waits for more
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ def test_variables_that_kubernetes_puts_beside_a_service_are_no_keys() -> None:
             "FETCHPROXY_PORT_9192_TCP_ADDR": "10.0.0.1",
             "FETCHPROXY_CONSOLE_PORT_8080_TCP": "tcp://10.0.0.1:8080",
             "FETCHPROXY_CONFIG": "x.toml",
+            "FETCHPROXY_LAB_CACHE": "/tmp/lab",
             "PATH": "/bin",
         },
     )

@@ -46,7 +46,7 @@ class Process:
 
     def __init__(self) -> None:
         self.store = FailingStore()
-        self.seen = StoreStatus("s3://bucket", up=None)
+        self.outage: tuple[float, str] | None = None
         self.faults: dict[TopicIdPartition, str] = {}
         self.events = RecentEvents(clock=lambda: "now")
         self.exits = AsyncExitStack()
@@ -61,8 +61,8 @@ class Process:
             mode="serve",
             missing=lambda: ["listener"],
             listeners=lambda: ["127.0.0.1:9192"],
-            store=lambda: self.seen,
-            fault=self.faults.get,
+            outage=lambda: self.outage,
+            faults=lambda tips: {tip: self.faults[tip] for tip in tips if tip in self.faults},
         )
         self.collector = StatusCollector(CONFIG, self.rlmm, cluster, around, self.events)
         return self
@@ -135,13 +135,9 @@ async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> Non
 
 async def test_an_outage_seen_by_readers_counts_at_once(process: Process) -> None:
     await process.collector.look()
-    process.seen = StoreStatus("s3://bucket", False, 12.0, "get_range: refused")
+    process.outage = (12.04, "get_range: refused")
     store = process.collector().store
-    assert (store.up, store.failing_seconds, store.last_error) == (
-        False,
-        12.0,
-        "get_range: refused",
-    )
+    assert store == StoreStatus("s3://•••@bucket", False, 12.0, "get_range: refused")
 
 
 async def test_a_deleted_partition_goes(process: Process) -> None:

@@ -14,6 +14,8 @@ import pytest
 from lab import cache
 from lab.process import ServerProcess, free_port, free_ports
 
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
+
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -57,7 +59,7 @@ def test_ports_are_not_handed_out_twice() -> None:
 
 
 def test_a_server_survives_the_thread_that_started_it(tmp_path: Path) -> None:
-    server = ServerProcess("sleeper", ["sleep", "60"], tmp_path / "log")
+    server = ServerProcess("sleeper", SLEEPER, tmp_path / "log")
     starter = threading.Thread(target=server.start)
     starter.start()
     starter.join()
@@ -72,7 +74,7 @@ def test_a_server_survives_the_thread_that_started_it(tmp_path: Path) -> None:
 def test_a_server_dies_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from lab.process import ServerProcess\n"
-        f"s = ServerProcess('sleeper', ['sleep', '60'], Path({str(tmp_path / 'log')!r}))\n"
+        f"s = ServerProcess('sleeper', {SLEEPER!r}, Path({str(tmp_path / 'log')!r}))\n"
         "s.start(); print(s.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:

@@ -183,3 +183,38 @@ def test_other_answers_come_back_as_they_are() -> None:
     assert not carries_addresses(ApiKey.PRODUCE, 9)
     assert splice(b"any", ApiKey.HEARTBEAT, 4, lookup) == b"any"
     assert node_addresses(b"any", ApiKey.PRODUCE, 9) == []
+
+
+@pytest.mark.parametrize("version", [10, 12, 13])
+@pytest.mark.parametrize("topics", [1, 2])
+@pytest.mark.parametrize("error", [0, 6])
+def test_usual_produce_answers(version: int, topics: int, error: int) -> None:
+    result = {
+        "Index": 0,
+        "ErrorCode": error,
+        "BaseOffset": 5,
+        "LogAppendTimeMs": -1,
+        "LogStartOffset": 0,
+        "RecordErrors": [],
+        "ErrorMessage": None,
+    }
+    value: dict[str, Any] = {
+        "Responses": [
+            {"Name": "orders", "TopicId": bytes(range(16)), "PartitionResponses": [result]}
+        ]
+        * topics,
+        "ThrottleTimeMs": 0,
+    }
+    endpoint = {"NodeId": 2, "Host": "broker-2", "Port": 9092, "Rack": None}
+    with_endpoint = value | {"NodeEndpoints": [endpoint]}
+    host, port = lookup(2, "broker-2", 9092)
+    moved = value | {"NodeEndpoints": [endpoint | {"Host": host, "Port": port}]}
+    name = "ProduceResponse"
+    plain = encode_response(name, version, value)
+    assert splice(plain, ApiKey.PRODUCE, version, lookup) == plain
+    payload = encode_response(name, version, with_endpoint)
+    assert node_addresses(payload, ApiKey.PRODUCE, version) == [NodeAddress(2, "broker-2", 9092)]
+    assert splice(payload, ApiKey.PRODUCE, version, lookup) == encode_response(name, version, moved)
+    for end in range(4, len(payload)):
+        with pytest.raises(WireError):
+            splice(payload[:end], ApiKey.PRODUCE, version, lookup)

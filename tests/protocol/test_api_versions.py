@@ -58,6 +58,14 @@ def test_error_35_has_the_body_of_v0(version: int) -> None:
     assert intersect_response(payload, version) == wanted
 
 
+def test_error_35_of_librdkafkas_mock_cluster_is_mended() -> None:
+    as_sent = bytes.fromhex("00000001 0023 01 0012 0000 0002 00000000")
+    wanted = encode_response(
+        NAME, 0, {"ErrorCode": 35, "ApiKeys": [{"ApiKey": 18, "MinVersion": 0, "MaxVersion": 2}]}
+    )
+    assert intersect_response(as_sent, 4)[4:] == wanted[4:]
+
+
 @pytest.mark.parametrize("version", range(5))
 def test_as_kafka_python_reads_it(version: int) -> None:
     response = ApiVersionsResponse[version]

@@ -54,23 +54,26 @@ def test_truncation_and_garbage_raise_only_wire_errors(version: int) -> None:
     check()
 
 
-@pytest.mark.parametrize("version", [4, 8, 9, 10, 12])
-def test_every_cut_within_the_topics_is_seen(version: int) -> None:
-    partition = {
+def partition(replicas: int, isr: int, offline: int) -> dict[str, Any]:
+    return {
         "ErrorCode": 0,
         "PartitionIndex": 0,
         "LeaderId": 1,
         "LeaderEpoch": 1,
-        "ReplicaNodes": [1, 2],
-        "IsrNodes": list(range(200)),
-        "OfflineReplicas": [],
+        "ReplicaNodes": [1] * replicas,
+        "IsrNodes": [1] * isr,
+        "OfflineReplicas": [1] * offline,
     }
+
+
+def answer(partitions: list[dict[str, Any]], version: int) -> bytes:
+    """Two topics, so that a wrong step over the first one's partitions is seen in the second."""
     topic = {
         "ErrorCode": 0,
         "Name": "t",
         "TopicId": bytes(range(16)),
         "IsInternal": False,
-        "Partitions": [partition, partition],
+        "Partitions": partitions,
         "TopicAuthorizedOperations": 0,
     }
     value = {
@@ -78,15 +81,36 @@ def test_every_cut_within_the_topics_is_seen(version: int) -> None:
         "Brokers": [],
         "ClusterId": None,
         "ControllerId": 1,
-        "Topics": [topic],
+        "Topics": [topic, topic | {"Name": "u", "ErrorCode": 3}],
         "ClusterAuthorizedOperations": 0,
+        "ErrorCode": 0,
     }
-    payload = encode_response(NAME, version, value)
+    return encode_response(NAME, version, value)
+
+
+@pytest.mark.parametrize("version", [0, 4, 8, 9, 10, 12, 13])
+@given(
+    st.lists(st.tuples(*[st.sampled_from([0, 1, 3, 126, 127, 200])] * 3), max_size=3),
+    st.integers(1, 40),
+)
+@settings(max_examples=60)
+def test_partitions_alike_and_not(
+    version: int, layouts: list[tuple[int, int, int]], repeat: int
+) -> None:
+    partitions = [partition(*layout) for layout in layouts for _ in range(repeat)]
+    found = topics_in(answer(partitions, version), version)
+    assert [(t.name, t.error_code) for t in found] == [("t", 0), ("u", 3)]
+
+
+@pytest.mark.parametrize("version", [4, 8, 9, 10, 12])
+@pytest.mark.parametrize("layout", [(3, 3, 0), (3, 200, 0)])
+def test_every_cut_within_the_topics_is_seen(version: int, layout: tuple[int, int, int]) -> None:
+    payload = answer([partition(*layout)] * 2, version)
     behind = {4: 0, 8: 4, 9: 4 + 1, 10: 4 + 1, 12: 1}[version]
     for end in range(len(payload) - behind):
         with pytest.raises(WireError):
             topics_in(payload[:end], version)
-    assert [t.name for t in topics_in(payload[: len(payload) - behind], version)] == ["t"]
+    assert [t.name for t in topics_in(payload[: len(payload) - behind], version)] == ["t", "u"]
 
 
 def test_empty_payload_is_truncated() -> None:

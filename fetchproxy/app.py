@@ -1,0 +1,223 @@
+"""The composition root: which parts a process consists of, in which order they open and close.
+
+The only place that knows the wall clock and the system's randomness. What runs for ever runs in
+one TaskGroup: a defect of the archiver or of the console is logged and that part begins again, as
+the relay must not suffer from it; a defect of the gateway ends the process, as a supervisor can
+start it anew and a proxy that accepts nobody helps nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+import structlog
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import Config
+from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.server import ConsoleServer
+from fetchproxy.errors import ConfigError
+from fetchproxy.gateway.server import GatewayServer
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, REGISTRY
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.remote_log.archive_once import archive_once
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.storage.open import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+log = structlog.get_logger(__name__)
+
+RESTART_PAUSE_INITIAL_S = 1.0
+RESTART_PAUSE_MAX_S = 60.0
+RESTART_JITTER = 0.2
+
+
+@dataclass(slots=True)
+class Parts:
+    """What both kinds of process have; `gateway`, `purgatory` and `manager` as far as they run."""
+
+    config: Config
+    rsm: RemoteStorageManager
+    rlmm: StoreBackedRemoteLogMetadataManager
+    cluster: Cluster
+    random: random.Random
+    serves: bool
+    gateway: GatewayServer | None = None
+    purgatory: RemoteFetchPurgatory | None = None
+    manager: RemoteLogManager | None = None
+
+    def missing(self) -> list[str]:
+        waits = self.serves and self.gateway is None
+        return [f"gateway listener {self.config.gateway.listen}"] if waits else []
+
+    def listeners(self) -> list[str]:
+        if self.gateway is None:
+            return []
+        host = self.config.gateway.listen.rpartition(":")[0]
+        told = self.gateway.node_addresses().items()
+        nodes = [f"{address[0]}:{address[1]} (node {node})" for node, address in sorted(told)]
+        return [f"{host}:{self.gateway.port}", *nodes]
+
+    def outage(self) -> tuple[float, str | None] | None:
+        health = None if self.purgatory is None else self.purgatory.health()
+        return None if health is None or health.up else (health.failing_for_s, health.last_error)
+
+    def faults(self, tips: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, str]:
+        found: dict[TopicIdPartition, str] = {}
+        for tip in tips:
+            problems = self.rlmm.problems(tip)
+            if problems:
+                found[tip] = f"{len(problems)} unreadable metadata objects; {problems[0].what}"
+        for status in self.manager.status() if self.manager is not None else ():
+            if status.last_error is not None:
+                found[status.tip] = status.last_error
+        return found
+
+
+async def run_server(config: Config) -> None:
+    """Serve until cancelled. Raises ConfigError, RemoteStorageError where it cannot even start."""
+    archives = config.archive.topics is not None
+    async with (
+        _open_parts(config, serves=True, writes=archives) as parts,
+        _console(parts) as collector,
+        RemoteFetchPurgatory(
+            config.remote_fetch, parts.rlmm, parts.rsm, parts.random
+        ) as parts.purgatory,
+        _gateway(parts) as parts.gateway,
+        asyncio.TaskGroup() as tasks,
+    ):
+        if collector is not None:
+            tasks.create_task(_keep_running("console", collector.run, parts), name="console")
+        if archives:
+            tasks.create_task(_keep_archiving(parts), name="archiver")
+        # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
+        await asyncio.Event().wait()
+
+
+async def run_archiver(config: Config, *, once: bool = False) -> bool:
+    """Archive until cancelled, or (`once`) what is there now; then True. Raises as `run_server`."""
+    async with (
+        _open_parts(config, serves=False, writes=True) as parts,
+        _console(parts) as collector,
+        asyncio.TaskGroup() as tasks,
+    ):
+        showing = None
+        if collector is not None:
+            showing = tasks.create_task(_keep_running("console", collector.run, parts))
+        if not once:
+            await _keep_archiving(parts)
+        await _archive_once(parts)
+        if showing is not None:
+            showing.cancel()
+    return True
+
+
+@asynccontextmanager
+async def _open_parts(config: Config, *, serves: bool, writes: bool) -> AsyncIterator[Parts]:
+    if config.store.url is None:
+        raise ConfigError("store.url is not set")
+    async with (
+        open_store(config.store.url, config.store, create=writes) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+        Cluster(config.cluster) as cluster,
+    ):
+        yield Parts(config, rsm, rlmm, cluster, random.Random(), serves)
+
+
+@asynccontextmanager
+async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
+    if parts.config.console.listen is None:
+        yield None
+        return
+    around = Surroundings(
+        mode="serve" if parts.serves else "archive",
+        missing=parts.missing,
+        listeners=parts.listeners,
+        outage=parts.outage,
+        faults=parts.faults,
+    )
+    collector = StatusCollector(parts.config, parts.rlmm, parts.cluster, around)
+    async with ConsoleServer(parts.config.console, collector, REGISTRY):
+        yield collector
+
+
+@asynccontextmanager
+async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
+    assert parts.purgatory is not None  # it is entered before
+    gateway = GatewayServer(parts.config, parts.cluster, parts.rlmm, parts.purgatory)
+    async with AsyncExitStack() as opened:
+        try:
+            await opened.enter_async_context(gateway)
+        except OSError as error:
+            listen = parts.config.gateway.listen
+            raise ConfigError(
+                f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
+            ) from error
+        yield gateway
+
+
+async def _keep_archiving(parts: Parts) -> None:
+    async def archive() -> None:
+        parts.manager = RemoteLogManager(
+            parts.config.archive,
+            parts.cluster,
+            parts.rsm,
+            parts.rlmm,
+            wall_clock_ms=wall_clock_ms,
+            uuid_factory=uuid4,
+            rng=parts.random,
+        )
+        await parts.manager.run()
+
+    await _keep_running("archiver", archive, parts, on_failure=ARCHIVER_RESTARTS.inc)
+
+
+async def _archive_once(parts: Parts) -> None:
+    done = await archive_once(
+        parts.config.archive,
+        parts.cluster,
+        parts.rsm,
+        parts.rlmm,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid4,
+    )
+    if done.refused:
+        reasons = "; ".join(f"{topic}: {reason}" for topic, reason in done.refused.items())
+        raise ConfigError(f"not archived: {reasons}")
+    if not done.archived:
+        raise ConfigError(f"archive.topics = {parts.config.archive.topics!r} matches no topic")
+
+
+async def _keep_running(
+    part: str,
+    run: Callable[[], Awaitable[None]],
+    parts: Parts,
+    on_failure: Callable[[], None] = lambda: None,
+) -> None:
+    """`run()` again and again; pauses grow while it fails soon. Ends only by cancellation."""
+    clock = asyncio.get_running_loop().time
+    pause_s = RESTART_PAUSE_INITIAL_S
+    while True:
+        begun_at = clock()
+        try:
+            await run()
+        except Exception as error:  # the top of a part that must not take the relay down
+            on_failure()
+            log.exception("part_failed", part=part, error=repr(error), pause_s=round(pause_s, 1))
+        if clock() - begun_at > RESTART_PAUSE_MAX_S:
+            pause_s = RESTART_PAUSE_INITIAL_S
+        await asyncio.sleep(pause_s * (1 + RESTART_JITTER * parts.random.random()))
+        pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
+
+
+def wall_clock_ms() -> int:
+    """Epoch milliseconds, for timestamps that are stored; never for durations."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,106 @@
+"""`fetchproxy verify`: reads the whole archive and names every fault by its place."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from fetchproxy.cli import options
+from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.config.sections import Config
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.observability.logs import configure_logging
+from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verify_report import Fault, VerifyReport
+from fetchproxy.storage.open import open_store
+
+
+def verify(
+    context: typer.Context,
+    store: options.Store = None,
+    topic: options.Topic = None,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Check every segment: checksums, continuity, index and metadata against the data.
+
+    Prints each fault with its place; exit code 1 if there is any.
+    """
+    with users_errors():
+        config = options.read_config(context)
+        options.store_url(config)
+        configure_logging(config.log, sys.stderr)
+    with _progress_bar() as progress:
+        task = progress.add_task("verifying", total=None)
+        report = run(
+            _verify(
+                config,
+                topic,
+                lambda done, total: progress.update(task, completed=done, total=total),
+            )
+        )
+    if report is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    _print_summary(report)
+    if not report.clean:
+        raise typer.Exit(EXIT_FAULTS)
+
+
+async def _verify(
+    config: Config, topic: str | None, on_progress: Callable[[int, int], None]
+) -> VerifyReport:
+    rsm = open_store(options.store_url(config), config.store)
+    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
+        return await verify_archive(
+            rsm,
+            rlmm,
+            topics=None if topic is None else re.compile(re.escape(topic)),
+            on_progress=on_progress,
+            on_fault=_print_fault,
+        )
+
+
+def _progress_bar() -> Progress:
+    """On stderr, so that stdout has the faults alone; silent where stderr is no terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # else the faults would go to the bar's stderr
+    )
+
+
+def _print_fault(fault: Fault) -> None:
+    typer.echo(f"fault: {fault}")
+
+
+def _print_summary(report: VerifyReport) -> None:
+    for gap in report.gaps:
+        typer.echo(
+            f"recorded gap: {gap.topic}-{gap.partition}: offsets {gap.first_offset} to "
+            f"{gap.last_offset} were lost before they could be copied"
+        )
+    unfinished = report.segments_unfinished
+    typer.echo(
+        f"{report.segments} segments, {decimal(report.size_bytes)} in {report.partitions} "
+        f"partitions" + (f", {unfinished} unfinished" if unfinished else "") + ": "
+        f"{'clean' if report.clean else f'{len(report.faults)} faults'}"
+    )

@@ -1,0 +1,152 @@
+"""Known records in a topic, their archive, and a broker that forgets them."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from fetchproxy.config.sections import MetadataConfig, StoreConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.storage.open import open_store
+
+Position = tuple[int, int]  # partition, offset
+
+
+@dataclass
+class TopicData:
+    """What was written: per partition the (offset, key, value) that a consumer must see."""
+
+    topic: str
+    written: dict[int, list[tuple[int, bytes, bytes]]] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(self.written)
+
+    def ends(self, bootstrap: str) -> dict[int, int]:
+        from confluent_kafka import Consumer
+
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
+        try:
+            return {
+                p: consumer.get_watermark_offsets(TopicPartition(self.topic, p), timeout=20)[1]
+                for p in self.partitions
+            }
+        finally:
+            consumer.close()
+
+
+def value_of(partition: int, number: int, size: int) -> bytes:
+    seed = b"%d/%d/" % (partition, number)
+    return (seed * (size // len(seed) + 1))[:size]
+
+
+def produce(
+    bootstrap: str,
+    data: TopicData,
+    count: int,
+    *,
+    partition_count: int = 1,
+    compression: str = "none",
+    size: int = 300,
+    batch_records: int = 50,
+) -> None:
+    """`count` more records for each partition, acknowledged, in batches of `batch_records`."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "compression.type": compression,
+            "batch.num.messages": batch_records,
+            "linger.ms": 5,
+            "acks": "all",
+        }
+    )
+    failures: list[object] = []
+
+    def sent(partition: int, key: bytes, value: bytes):
+        def delivered(error: object, message: object) -> None:
+            if error is not None:
+                failures.append(error)
+            else:
+                data.written.setdefault(partition, []).append((message.offset(), key, value))  # type: ignore[attr-defined]
+
+        return delivered
+
+    for partition in range(partition_count):
+        have = len(data.written.get(partition, []))
+        for number in range(have, have + count):
+            key, value = b"k%d" % number, value_of(partition, number, size)
+            producer.produce(
+                data.topic, value, key, partition, on_delivery=sent(partition, key, value)
+            )
+            producer.poll(0)
+    assert producer.flush(60) == 0
+    assert not failures, failures[:3]
+    for written in data.written.values():
+        written.sort()
+
+
+def produce_transactions(bootstrap: str, data: TopicData, transactions: int, records: int) -> None:
+    """Every third transaction is aborted; `written` gets the committed records only."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": f"tx-{data.topic}", "linger.ms": 0}
+    )
+    producer.init_transactions(30)
+    committed = data.written.setdefault(0, [])
+    for number in range(transactions):
+        producer.begin_transaction()
+        batch: list[tuple[int, bytes, bytes]] = []
+
+        def delivered(error, message, batch=batch):
+            assert error is None, error
+            batch.append((message.offset(), message.key(), message.value()))
+
+        for record in range(records):
+            value = value_of(0, number * records + record, 200)
+            producer.produce(data.topic, value, b"t%d" % number, 0, on_delivery=delivered)
+        producer.flush(30)
+        if number % 3 == 2:
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+            committed += batch
+    committed.sort()
+
+
+def trim(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:
+    """DeleteRecords at the broker itself: it forgets everything below `offsets`."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = [TopicPartition(topic, p, offset) for p, offset in offsets.items()]
+    for done in admin.delete_records(wanted, request_timeout=30).values():
+        done.result()
+
+
+async def _archived(store: str, topic: str) -> dict[int, int]:
+    async with (
+        open_store(store, StoreConfig()) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+    ):
+        found = {}
+        for tip in await rlmm.list_partitions():
+            if tip.topic == topic:
+                view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+                if view.log_end_offset is not None:
+                    found[tip.partition] = view.log_end_offset
+        return found
+
+
+def archived_ends(store: str, topic: str) -> dict[int, int]:
+    """One past the last archived offset of each partition that has any."""
+    return asyncio.run(_archived(store, topic))
+
+
+def checksum(records: list[tuple[int, bytes, bytes]]) -> int:
+    crc = 0
+    for offset, key, value in records:
+        crc = zlib.crc32(b"%d" % offset + key + value, crc)
+    return crc

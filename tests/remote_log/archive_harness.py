@@ -1,0 +1,167 @@
+"""A whole archiver in the test's loop, and a reader of its archive that shares no code with the
+proxy's own read path beyond the batch walk. Not a test."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, MetadataConfig
+from fetchproxy.index.leader_epochs import decode_epochs
+from fetchproxy.index.remote_log_index import RemoteLogIndex
+from fetchproxy.index.transaction_index import decode_aborted
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import AbortedTxn, IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.remote_log.status import PartitionArchiveStatus
+from fetchproxy.storage.api import ObjectStore
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.record_batch import check_crc, walk
+
+# Quick turns, so that a test waits for work and never for a timer.
+QUICK: dict[str, Any] = {
+    "segment_age_max_ms": 200,
+    "rlm_process_interval_ms": 20,
+    "rlm_retry_interval_ms": 50,
+    "discovery_interval_ms": 200,
+}
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass
+class Archive:
+    """The store side: what the archiver writes to and the checks read from."""
+
+    rsm: RemoteStorageManager
+    rlmm: StoreBackedRemoteLogMetadataManager
+
+    async def view(self, tip: TopicIdPartition) -> PartitionView:
+        return await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
+
+    async def object(self, segment: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
+        if file is SegmentFile.LOG:
+            path = self.rsm.object_key(segment, file)
+            return await self.rsm._store.get(path)
+        return await self.rsm.fetch_index(segment, file)
+
+    async def batches(self, tip: TopicIdPartition) -> bytes:
+        """All finished segments' bytes; each checked against its metadata and its index."""
+        whole = b""
+        for segment in (await self.view(tip)).segments:
+            log = await self.object(segment, SegmentFile.LOG)
+            assert len(log) == segment.segment_size_bytes
+            headers = list(walk(log))
+            assert headers[-1].end == len(log)
+            assert headers[-1].last_offset == segment.end_offset
+            assert all(check_crc(log, header) for header in headers)
+            assert segment.max_timestamp_ms == max(h.max_timestamp for h in headers)
+            index = RemoteLogIndex.parse(await self.object(segment, SegmentFile.INDEX))
+            assert index.object_key == self.rsm.object_key(segment, SegmentFile.LOG)
+            index.check_covers(segment.end_offset, len(log))
+            epochs = decode_epochs(await self.object(segment, SegmentFile.EPOCHS))
+            assert epochs[-1].epoch == headers[-1].partition_leader_epoch
+            whole += log
+        return whole
+
+    async def aborted(self, segment: RemoteLogSegmentMetadata) -> tuple[AbortedTxn, ...]:
+        return decode_aborted(await self.object(segment, SegmentFile.TXN))
+
+
+@asynccontextmanager
+async def open_archive(store: Path | ObjectStore) -> AsyncIterator[Archive]:
+    if isinstance(store, Path):
+        store = FilesystemObjectStore(store, create=True)
+    async with (
+        RemoteStorageManager(store) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+    ):
+        yield Archive(rsm, rlmm)
+
+
+@asynccontextmanager
+async def running_archiver(
+    bootstrap: str, archive: Archive, topics: str, **changes: Any
+) -> AsyncIterator[tuple[RemoteLogManager, Cluster]]:
+    config = ArchiveConfig(topics=topics, **{**QUICK, **changes})
+    async with (
+        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=5_000)) as cluster,
+        asyncio.TaskGroup() as tasks,
+    ):
+        manager = RemoteLogManager(
+            config,
+            cluster,
+            archive.rsm,
+            archive.rlmm,
+            wall_clock_ms=wall_clock_ms,
+            uuid_factory=uuid.uuid4,
+            rng=random.Random(1),
+        )
+        running = tasks.create_task(manager.run())
+        try:
+            yield manager, cluster
+        finally:
+            running.cancel()
+
+
+async def until(
+    manager: RemoteLogManager, condition: Callable[[list[PartitionArchiveStatus]], bool]
+) -> None:
+    await until_true(lambda: condition(manager.status()))
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    """A generous limit: it is there to end a hung test, not to measure anything."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - what is waited for knows no events
+            await asyncio.sleep(0.02)
+
+
+def archived_up_to(
+    topic: str, ends: dict[int, int]
+) -> Callable[[list[PartitionArchiveStatus]], bool]:
+    def check(statuses: list[PartitionArchiveStatus]) -> bool:
+        found = {s.partition: s.archive_end for s in statuses if s.topic == topic}
+        return all(found.get(partition) == end for partition, end in ends.items() if end)
+
+    return check
+
+
+async def broker_batches(
+    cluster: Cluster, tip: TopicIdPartition, start: int, end: int, bytes_max: int = 1 << 20
+) -> bytes:
+    """Raw batches as the broker serves them, from `start` up to the batch that ends `end` - 1."""
+    whole, position = b"", start
+    while position < end:
+        fetched = await cluster.fetch(
+            tip,
+            position,
+            bytes_max=bytes_max,
+            wait_max_ms=100,
+            isolation=IsolationLevel.READ_UNCOMMITTED,
+        )
+        assert fetched.error_code == 0
+        for header in walk(fetched.records):
+            if header.base_offset >= end:
+                break
+            whole += bytes(fetched.records[header.position : header.end])
+            position = header.last_offset + 1
+    return whole
+
+
+async def tips(cluster: Cluster, topic: str) -> list[TopicIdPartition]:
+    info = await cluster.topic_by_name(topic, max_age_ms=0)
+    return [TopicIdPartition(info.topic_id, topic, p) for p in sorted(info.leaders)]

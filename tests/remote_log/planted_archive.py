@@ -1,0 +1,136 @@
+"""A small sound archive in memory, made without the archiver, to plant faults in."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import crc32c
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.index.leader_epochs import encode_epochs
+from fetchproxy.index.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.index.transaction_index import encode_aborted
+from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import (
+    AbortedTxn,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verify_report import VerifyReport
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.record_batch import walk
+
+TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+ABORT, COMMIT = 0, 1
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+def batch(
+    base: int,
+    records: int = 10,
+    *,
+    epoch: int = 0,
+    timestamp: int | None = None,
+    txn: int | None = None,
+    control: int | None = None,
+) -> bytes:
+    """Ten records of nothing: only a control batch has a body that anybody reads."""
+    attributes = (0x10 if txn is not None else 0) | (0x20 if control is not None else 0)
+    body = bytes(range(100)) + base.to_bytes(8, "big")
+    if control is not None:
+        records = 1
+        body = bytes([32, 0, 0, 0, 8]) + struct.pack(">hh", 0, control) + b"\x0c" + bytes(7)
+    at_ms = base if timestamp is None else timestamp
+    sealed = struct.pack(
+        ">hiqqqhii", attributes, records - 1, at_ms, at_ms + 9, txn or -1, 0, 0, records
+    )
+    crc = crc32c.crc32c(sealed + body)
+    inner = struct.pack(">ibI", epoch, 2, crc) + sealed + body
+    return struct.pack(">qi", base, len(inner)) + inner
+
+
+@dataclass
+class PlantedArchive:
+    store: MemoryObjectStore = field(default_factory=MemoryObjectStore)
+    chunk_bytes: int = 1_000
+
+    def __post_init__(self) -> None:
+        self.rsm = RemoteStorageManager(self.store, "archive")
+        self.segments: list[RemoteLogSegmentMetadata] = []
+
+    async def add(
+        self,
+        batches: Iterable[bytes],
+        *,
+        start: int | None = None,
+        aborted: tuple[AbortedTxn, ...] = (),
+        lineage: tuple[EpochStart, ...] = (EpochStart(0, 0),),
+        epochs: tuple[EpochStart, ...] | None = None,
+        tip: TopicIdPartition = TIP,
+    ) -> RemoteLogSegmentMetadata:
+        """A finished segment; whatever is not given is what is true."""
+        log = b"".join(batches)
+        headers = list(walk(log))
+        first = headers[0].base_offset if start is None else start
+        metadata = RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(tip, UUID(int=len(self.segments) + 1)),
+            start_offset=first,
+            end_offset=headers[-1].last_offset,
+            max_timestamp_ms=max(header.max_timestamp for header in headers),
+            event_timestamp_ms=0,
+            segment_leader_epochs=(EpochStart(lineage[-1].epoch, first),)
+            if epochs is None
+            else epochs,
+            segment_size_bytes=len(log),
+            state=FINISHED,
+            has_aborted_txns=bool(aborted),
+        )
+        key = self.key(metadata, SegmentFile.LOG)
+        index = RemoteLogIndexBuilder(key, interval_bytes=300)
+        for header in headers:
+            index.add(header)
+        await self.store.put(key, log)
+        await self.store.put(self.key(metadata, SegmentFile.INDEX), index.finish())
+        await self.store.put(self.key(metadata, SegmentFile.EPOCHS), encode_epochs(lineage))
+        if aborted:
+            await self.store.put(self.key(metadata, SegmentFile.TXN), encode_aborted(aborted))
+        await self.rsm.put_segment_metadata(metadata, encode_segment(metadata))
+        self.segments.append(metadata)
+        return metadata
+
+    def key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
+        return self.rsm.object_key(metadata, file)
+
+    async def change(
+        self, metadata: RemoteLogSegmentMetadata, file: SegmentFile, edit: Callable[[bytes], bytes]
+    ) -> None:
+        key = self.key(metadata, file)
+        await self.store.put(key, edit(await self.store.get(key)))
+
+    async def restate(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Put other metadata for a segment that is there."""
+        await self.rsm.put_segment_metadata(metadata, encode_segment(metadata))
+
+    async def verify(self, **more: object) -> VerifyReport:
+        manager = StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig())
+        options = {"chunk_bytes": self.chunk_bytes} | more
+        async with manager as rlmm:
+            return await verify_archive(self.rsm, rlmm, **options)  # type: ignore[arg-type]
+
+
+def flip(position: int, mask: int = 0xFF) -> Callable[[bytes], bytes]:
+    def edit(content: bytes) -> bytes:
+        at = position % len(content)
+        return content[:at] + bytes([content[at] ^ mask]) + content[at + 1 :]
+
+    return edit

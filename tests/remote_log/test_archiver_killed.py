@@ -1,0 +1,81 @@
+"""The archiver killed with SIGKILL at random moments: nothing is missing, nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from archive_harness import archived_up_to, broker_batches, open_archive, running_archiver, until
+from archive_harness import tips as tips_of
+from confluent_kafka import Producer
+
+from lab.mock_cluster import MockCluster
+
+TOPIC = "orders"
+PARTITIONS = 4
+HERE = Path(__file__).parent
+
+
+def produce(bootstrap: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.size": 1_000})
+    for i in range(count):
+        for partition in range(PARTITIONS):
+            producer.produce(TOPIC, value=b"v" * 100, key=str(i).encode(), partition=partition)
+        if i % 500 == 499:
+            producer.flush(10)
+    producer.flush(10)
+
+
+def run_and_kill(bootstrap: str, folder: Path, lives_s: float) -> None:
+    command = [sys.executable, str(HERE / "archiver_process.py"), bootstrap]
+    command += [str(folder / "store"), str(folder / "spool"), TOPIC]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"running\n"
+        time.sleep(lives_s)
+        assert process.poll() is None, "it must be killed, not end by itself"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "kills", [10, pytest.param(50, marks=pytest.mark.slow)], ids=["10-kills", "50-kills"]
+)
+async def test_killed_at_random_moments(
+    mock_cluster: MockCluster, tmp_path: Path, kills: int
+) -> None:
+    rng = random.Random(kills)
+    count = 10_000
+    await asyncio.to_thread(produce, mock_cluster.bootstrap, count)
+    for _ in range(kills):
+        lives_s = rng.uniform(0.0, 20.0 / kills)
+        await asyncio.to_thread(run_and_kill, mock_cluster.bootstrap, tmp_path, lives_s)
+        await asyncio.to_thread(produce, mock_cluster.bootstrap, 20)
+        count += 20
+    async with open_archive(tmp_path / "store") as archive:
+        async with running_archiver(
+            mock_cluster.bootstrap, archive, TOPIC, spool_dir=tmp_path / "spool"
+        ) as (manager, cluster):
+            await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), count)))
+            dangling = 0
+            for tip in await tips_of(cluster, TOPIC):
+                view = await archive.view(tip)
+                dangling += len(view.unfinished)
+                assert view.gaps() == []
+                # Equal bytes: no offset is missing and none is there twice.
+                expected = await broker_batches(cluster, tip, 0, count)
+                assert await archive.batches(tip) == expected
+        assert dangling > 0, "no kill met a copy: this run has shown nothing"
+        assert list((tmp_path / "spool").iterdir()) == []  # leftovers of the killed are gone

@@ -1,0 +1,297 @@
+"""The archiver against librdkafka's mock brokers and a local directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import structlog
+from archive_harness import (
+    archived_up_to,
+    broker_batches,
+    open_archive,
+    running_archiver,
+    tips,
+    until,
+    until_true,
+)
+from confluent_kafka import Producer
+
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.memory import MemoryObjectStore
+from lab.mock_cluster import MockCluster
+from protocol.record_batch import walk
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def producer(mock_cluster: MockCluster) -> Iterator[Producer]:
+    client = Producer(
+        {"bootstrap.servers": mock_cluster.bootstrap, "linger.ms": 5, "batch.size": 20_000}
+    )
+    yield client
+    client.flush(10)
+
+
+def produce(producer: Producer, count: int, partitions: int = 1, size: int = 100) -> None:
+    for i in range(count):
+        for partition in range(partitions):
+            producer.produce(TOPIC, value=b"v" * size, key=str(i).encode(), partition=partition)
+        if i % 500 == 499:
+            producer.flush(10)
+    producer.flush(10)
+
+
+async def test_segments_hold_what_the_broker_has(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    produce(producer, 3_000, partitions=4)
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, segment_bytes_max=65_536) as (
+            manager,
+            cluster,
+        ),
+    ):
+        await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(4), 3_000)))
+        for tip in await tips(cluster, TOPIC):
+            segments = (await archive.view(tip)).segments
+            assert len(segments) > 3
+            assert all(s.segment_size_bytes <= 65_536 for s in segments)
+            assert segments[0].start_offset == 0
+            for before, after in pairwise(segments):
+                assert after.start_offset == before.end_offset + 1
+            assert not any(s.has_aborted_txns for s in segments)
+            expected = await broker_batches(cluster, tip, 0, 3_000)
+            assert await archive.batches(tip) == expected
+        status = manager.status()[0]
+        assert (status.archive_start, status.archive_end, status.lag_offsets) == (0, 3_000, 0)
+        assert status.margin_offsets == 3_000
+        assert status.last_error is None
+        assert status.last_success_ms is not None
+
+
+async def test_a_batch_larger_than_a_segment(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        produce(producer, 1, size=50_000)
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, segment_bytes_max=4_096) as (
+            manager,
+            cluster,
+        ),
+    ):
+        await until(manager, archived_up_to(TOPIC, {0: 3}))
+        tip = (await tips(cluster, TOPIC))[0]
+        segments = (await archive.view(tip)).segments
+        assert [(s.start_offset, s.end_offset) for s in segments] == [(0, 0), (1, 1), (2, 2)]
+        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 3)
+
+
+async def test_resumes_where_the_archive_ends(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    for round_number in range(3):
+        produce(producer, 500)
+        async with (
+            open_archive(tmp_path / "store") as archive,
+            running_archiver(
+                mock_cluster.bootstrap,
+                archive,
+                TOPIC,
+                segment_bytes_max=16_384,
+                spool_dir=tmp_path / "spool",
+            ) as (manager, cluster),
+        ):
+            end = 500 * (round_number + 1)
+            await until(manager, archived_up_to(TOPIC, {0: end}))
+            tip = (await tips(cluster, TOPIC))[0]
+            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+        assert list((tmp_path / "spool").iterdir()) == []
+
+
+async def test_what_the_broker_forgot_is_a_recorded_gap(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    produce(producer, 100)
+    async with open_archive(tmp_path / "store") as archive:
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
+            await until(manager, archived_up_to(TOPIC, {0: 100}))
+        # The mock keeps 5 MiB a partition: the next offsets are lost while nobody archives.
+        produce(producer, 8_000, size=1_000)
+        with structlog.testing.capture_logs() as logs:
+            async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (
+                manager,
+                cluster,
+            ):
+                await until(manager, archived_up_to(TOPIC, {0: 8_100}))
+                tip = (await tips(cluster, TOPIC))[0]
+                start = (await cluster.log_edges(tip, max_age_ms=0)).log_start_offset
+        assert start > 100
+        assert (await archive.view(tip)).gaps() == [(100, start - 1)]
+        gaps = [entry for entry in logs if entry["event"] == "archive_gap"]
+        assert [(g["first_lost_offset"], g["last_lost_offset"]) for g in gaps] == [(100, start - 1)]
+
+
+async def test_a_log_that_ends_below_the_archive_stops_the_partition(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    """As after an unclean election: pretend that more was archived than the broker has."""
+    produce(producer, 100)
+    async with open_archive(tmp_path / "store") as archive:
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, cluster):
+            await until(manager, archived_up_to(TOPIC, {0: 100}))
+            tip = (await tips(cluster, TOPIC))[0]
+        segment = (await archive.view(tip)).segments[-1]
+        raw = await archive.rsm.get_segment_metadata(
+            archive.rsm.object_key(segment, SegmentFile.METADATA)
+        )
+        longer = raw.replace(b'"end_offset": 99', b'"end_offset": 999')
+        assert longer != raw
+        await archive.rsm.put_segment_metadata(segment, longer)
+        with structlog.testing.capture_logs() as logs:
+            async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
+                await until(manager, lambda found: any(s.stopped for s in found))
+                await asyncio.sleep(0.2)  # several process intervals
+                status = next(s for s in manager.status() if s.partition == 0)
+        assert status.last_error is not None
+        assert "ends at offset 100" in status.last_error
+        assert [e["log_level"] for e in logs if e["event"] == "partition_stopped"] == ["error"]
+        assert (await archive.view(tip)).log_end_offset == 1_000
+
+
+async def test_only_whole_names_match_and_internal_topics_never(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    for topic in (TOPIC, "orders-2", "__orders"):
+        producer.produce(topic, value=b"v", partition=0)
+    producer.flush(10)
+    async with open_archive(tmp_path / "store") as archive:
+        for pattern, expected in ((TOPIC, {TOPIC}), (".*", {TOPIC, "orders-2"})):
+            async with running_archiver(mock_cluster.bootstrap, archive, pattern) as (manager, _):
+                partitions = 4 * len(expected)
+                await until(manager, lambda found, n=partitions: len(found) == n)
+                assert {s.topic for s in manager.status()} == expected
+
+
+class FailingStore(MemoryObjectStore):
+    """A store whose uploads of `.log` objects fail as long as `error` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.failures = 0
+        self.hang = False
+
+    async def put_file(self, key: str, path: Path) -> None:
+        if self.hang:
+            self.failures += 1
+            await asyncio.Event().wait()
+        if self.error is not None:
+            self.failures += 1
+            raise self.error
+        await super().put_file(key, path)
+
+
+async def test_a_failing_store_is_retried_with_new_ids(
+    mock_cluster: MockCluster, producer: Producer
+) -> None:
+    produce(producer, 200)
+    store = FailingStore()
+    store.error = StorageUnavailable("out of order")
+    async with (
+        open_archive(store) as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, cluster),
+    ):
+        await until_true(lambda: store.failures >= 3)
+        tip = (await tips(cluster, TOPIC))[0]
+        assert (await archive.view(tip)).segments == ()
+        await until(manager, lambda found: any(s.last_error for s in found))
+        store.error = None
+        await until(manager, archived_up_to(TOPIC, {0: 200}))
+        view = await archive.view(tip)
+        assert view.unfinished == ()  # failed attempts have been removed
+        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 200)
+        assert all(s.last_error is None for s in manager.status() if s.partition == 0)
+
+
+async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer: Producer) -> None:
+    produce(producer, 200)
+    store = FailingStore()
+    store.hang = True
+    async with (
+        open_archive(store) as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, copy_max_ms=300) as (
+            manager,
+            cluster,
+        ),
+    ):
+        await until(manager, lambda found: any(s.last_error for s in found))
+        store.hang = False
+        await until(manager, archived_up_to(TOPIC, {0: 200}))
+        tip = (await tips(cluster, TOPIC))[0]
+        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 200)
+
+
+async def test_dangling_attempts_go_when_nobody_can_be_at_them(
+    mock_cluster: MockCluster, producer: Producer
+) -> None:
+    """A killed archiver leaves COPY_SEGMENT_STARTED: resuming does not wait, cleaning does."""
+    produce(producer, 200)
+    store = FailingStore()
+    store.hang = True
+    async with open_archive(store) as archive:
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (_, cluster):
+            await until_true(lambda: store.failures > 0)
+            tip = (await tips(cluster, TOPIC))[0]
+        (left,) = (await archive.view(tip)).unfinished
+        assert left.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+        store.hang = False
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
+            await until(manager, archived_up_to(TOPIC, {0: 200}))
+        assert (await archive.view(tip)).unfinished == (left,)
+        await asyncio.sleep(0.05)
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, copy_max_ms=20) as (
+            manager,
+            _,
+        ):
+            await until(manager, archived_up_to(TOPIC, {0: 200}))
+        assert (await archive.view(tip)).unfinished == ()
+        assert await archive.rsm._store.get(
+            archive.rsm.object_key((await archive.view(tip)).segments[0], SegmentFile.LOG)
+        )
+
+
+async def test_two_archivers_at_once_lose_and_double_nothing(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    produce(producer, 1_000, partitions=2)
+    async with (
+        open_archive(tmp_path / "store") as mine,
+        open_archive(tmp_path / "store") as yours,
+        running_archiver(mock_cluster.bootstrap, mine, TOPIC, segment_bytes_max=16_384) as (
+            manager,
+            cluster,
+        ),
+        running_archiver(mock_cluster.bootstrap, yours, TOPIC, segment_bytes_max=12_288),
+    ):
+        produce(producer, 1_000, partitions=2)
+        await until(manager, archived_up_to(TOPIC, {0: 2_000, 1: 2_000}))
+        for tip in (await tips(cluster, TOPIC))[:2]:
+            view = await mine.view(tip)
+            assert view.gaps() == []
+            for offset in range(2_000):
+                segment = view.segment_at_or_after(offset)
+                assert segment is not None
+                assert segment.start_offset <= offset
+            for segment in view.segments:
+                log = await mine.object(segment, SegmentFile.LOG)
+                assert next(iter(walk(log))).base_offset == segment.start_offset

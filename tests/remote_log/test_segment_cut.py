@@ -1,0 +1,110 @@
+"""Which batches join a segment, and when it is closed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.remote_log.segment_cut import CutReason, Take, cut_reason, plan_take
+from protocol.record_batch import BatchHeader
+
+
+def header(base: int, last: int, size: int) -> BatchHeader:
+    return BatchHeader(0, size, base, size - 12, 0, 0, 0, last - base, 0, 0, -1, -1, -1, 1)
+
+
+def batches(*sizes: int, first: int = 0) -> list[BatchHeader]:
+    return [header(first + 10 * i, first + 10 * i + 9, size) for i, size in enumerate(sizes)]
+
+
+def take(headers: list[BatchHeader], **changes: int) -> Take:
+    asked = {
+        "position": 0,
+        "last_stable_offset": 10**9,
+        "gathered_bytes": 0,
+        "segment_bytes_max": 1000,
+        **changes,
+    }
+    return plan_take(headers, **asked)
+
+
+def test_all_that_fits() -> None:
+    assert take(batches(300, 300, 300)) == Take(0, 3, full=False)
+
+
+def test_the_batch_that_does_not_fit_begins_the_next_segment() -> None:
+    assert take(batches(300, 300, 500)) == Take(0, 2, full=True)
+    assert take(batches(300), gathered_bytes=800) == Take(0, 0, full=True)
+
+
+def test_exactly_full() -> None:
+    assert take(batches(500, 500)) == Take(0, 2, full=True)
+
+
+def test_a_batch_larger_than_a_segment_is_one_by_itself() -> None:
+    assert take(batches(5000, 10)) == Take(0, 1, full=True)
+    assert take(batches(5000, 10), gathered_bytes=1) == Take(0, 0, full=True)
+
+
+def test_never_above_the_last_stable_offset() -> None:
+    assert take(batches(10, 10, 10), last_stable_offset=20) == Take(0, 2, full=False)
+    assert take(batches(10, 10, 10), last_stable_offset=19) == Take(0, 1, full=False)
+    assert take(batches(10), last_stable_offset=0) == Take(0, 0, full=False)
+
+
+def test_batches_below_the_position_are_passed_over() -> None:
+    assert take(batches(10, 10, 10), position=10) == Take(1, 3, full=False)
+    # The position lies inside the second batch, which is taken whole.
+    assert take(batches(10, 10, 10), position=15) == Take(1, 3, full=False)
+    assert take(batches(10), position=10) == Take(1, 1, full=False)
+
+
+@given(
+    st.lists(st.integers(min_value=61, max_value=2_000), max_size=30),
+    st.integers(min_value=61, max_value=4_000),
+    st.integers(min_value=0, max_value=300),
+)
+def test_repeated_takes_cut_the_whole_log_once(sizes: list[int], limit: int, stable: int) -> None:
+    headers = batches(*sizes)
+    segments: list[list[BatchHeader]] = [[]]
+    left = headers
+    while left:
+        gathered = sum(h.size for h in segments[-1])
+        planned = take(
+            left,
+            last_stable_offset=stable,
+            gathered_bytes=gathered,
+            segment_bytes_max=limit,
+        )
+        segments[-1] += left[planned.start : planned.end]
+        left = left[planned.end :]
+        if not planned.full:
+            break
+        segments.append([])
+    copied = [h for segment in segments for h in segment]
+    assert copied == [h for h in headers if h.last_offset < stable]
+    assert all(
+        len(segment) == 1 or sum(h.size for h in segment) <= limit
+        for segment in segments
+        if segment
+    )
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "spool_bytes", "expected"),
+    [
+        (0, 0, None),
+        (999, 99, None),
+        (1000, 0, CutReason.AGE),
+        (0, 100, CutReason.SPOOL),
+        (5000, 500, CutReason.AGE),
+    ],
+)
+def test_cut_by_age_or_spool(age_ms: int, spool_bytes: int, expected: CutReason | None) -> None:
+    assert (
+        cut_reason(
+            age_ms=age_ms, spool_bytes=spool_bytes, segment_age_max_ms=1000, spool_bytes_max=100
+        )
+        is expected
+    )

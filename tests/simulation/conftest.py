@@ -1,0 +1,11 @@
+"""The contract suite is no package: its folder is put on the path for the faulty store's tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("storage_contract", "generated_archive", "read_side_simulation")
+sys.path.insert(0, str(Path(__file__).parent.parent / "contracts"))

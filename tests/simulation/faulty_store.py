@@ -1,0 +1,138 @@
+"""An object store that is slow, fails, hangs and damages answers: by seed, not by chance.
+
+What lies in the inner store stays right; only answers suffer. With `NO_FAULTS` it passes the
+storage contract like any other store, so what it does to its callers is the faults' doing alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Self
+
+from fetchproxy.errors import StorageThrottled, StorageUnavailable
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.api import ObjectStore, StoredObject
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Shares are of all requests, 0 … 1; a request that hangs never answers."""
+
+    latency_s_min: float = 0.0
+    latency_s_max: float = 0.0
+    failing_share: float = 0.0
+    hanging_share: float = 0.0
+    corrupting_share: float = 0.0
+    # Objects that are never damaged: those without a checksum, where nobody could tell.
+    intact_suffixes: tuple[str, ...] = ()
+
+
+BURST_BYTES = 40
+
+NO_FAULTS = Faults()
+OUTAGE = Faults(failing_share=1.0)
+HANG = Faults(hanging_share=1.0)
+
+
+class FaultyObjectStore(ObjectStore):
+    def __init__(self, inner: ObjectStore, rng: Random, faults: Faults = NO_FAULTS) -> None:
+        self.inner = inner
+        self.faults = faults
+        self.reads: list[tuple[str, ByteRange | None]] = []  # every get and get_range
+        self.in_flight_max = 0
+        # How often one range of one object was read at once: single-flight keeps that at 1.
+        self.same_in_flight_max: Counter[tuple[str, ByteRange | None]] = Counter()
+        self._random = rng
+        self._in_flight: Counter[tuple[str, ByteRange | None]] = Counter()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight.total()
+
+    async def put(self, key: str, content: bytes) -> None:
+        await self._suffer(key)
+        await self.inner.put(key, content)
+
+    async def put_file(self, key: str, path: Path) -> None:
+        await self._suffer(key)
+        await self.inner.put_file(key, path)
+
+    async def get(self, key: str) -> bytes:
+        with self._counted(key, None):
+            await self._suffer(key)
+            return self._damaged(key, await self.inner.get(key))
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        with self._counted(key, byte_range):
+            await self._suffer(key)
+            return self._damaged(key, await self.inner.get_range(key, byte_range))
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        await self._suffer(prefix)
+        async for found in self.inner.list(prefix, start_after):
+            yield found
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        await self._suffer(prefix)
+        async for folder in self.inner.list_folders(prefix):
+            yield folder
+
+    async def delete(self, key: str) -> None:
+        await self._suffer(key)
+        await self.inner.delete(key)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    @contextmanager
+    def _counted(self, key: str, byte_range: ByteRange | None) -> Iterator[None]:
+        read = (key, byte_range)
+        self.reads.append(read)
+        self._in_flight[read] += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        self.same_in_flight_max[read] = max(self.same_in_flight_max[read], self._in_flight[read])
+        try:
+            yield
+        finally:
+            self._in_flight[read] -= 1
+
+    async def _suffer(self, key: str) -> None:
+        faults = self.faults
+        if faults.latency_s_max:
+            await asyncio.sleep(self._random.uniform(faults.latency_s_min, faults.latency_s_max))
+        fate = self._random.random()
+        if fate < faults.hanging_share:
+            await asyncio.get_running_loop().create_future()
+        if fate < faults.hanging_share + faults.failing_share:
+            kind = self._random.choice([StorageUnavailable, StorageThrottled])
+            raise kind(f"{key}: as the seed has it")
+
+    def _damaged(self, key: str, content: bytes) -> bytes:
+        if not content or key.endswith(self.faults.intact_suffixes):
+            return content
+        if self._random.random() >= self.faults.corrupting_share:
+            return content
+        if self._random.random() < 0.3:
+            return content[: self._random.randrange(len(content))]
+        # A run of bytes, as one flipped bit may fall into a field that no checksum covers.
+        start = self._random.randrange(max(1, len(content) - BURST_BYTES))
+        garbled = bytes(byte ^ 0x5A for byte in content[start : start + BURST_BYTES])
+        return content[:start] + garbled + content[start + BURST_BYTES :]

@@ -1,0 +1,302 @@
+"""The read side against the world: several readers, one faulty store, a clock that jumps.
+
+`simulate(seed)` generates an archive, lets readers read it through the purgatory while the store
+misbehaves, and asserts after every answer that it is right, and at the end that nothing is left.
+It returns a trace; the same seed gives the same trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+
+from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
+from generated_archive import (
+    GeneratedPartition,
+    PartitionGenerator,
+    random_tip,
+    store_partition,
+)
+from virtual_loop import START_S, run_virtual
+
+from fetchproxy.config.sections import KiB, MetadataConfig, MiB, RemoteFetchConfig
+from fetchproxy.errors import OffsetNotArchived, StorageUnavailable
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import IsolationLevel
+from fetchproxy.remote_fetch.api import CompletionReason, RemoteReadRequest, RemoteReadResult
+from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+FAULTS_END_S = START_S + 120
+# After the faults every reader must be done within this: back-off, hung attempts, then reading.
+PROGRESS_S_MAX = 600
+# Transaction indexes have no checksum, as in Kafka; metadata objects are not the read side's.
+INTACT = (".txn", ".metadata")
+CLOCK_SLACK_S = 1e-6
+
+
+@dataclass(slots=True)
+class World:
+    rng: Random
+    store: FaultyObjectStore
+    purgatory: RemoteFetchPurgatory
+    config: RemoteFetchConfig
+    partitions: list[GeneratedPartition]
+    trace: list[tuple[object, ...]] = field(default_factory=list)
+    completions: dict[int, int] = field(default_factory=dict)
+
+    def note(self, *event: object) -> None:
+        self.trace.append((round(asyncio.get_running_loop().time(), 6), *event))
+
+
+def simulate(seed: int) -> list[tuple[object, ...]]:
+    return run_virtual(lambda: _main(Random(seed)))
+
+
+async def _main(rng: Random) -> list[tuple[object, ...]]:
+    store = FaultyObjectStore(MemoryObjectStore(), rng)
+    partitions = [await _generate(rng, store, number) for number in range(3)]
+    config = _config(rng)
+    metadata = MetadataConfig(metadata_read_max_ms=5_000)
+    async with (
+        StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), metadata) as rlmm,
+        RemoteFetchPurgatory(config, rlmm, RemoteStorageManager(store), rng) as purgatory,
+    ):
+        world = World(rng, store, purgatory, config, partitions)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_weather(world), name="weather")
+            for number in range(rng.randint(2, 6)):
+                group.create_task(_reader(world, number), name=f"reader {number}")
+        await _check_that_all_comes_to_rest(world)
+    assert all(count == 1 for count in world.completions.values())
+    return world.trace
+
+
+async def _generate(rng: Random, store: FaultyObjectStore, number: int) -> GeneratedPartition:
+    tip = random_tip(rng, partition=number)
+    generator = PartitionGenerator(rng, tip, noise_bytes_max=rng.choice([50, 400, 3_000]))
+    segments = rng.randint(1, 6)
+    made, ends = generator.generate(segments, batches_max=40)
+    lost = [n for n in range(1, segments - 1) if rng.random() < 0.25]
+    await store_partition(
+        store,
+        rng,
+        made,
+        ends,
+        gap_before=frozenset(lost),
+        index_interval_bytes=rng.choice([1, 500, 4_000]),
+    )
+    return made
+
+
+def _config(rng: Random) -> RemoteFetchConfig:
+    return RemoteFetchConfig(
+        fetcher_tasks_max=rng.choice([1, 2, 16]),
+        purgatory_entries_max=rng.choice([1, 2, 100]),
+        inflight_bytes_max=MiB,
+        chunk_bytes=rng.choice([1, 4, 32]) * KiB,
+        chunk_cache_bytes_max=rng.choice([0, 5 * KiB, 40 * KiB, MiB]),
+        read_ahead_chunks_max=rng.choice([0, 1, 4]),
+        chunk_read_max_ms=rng.choice([500, 3_000]),
+        backoff_initial_ms=50,
+        backoff_max_ms=2_000,
+        remote_error_after_ms=rng.choice([2_000, 60_000]),
+        unasked_read_max_ms=rng.choice([100, 5_000]),
+        corrupt_retry_ms=1_000,
+    )
+
+
+async def _weather(world: World) -> None:
+    """Faults that change by the seed, then none."""
+    loop = asyncio.get_running_loop()
+    while loop.time() < FAULTS_END_S:
+        usual = Faults(0.001, world.rng.choice([0.01, 0.3, 2.0]), 0.1, 0.03, 0.1, INTACT)
+        world.store.faults = world.rng.choice([usual, usual, usual, OUTAGE, HANG])
+        await asyncio.sleep(world.rng.uniform(1, 20))
+    world.store.faults = NO_FAULTS
+    world.note("faults end")
+
+
+async def _reader(world: World, number: int) -> None:
+    """Reads some partitions to their ends, over and over until the faults are over."""
+    rng = world.rng
+    rounds = 0
+    try:
+        async with asyncio.timeout_at(FAULTS_END_S + PROGRESS_S_MAX):
+            while not rounds or asyncio.get_running_loop().time() < FAULTS_END_S:
+                await _read_to_the_ends(world, number)
+                rounds += 1
+                await asyncio.sleep(rng.uniform(0, 10))
+    except TimeoutError:
+        raise AssertionError(f"reader {number} made no progress: {world.trace[-5:]}") from None
+
+
+async def _read_to_the_ends(world: World, number: int) -> None:
+    rng = world.rng
+    isolation = rng.choice(list(IsolationLevel))
+    places = {
+        i: rng.choice([partition.start_offset, rng.choice(partition.batches).base_offset])
+        for i, partition in enumerate(world.partitions)
+        if rng.random() < 0.7
+    }
+    while places:
+        order = list(places)
+        rng.shuffle(order)
+        requests = [
+            RemoteReadRequest(
+                world.partitions[i].tip, places[i], rng.choice([1, 300, 20_000]), isolation
+            )
+            for i in order
+        ]
+        bytes_max = rng.choice([1, 1_000, 50_000])
+        results = await _fetch(world, number, requests, bytes_max)
+        for at, result in results.items():
+            _advance(world.partitions[order[at]], places, order[at], result)
+        if not results:
+            await asyncio.sleep(rng.choice([0, 0.001, 0.2]))
+
+
+async def _fetch(
+    world: World, number: int, requests: list[RemoteReadRequest], bytes_max: int
+) -> dict[int, RemoteReadResult]:
+    """One fetch as the gateway makes it, sometimes with a client that leaves before the answer."""
+    rng, loop = world.rng, asyncio.get_running_loop()
+    if rng.random() < 0.1:
+        world.purgatory.warm(rng.choice(requests))
+    asked_at = loop.time()
+    deadline = asked_at + rng.choice([0.0, 0.05, 0.5, 0.5, 5.0])
+    fetch = world.purgatory.watch(requests, bytes_max=bytes_max, deadline=deadline)
+    identity = len(world.completions)
+    world.completions[identity] = 0
+
+    def completed(_: DelayedRemoteFetch) -> None:
+        world.completions[identity] += 1
+
+    fetch.on_completion(completed)
+    try:
+        async with asyncio.timeout(0.01 if rng.random() < 0.05 else None):
+            await fetch.wait()
+    except TimeoutError:
+        # The deadline may fall on the same instant; whoever came first counts, once.
+        assert fetch.reason is not None
+    assert loop.time() <= deadline + CLOCK_SLACK_S
+    results = fetch.results()
+    world.note(number, fetch.reason.value, {i: _summary(r) for i, r in results.items()})
+    _check(world, fetch, requests, bytes_max, results)
+    return results
+
+
+def _summary(result: RemoteReadResult) -> object:
+    return result.size_bytes if result.error is None else type(result.error).__name__
+
+
+def _check(
+    world: World,
+    fetch: DelayedRemoteFetch,
+    requests: list[RemoteReadRequest],
+    bytes_max: int,
+    results: dict[int, RemoteReadResult],
+) -> None:
+    if fetch.reason is CompletionReason.DATA:
+        assert any(result.records for result in results.values())
+    if fetch.reason is CompletionReason.CANCELLED:
+        assert not results
+    by_tip = {partition.tip: partition for partition in world.partitions}
+    left, first = bytes_max, True
+    for i, result in sorted(results.items()):
+        partition = by_tip[requests[i].tip]
+        if result.error is not None:
+            assert not result.records
+            _check_error(partition, requests[i], fetch, result)
+            continue
+        _check_records(partition, requests[i], left, first, result)
+        left, first = left - result.size_bytes, False
+
+
+def _check_error(
+    partition: GeneratedPartition,
+    request: RemoteReadRequest,
+    fetch: DelayedRemoteFetch,
+    result: RemoteReadResult,
+) -> None:
+    if isinstance(result.error, OffsetNotArchived):
+        assert not partition.is_archived(request.fetch_offset)
+    elif isinstance(result.error, StorageUnavailable):
+        assert fetch.reason is CompletionReason.DEADLINE
+    else:
+        # Damaged twice on the way: possible, but only said at the deadline.
+        assert fetch.reason is CompletionReason.DEADLINE, result.error
+
+
+def _check_records(
+    partition: GeneratedPartition,
+    request: RemoteReadRequest,
+    left: int,
+    first: bool,
+    result: RemoteReadResult,
+) -> None:
+    """Stored bytes, at batch borders, from the right batch on, within the limits."""
+    got = b"".join(result.records)
+    assert got
+    assert len(got) == result.size_bytes
+    expected = partition.batches_from(request.fetch_offset)
+    stored, served = b"", []
+    for batch in expected:
+        if len(stored) >= len(got):
+            break
+        stored += batch.content
+        served.append(batch)
+    assert got == stored
+    limit = min(left, request.bytes_max)
+    assert len(got) <= limit or (first and len(served) == 1)
+    gap = partition.next_archived(request.fetch_offset)
+    if gap is not None and not partition.is_archived(gap - 1):
+        assert served[-1].last_offset < gap, "a read crossed a recorded gap"
+    overlapping = {
+        (producer_id, first_offset)
+        for producer_id, first_offset, marker in partition.aborted
+        if first_offset <= served[-1].last_offset and marker >= served[0].base_offset
+    }
+    listed = [(txn.producer_id, txn.first_offset) for txn in result.aborted_txns]
+    assert len(listed) == len(set(listed))
+    wanted = overlapping if request.isolation is IsolationLevel.READ_COMMITTED else set()
+    assert set(listed) == wanted
+
+
+def _advance(
+    partition: GeneratedPartition, places: dict[int, int], i: int, result: RemoteReadResult
+) -> None:
+    if result.records:
+        last = result.records[-1]
+        served = [b for b in partition.batches if last[-len(b.content) :] == b.content]
+        places[i] = served[-1].last_offset + 1
+    elif isinstance(result.error, OffsetNotArchived):
+        following = partition.next_archived(places[i])
+        if following is None:
+            del places[i]
+        else:
+            places[i] = following
+
+
+async def _check_that_all_comes_to_rest(world: World) -> None:
+    """Nobody asks any more: whatever is still read ends by itself, and every budget is whole."""
+    hung_s = world.config.chunk_read_max_ms / 1000
+    await asyncio.sleep(60 + 50 * hung_s)
+    status = world.purgatory.status()
+    assert (status.entries, status.entries_unwatched, status.pending_reads) == (0, 0, 0)
+    assert (status.store_reads, status.store_reads_waiting, status.inflight_bytes) == (0, 0, 0)
+    assert not status.reads
+    assert status.cached_bytes <= world.config.chunk_cache_bytes_max
+    assert world.store.in_flight == 0
+    assert world.store.in_flight_max <= world.config.fetcher_tasks_max + _metadata_reads()
+    for (key, _), most in world.store.same_in_flight_max.items():
+        assert most == 1 or not key.endswith((".log", ".index", ".txn")), key
+    world.note("at rest", len(world.store.reads))
+
+
+def _metadata_reads() -> int:
+    """Reads of `.metadata` objects are the metadata manager's, with a limit of its own."""
+    return 3 * MetadataConfig().metadata_reads_max

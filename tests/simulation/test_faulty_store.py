@@ -1,0 +1,73 @@
+"""The faulty store is a store (contract), and its faults are those of its seed."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
+from storage_contract import ObjectStoreContract, RemoteStorageManagerContract
+from virtual_loop import run_virtual
+
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.storage.memory import MemoryObjectStore
+
+
+@pytest.fixture
+def store() -> FaultyObjectStore:
+    return FaultyObjectStore(MemoryObjectStore(), Random(1), NO_FAULTS)
+
+
+class TestFaultyObjectStore(ObjectStoreContract):
+    pass
+
+
+class TestRemoteStorageManagerOnFaultyStore(RemoteStorageManagerContract):
+    pass
+
+
+def fates(seed: int) -> list[str]:
+    async def main() -> list[str]:
+        store = FaultyObjectStore(MemoryObjectStore(), Random(seed))
+        await store.put("k", bytes(100))
+        store.faults = Faults(0.01, 0.2, 0.3, 0.1, 0.3)
+        seen = []
+        for _ in range(50):
+            try:
+                async with asyncio.timeout(1):
+                    content = await store.get("k")
+                seen.append("right" if content == bytes(100) else "damaged")
+            except TimeoutError:
+                seen.append("hung")
+            except RemoteStorageError as error:
+                seen.append(type(error).__name__)
+        return [*seen, f"{asyncio.get_running_loop().time():.6f}"]
+
+    return run_virtual(main)
+
+
+def test_every_fault_occurs_and_the_seed_decides_which() -> None:
+    first = fates(1)
+    wanted = {"right", "damaged", "hung", "StorageUnavailable", "StorageThrottled"}
+    assert set(first[:-1]) == wanted
+    assert fates(1) == first
+    assert fates(2) != first
+
+
+def test_outage_and_hang_let_nothing_through() -> None:
+    async def main() -> None:
+        store = FaultyObjectStore(MemoryObjectStore(), Random(1))
+        await store.put("k", b"v")
+        store.faults = OUTAGE
+        for _ in range(20):
+            with pytest.raises(RemoteStorageError):
+                await store.get("k")
+        store.faults = HANG
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3600):
+                await store.get("k")
+        assert store.in_flight == 0
+        assert await store.inner.get("k") == b"v"
+
+    run_virtual(main)

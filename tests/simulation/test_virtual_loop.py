@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random
+
+import pytest
+from virtual_loop import START_S, Deadlock, run_virtual
+
+
+def test_hours_pass_at_once_and_timers_fire_in_order() -> None:
+    async def main() -> list[tuple[float, int]]:
+        seen: list[tuple[float, int]] = []
+
+        async def sleeper(number: int) -> None:
+            rng = Random(number)
+            for _ in range(3):
+                await asyncio.sleep(rng.uniform(0, 3600))
+                seen.append((asyncio.get_running_loop().time(), number))
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(50):
+                group.create_task(sleeper(number))
+        return seen
+
+    began = time.monotonic()
+    seen = run_virtual(main)
+    assert [when for when, _ in seen] == sorted(when for when, _ in seen)
+    assert seen[-1][0] - START_S > 3600 > time.monotonic() - began
+    assert run_virtual(main) == seen
+
+
+def test_a_deadlock_raises() -> None:
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock):
+        run_virtual(main)
+
+
+def test_a_task_left_behind_is_named() -> None:
+    async def main() -> None:
+        main.kept = asyncio.create_task(asyncio.sleep(1), name="stray")  # type: ignore[attr-defined]
+
+    with pytest.raises(AssertionError, match="stray"):
+        run_virtual(main)
