@@ -49,7 +49,8 @@ def _mend_refusal(payload: Buffer) -> bytes:
         if 0 <= at <= len(payload) - _RANGE.size:
             _, _, high = _RANGE.unpack_from(payload, at)
         mended = unsupported_version_response(INT32.unpack_from(payload)[0])
-        return mended[: -_INT16_BYTES] + max(high, 0).to_bytes(2, "big")
+        offered = min(max(high, 0), PROXIED_VERSIONS[ApiKey.API_VERSIONS][1])
+        return mended[:-_INT16_BYTES] + offered.to_bytes(2, "big")
     return whole
 
 

@@ -106,7 +106,7 @@ def _alike_partitions_end(buf: Buffer, pos: int, count: int) -> int:
                 return 0
     except IndexError:
         return 0
-    return end if end <= len(buf) else 0
+    return end
 
 
 def _skip_flexible_partitions(cursor: Cursor, count: int) -> None:

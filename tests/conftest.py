@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def find(config: pytest.Config, name: str, look: Callable[[], Found]) -> Found:
-    """What `look` returns; a missing part skips the test, or fails it when CI must have the part."""
+    """What `look` returns; a missing part skips the test, or fails it when CI must have it."""
     missing: PartMissing
     try:
         found = look()

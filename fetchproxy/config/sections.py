@@ -169,6 +169,12 @@ class StoreConfig(Section):
     connections_max: int = Field(32, description="to the store", ge=1)
     connect_max_ms: int = Field(3_000, description="to reach the store", ge=1)
     read_max_ms: int = Field(20_000, description="silence of the store within an answer", ge=1)
+    write_max_ms: int = Field(
+        60_000,
+        description="sending one part to the store may take this; then it is tried again"
+        " (a part of 8 MiB needs 140 KiB/s)",
+        ge=1,
+    )
 
 
 class ConsoleConfig(Section):

@@ -182,6 +182,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition = self._partitions.get(tip)
         return () if partition is None else partition.problems
 
+    def objects_known(self, tip: TopicIdPartition) -> int:
+        """How many metadata objects have been read, also by reads that failed: their progress."""
+        partition = self._partitions.get(tip)
+        return 0 if partition is None else len(partition.objects)
+
     def _partition(self, tip: TopicIdPartition) -> _Partition:
         return self._partitions.setdefault(tip, _Partition())
 

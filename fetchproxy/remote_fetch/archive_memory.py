@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from uuid import UUID
 
 from cachetools import LRUCache
 
@@ -40,7 +39,7 @@ class NeedLayout:
 
     @property
     def key(self) -> Hashable:
-        return "index", self.metadata.segment_id.id
+        return "index", self.metadata.segment_id.id.int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class NeedAborted:
 
     @property
     def key(self) -> Hashable:
-        return "txn", self.metadata.segment_id.id
+        return "txn", self.metadata.segment_id.id.int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class NeedChunk:
 
     @property
     def key(self) -> ChunkKey:
-        return self.metadata.segment_id.id, self.number
+        return self.metadata.segment_id.id.int, self.number
 
     @property
     def byte_range(self) -> ByteRange:
@@ -83,18 +82,23 @@ class ArchiveMemory:
         self._damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
         self._damaged_for_s = config.corrupt_retry_ms / 1000
 
-    def layout(self, segment: UUID) -> SegmentLayout | None:
-        found = self._indexes.get(segment)
+    # `segment` is the int of the segment's UUID, see ChunkKey.
+
+    def layout(self, segment: int) -> SegmentLayout | None:
+        try:
+            found = self._indexes[segment]
+        except KeyError:
+            return None
         return found if isinstance(found, SegmentLayout) else None
 
-    def keep_layout(self, segment: UUID, layout: SegmentLayout) -> None:
+    def keep_layout(self, segment: int, layout: SegmentLayout) -> None:
         self._indexes[segment] = layout
 
-    def aborted(self, segment: UUID) -> tuple[AbortedTxn, ...] | None:
+    def aborted(self, segment: int) -> tuple[AbortedTxn, ...] | None:
         found = self._indexes.get(("txn", segment))
         return found if isinstance(found, tuple) else None
 
-    def keep_aborted(self, segment: UUID, entries: tuple[AbortedTxn, ...]) -> None:
+    def keep_aborted(self, segment: int, entries: tuple[AbortedTxn, ...]) -> None:
         self._indexes["txn", segment] = entries
 
     def mark_damaged(self, need: Need, error: CorruptSegment, now: float) -> None:

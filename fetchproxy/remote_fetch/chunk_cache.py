@@ -1,39 +1,28 @@
-"""Chunks in memory: checked once when they are made, then cut by bisection and served as views.
+"""Chunks in memory: cut by bisection, served as views of the stored bytes.
 
-Only `check_chunk` makes chunks, so what is in the cache has passed its CRC-32C. The cache is
-sized in bytes and knows which chunks were read ahead and not used yet.
+Only `chunk_check` makes chunks, so what is in the cache has passed its CRC-32C. The cache is sized
+in bytes and knows which chunks were read ahead and not used yet.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
-from uuid import UUID
 
 from cachetools import Cache, LRUCache
 
-from fetchproxy.errors import CorruptSegment
-from fetchproxy.model import EpochStart
 from fetchproxy.observability.metrics import (
     CHUNK_CACHE_BYTES,
     CHUNK_CACHE_EVICTIONS,
     CHUNK_CACHE_HITS,
     CHUNK_CACHE_MISSES,
 )
-from protocol.errors import WireError
-from protocol.record_batch import check_crc, walk
 
-ChunkKey = tuple[UUID, int]  # (id of the segment, number of the chunk in it)
+# (UUID of the segment as an int, which hashes without Python code; number of the chunk in it).
+ChunkKey = tuple[int, int]
 
-# Work between two breaths of the event loop while a chunk is checked: about 1 ms.
-CHECK_STEP_BYTES = 1024 * 1024
-CHECK_STEP_BATCHES = 256
-_BATCH_COST_BYTES = CHECK_STEP_BYTES // CHECK_STEP_BATCHES
 _MEMORY_PER_BATCH_BYTES = 16
 _MEMORY_FIXED_BYTES = 600
-_epoch_start = attrgetter("start_offset")
 
 
 class Chunk:
@@ -69,52 +58,6 @@ class Chunk:
         return int.from_bytes(self.view[position : position + 8], "big", signed=True)
 
 
-def check_chunk(
-    content: bytes, first_offset: int, last_offset: int, epochs: Sequence[EpochStart] = ()
-) -> Iterator[Chunk | None]:
-    """Check every batch; yields None where the caller may breathe, and at last the Chunk.
-
-    Raises CorruptSegment: a CRC-32C or header that is wrong, a batch cut at the end, offsets that
-    do not rise, or others than the index promised. The CRC does not cover base offset and leader
-    epoch. In a log without holes a changed base offset runs into a neighbour or the index; the
-    leader epoch must be the one that the segment's metadata have for that offset, or -1 (none).
-    """
-    last_offsets, ends = array("q"), array("q")
-    before = first_offset - 1
-    # A segment may begin inside a batch, so its first epoch also holds below that epoch's start.
-    e = max(0, bisect_right(epochs, first_offset, key=_epoch_start) - 1)
-    work = 0
-    try:
-        for header in walk(content):
-            base = header.base_offset
-            if base <= before or (not ends and base != first_offset):
-                raise CorruptSegment(f"base offset {base} at byte {header.position}")
-            if not check_crc(content, header):
-                raise CorruptSegment(f"CRC of the batch with base offset {base} is wrong")
-            while e + 1 < len(epochs) and epochs[e + 1].start_offset <= base:
-                e += 1
-            if epochs and header.partition_leader_epoch not in (epochs[e].epoch, -1):
-                raise CorruptSegment(
-                    f"leader epoch {header.partition_leader_epoch} at base offset {base}"
-                )
-            before = header.last_offset
-            last_offsets.append(before)
-            ends.append(header.end)
-            work += header.size + _BATCH_COST_BYTES
-            if work >= CHECK_STEP_BYTES:
-                work = 0
-                yield None
-    except WireError as error:
-        raise CorruptSegment(str(error)) from error
-    if not ends or ends[-1] != len(content) or before != last_offset:
-        end = ends[-1] if ends else 0
-        raise CorruptSegment(
-            f"batches end at byte {end} of {len(content)} with offset {before}, "
-            f"not with {last_offset}"
-        )
-    yield Chunk(content, last_offsets, ends)
-
-
 class ChunkCache(LRUCache[ChunkKey, Chunk]):
     """Least recently used goes first. One chunk that is larger than the cache is kept beside it.
 
@@ -129,8 +72,9 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
 
     def find(self, key: ChunkKey) -> Chunk | None:
         """For serving: counts a hit, and the chunk as used."""
-        chunk = self.get(key)
-        if chunk is None:
+        try:
+            chunk = self[key]
+        except KeyError:
             if self._oversized is None or self._oversized[0] != key:
                 return None
             chunk = self._oversized[1]

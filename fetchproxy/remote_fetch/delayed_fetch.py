@@ -34,11 +34,14 @@ class DelayedRemoteFetch:
         self.timer: asyncio.TimerHandle | None = None
         self._on_cancel = on_cancel
         self._results: dict[int, RemoteReadResult] = {}
-        self._done = asyncio.Event()
+        self._done: asyncio.Event | None = None  # made by the first that waits
         self._callbacks: list[Callable[[DelayedRemoteFetch], None]] = []
 
     async def wait(self) -> None:
         """Return when completed. A cancelled wait cancels the fetch, but not the reads."""
+        if self.reason is not None:
+            return
+        self._done = self._done or asyncio.Event()
         try:
             await self._done.wait()
         except asyncio.CancelledError:
@@ -74,7 +77,8 @@ class DelayedRemoteFetch:
         self._results = results
         if self.timer is not None:
             self.timer.cancel()
-        self._done.set()
+        if self._done is not None:
+            self._done.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)

@@ -42,6 +42,8 @@ from fetchproxy.remote_fetch.store_health import StoreHealth, StoreHealthTracker
 from fetchproxy.remote_fetch.timestamp_lookup import TimestampLookup
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
+_COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
+
 # Reads that `status()` names one by one.
 STATUS_READS_MAX = 100
 
@@ -226,7 +228,7 @@ class RemoteFetchPurgatory:
             return False
         data = any(result.size_bytes for result in results.values())
         self._complete(fetch, CompletionReason.DATA if data else CompletionReason.ERROR, results)
-        for i in _pursued(fetch):
+        for i in _pursued(fetch) if needs else ():
             if i in needs:
                 self._ask(fetch.requests[i], now)  # ready for the client's next fetch
         return True
@@ -313,15 +315,16 @@ class RemoteFetchPurgatory:
         reason: CompletionReason,
         results: dict[int, RemoteReadResult],
     ) -> None:
-        PURGATORY_COMPLETED.labels(reason.value).inc()
-        reads, fetch.reads = fetch.reads, {}
-        for read in reads.values():
-            self._pending.leave(read, fetch)
-        self._unwatched.pop(fetch, None)
+        _COMPLETED[reason].inc()
         was_entry = fetch in self._entries
         if was_entry:
+            reads, fetch.reads = fetch.reads, {}
+            for read in reads.values():
+                self._pending.leave(read, fetch)
             del self._entries[fetch]
             PURGATORY_ENTRIES.set(len(self._entries))
+        else:
+            self._unwatched.pop(fetch, None)
         fetch.complete(reason, results)
         if was_entry and not self._closed:
             self._promote()

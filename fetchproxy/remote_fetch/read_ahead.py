@@ -22,11 +22,9 @@ STREAMS_MAX = 10_000
 class ReadAhead:
     def __init__(self, chunks_max: int, streams_max: int = STREAMS_MAX) -> None:
         self._chunks_max = chunks_max
-        # (partition, offset where the stream goes on) → (window, chunk it was planned in).
-        # Entries stay after use: two readers in step continue the same stream.
-        self._streams: LRUCache[tuple[TopicIdPartition, int], tuple[int, Hashable]] = LRUCache(
-            streams_max
-        )
+        # Where a stream goes on → (window, chunk it was planned in). Entries stay after use: two
+        # readers in step continue the same stream. Keys are ints, which hash fastest.
+        self._streams: LRUCache[tuple[int, int, int], tuple[int, Hashable]] = LRUCache(streams_max)
 
     def served(
         self, tip: TopicIdPartition, fetch_offset: int, next_offset: int, chunk: Hashable
@@ -37,14 +35,13 @@ class ReadAhead:
         """
         if not self._chunks_max:
             return 0
-        stream = self._streams.get((tip, fetch_offset))
-        if stream is None:
-            self._streams[tip, next_offset] = (0, None)
-            return 0
-        window, planned_in = stream
-        if chunk == planned_in:
-            self._streams[tip, next_offset] = stream
-            return 0
-        window = min(window * 2 or 1, self._chunks_max)
-        self._streams[tip, next_offset] = (window, chunk)
-        return window
+        log, partition = tip.topic_id.int, tip.partition
+        window, planned_in = self._streams.get((log, partition, fetch_offset), (-1, None))
+        if window < 0:  # a seek, or the first read
+            following: tuple[int, Hashable] = (0, None)
+        elif chunk == planned_in:
+            following = (window, planned_in)
+        else:
+            following = (min(window * 2 or 1, self._chunks_max), chunk)
+        self._streams[log, partition, next_offset] = following
+        return 0 if chunk == planned_in else following[0]

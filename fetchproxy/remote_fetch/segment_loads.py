@@ -25,7 +25,8 @@ from fetchproxy.remote_fetch.archive_memory import (
     NeedLayout,
     NeedView,
 )
-from fetchproxy.remote_fetch.chunk_cache import Chunk, check_chunk
+from fetchproxy.remote_fetch.chunk_cache import Chunk
+from fetchproxy.remote_fetch.chunk_check import check_chunk
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, Load, LoadPlan
 from fetchproxy.remote_fetch.segment_layout import SegmentLayout
 from fetchproxy.storage.layout import SegmentFile
@@ -105,11 +106,11 @@ class SegmentLoads:
         index = RemoteLogIndex.parse(await self._rsm.fetch_index(need.metadata, SegmentFile.INDEX))
         index.check_covers(need.metadata.end_offset, need.metadata.segment_size_bytes)
         layout = SegmentLayout(index, self._memory.chunk_bytes)
-        self._memory.keep_layout(need.metadata.segment_id.id, layout)
+        self._memory.keep_layout(need.metadata.segment_id.id.int, layout)
 
     async def _load_aborted(self, need: NeedAborted) -> None:
         raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
-        self._memory.keep_aborted(need.metadata.segment_id.id, decode_aborted(raw))
+        self._memory.keep_aborted(need.metadata.segment_id.id.int, decode_aborted(raw))
 
     async def _load_chunk(self, need: NeedChunk) -> Chunk:
         key, layout, number = need.key, need.layout, need.number

@@ -46,7 +46,7 @@ class Place:
 
     @property
     def key(self) -> ChunkKey:
-        return self.metadata.segment_id.id, self.number
+        return self.metadata.segment_id.id.int, self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class SegmentReader:
                     f"{view.tip}: offset {offset} is in no segment; the archive holds "
                     f"{view.log_start_offset} to {view.log_end_offset}"
                 )
-            layout = self._memory.layout(metadata.segment_id.id)
+            layout = self._memory.layout(metadata.segment_id.id.int)
             if layout is None:
                 need = NeedLayout(metadata)
                 return self._memory.damage(need, now) or need
@@ -187,7 +187,7 @@ class SegmentReader:
         metadata = view.segment_at_or_after(border)
         if metadata is None or metadata.start_offset > border:
             return None
-        layout = self._memory.layout(metadata.segment_id.id)
+        layout = self._memory.layout(metadata.segment_id.id.int)
         if layout is None:
             return border
         number = layout.chunk_at_or_after(border)
@@ -221,7 +221,9 @@ class SegmentReader:
 
     def _lacks_aborted(self, place: Place) -> bool:
         metadata = place.metadata
-        return metadata.has_aborted_txns and self._memory.aborted(metadata.segment_id.id) is None
+        return (
+            metadata.has_aborted_txns and self._memory.aborted(metadata.segment_id.id.int) is None
+        )
 
     def _aborted(
         self, segments: list[RemoteLogSegmentMetadata], first: int, last: int
@@ -234,7 +236,7 @@ class SegmentReader:
         found: dict[tuple[int, int], AbortedTxn] = {}
         for metadata in segments:
             if metadata.has_aborted_txns:
-                entries = self._memory.aborted(metadata.segment_id.id) or ()
+                entries = self._memory.aborted(metadata.segment_id.id.int) or ()
                 _collect(entries, first, last, found)
         return tuple(sorted(found.values()))
 

@@ -49,13 +49,15 @@ class TimestampLookup:
         retried for `unasked_read_max_ms`, the caller's time-out permitting, then raised. Raises
         RemoteStorageError, CorruptSegment.
         """
-        asked_at = asyncio.get_running_loop().time()
         try:
             return await self._search(tip, timestamp_ms)
         except ObjectNotFound:
             # Deleted since the view was read, most likely: look once more with a fresh one.
-            await self._load(NeedView(tip, asked_at))
+            await self._load(NeedView(tip, asyncio.get_running_loop().time()))
+        try:
             return await self._search(tip, timestamp_ms)
+        except ObjectNotFound as error:
+            raise CorruptSegment(f"an object of {tip} is lost: {error}") from error
 
     async def _search(self, tip: TopicIdPartition, timestamp_ms: int) -> FoundRecord | None:
         view = self._rlmm.view(tip)
@@ -90,7 +92,7 @@ class TimestampLookup:
         return None
 
     async def _layout(self, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
-        while (layout := self._memory.layout(metadata.segment_id.id)) is None:
+        while (layout := self._memory.layout(metadata.segment_id.id.int)) is None:
             await self._load(NeedLayout(metadata))
         return layout
 

@@ -239,14 +239,15 @@ class SegmentCheck:
             self._compare(span, total)
 
     def _compare(self, span: IndexSpan, total: _SpanSum) -> None:
-        for name, stated, found in (
+        pairs = (
             ("firstOffset", span.first_offset, total.first_offset),
             ("lastOffset", span.last_offset, total.last_offset),
             ("firstTimestamp", span.first_timestamp_ms, total.first_timestamp_ms),
             ("lastTimestamp", span.max_timestamp_ms, total.max_timestamp_ms),
-        ):
-            if stated != found:
-                self._index_fault(span, f"{name} is {stated}, in the log it is {found}")
+        )
+        wrong = [f"{name} is {a}, in the log {b}" for name, a, b in pairs if a != b]
+        if wrong:
+            self._index_fault(span, "; ".join(wrong))
 
     def _index_fault(self, span: IndexSpan, what: str) -> None:
         text = f"entry for byte {span.position} of the log: {what}"

@@ -17,6 +17,7 @@ from fetchproxy.errors import (
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
+    StorageUnavailable,
 )
 from fetchproxy.index.leader_epochs import decode_epochs
 from fetchproxy.index.remote_log_index import RemoteLogIndex
@@ -124,13 +125,24 @@ class _Run:
 
     async def catalog(self, tip: TopicIdPartition) -> None:
         """Read the partition's metadata, and the faults of these objects themselves."""
-        await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
+        await self._refresh(tip)
         for problem in self.rlmm.problems(tip):
             key, offset = problem.key, problem.base_offset
             self._report([Fault(tip.topic, tip.partition, key, None, offset, problem.what)])
         finished = self._finished(tip)
         self.bytes_total += sum(segment.segment_size_bytes for segment in finished)
         self.segments_unfinished += len(self.rlmm.list_remote_log_segments(tip)) - len(finished)
+
+    async def _refresh(self, tip: TopicIdPartition) -> None:
+        """A large partition may take several reads: one that ran out of time keeps what it got."""
+        while True:
+            known = self.rlmm.objects_known(tip)
+            try:
+                await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
+                return
+            except StorageUnavailable:
+                if self.rlmm.objects_known(tip) == known:
+                    raise
 
     async def verify_partition(self, tip: TopicIdPartition) -> None:
         unreadable = [problem.base_offset for problem in self.rlmm.problems(tip)]

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from functools import partial
+from functools import cache, partial
 from hashlib import md5
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
+from botocore.handlers import add_expect_header
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import RemoteStorageError
@@ -97,7 +98,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
         if len(spans) == 1:
             await self._put_part(key, await self._run(partial(read_part, path, spans[0], _md5)))
             return
-        upload = MultipartUpload(client, self._bucket, key, self._config.parts_in_flight_max)
+        upload = MultipartUpload(client, self._bucket, key, self._config)
         await upload.send(
             [partial(self._run, partial(read_part, path, span, _md5)) for span in spans]
         )
@@ -153,7 +154,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
                     if entry["Initiated"].timestamp() * 1000 < older_than_epoch_ms
                 ]
         for key, upload_id in stale:
-            await MultipartUpload(client, self._bucket, key).abort(upload_id)
+            await MultipartUpload(client, self._bucket, key, self._config).abort(upload_id)
         return len(stale)
 
     async def close(self) -> None:
@@ -179,15 +180,21 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
             raise RemoteStorageError("the store is closed")
         async with self._opening:
             if self._client is None:
+                session = get_session()
+                session.register_component("data_loader", _service_descriptions())
                 with translated(f"open bucket {self._bucket}"):
-                    self._client = await self._resources.enter_async_context(
-                        get_session().create_client(
+                    client = await self._resources.enter_async_context(
+                        session.create_client(
                             "s3",
                             endpoint_url=self._endpoint_url,
                             region_name=self._region,
                             config=self._client_config(),
                         )
                     )
+                # With "Expect: 100-continue" a server that never says so is waited for without
+                # end: no time-out of the HTTP client covers it.
+                client.meta.events.unregister("before-call.s3", add_expect_header)
+                self._client = client
             return self._client
 
     def _client_config(self) -> Any:
@@ -210,15 +217,23 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
     async def _put_part(self, key: str, part: Part) -> None:
         """One part that is the whole object."""
         client = await self._opened()
+        # The client's own time-outs do not cover a server that stops taking bytes.
         with translated(f"put {key}"):
-            await client.put_object(
-                Bucket=self._bucket, Key=key, Body=BytesIO(part.content), ContentMD5=part.md5
-            )
+            async with asyncio.timeout(self._config.write_max_ms / 1000):
+                await client.put_object(
+                    Bucket=self._bucket, Key=key, Body=BytesIO(part.content), ContentMD5=part.md5
+                )
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._closed:
             raise RemoteStorageError("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+@cache
+def _service_descriptions() -> Any:
+    """botocore's own loader, which keeps what it has parsed: 0.1 s of CPU per store otherwise."""
+    return get_session().get_component("data_loader")
 
 
 def _md5(content: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.s3_errors import translated
@@ -84,11 +85,12 @@ def _read(path: Path, wanted: ByteRange) -> bytes:
 class MultipartUpload:
     """`client` is aiobotocore's, whose methods exist at run time only."""
 
-    def __init__(self, client: Any, bucket: str, key: str, parts_in_flight_max: int = 1) -> None:
+    def __init__(self, client: Any, bucket: str, key: str, config: StoreConfig) -> None:
         self._client = client
         self._object = {"Bucket": bucket, "Key": key}
         self._what = f"upload {key}"
-        self._parts_in_flight_max = parts_in_flight_max
+        self._parts_in_flight_max = config.parts_in_flight_max
+        self._write_max_s = config.write_max_ms / 1000
 
     async def send(self, readers: Sequence[Callable[[], Awaitable[Part]]]) -> None:
         """Upload the parts that `readers` deliver; each is called when there is room for one."""
@@ -139,13 +141,14 @@ class MultipartUpload:
         for reader in waiting:
             part = await reader()
             with translated(f"{self._what} part {part.number}"):
-                answer = await self._client.upload_part(
-                    **self._object,
-                    UploadId=upload_id,
-                    PartNumber=part.number,
-                    Body=BytesIO(part.content),
-                    ContentMD5=part.md5,
-                )
+                async with asyncio.timeout(self._write_max_s):
+                    answer = await self._client.upload_part(
+                        **self._object,
+                        UploadId=upload_id,
+                        PartNumber=part.number,
+                        Body=BytesIO(part.content),
+                        ContentMD5=part.md5,
+                    )
             etags[part.number] = answer["ETag"]
 
     async def _abort_after_failure(self, upload_id: str) -> None:

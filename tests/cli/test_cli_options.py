@@ -107,7 +107,7 @@ USERS_ERRORS = [
     (["archive", "--store", "file:///nowhere"], "archive.topics is not set; give --archive REGEX"),
     (["serve", "--set", "gateway.listn=x:1"], "nearest known one is gateway.listen"),
     (["serve", "--set", "gateway.listen"], "expected section.key=value"),
-    (["serve", "--listen", "nonsense"], "gateway.listen = 'nonsense' (--listen): expected host:port"),
+    (["serve", "--listen", "nonsense"], "gateway.listen = 'nonsense' (--listen): expected"),
     (["serve", "--config", "/nowhere.toml"], "/nowhere.toml: cannot be read"),
     (["segments", "--store", "file:///nowhere/at/all"], "/nowhere/at/all"),
     (["segments", "--store", "ftp://host/x"], "unknown scheme 'ftp'"),

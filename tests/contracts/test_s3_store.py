@@ -145,7 +145,8 @@ class TestS3Outages:
         self, own_s3_server: S3Server
     ) -> None:
         own_s3_server.create_bucket("archive")
-        async with open_bucket(own_s3_server, "archive") as store:
+        hasty = StoreConfig(connect_max_ms=1000, read_max_ms=1000, write_max_ms=1000)
+        async with open_bucket(own_s3_server, "archive", hasty) as store:
             await store.put("k", b"before")
             own_s3_server.pause()
             async with asyncio.timeout(60):
@@ -153,6 +154,8 @@ class TestS3Outages:
                     await store.get("k")
                 with pytest.raises(StorageUnavailable):
                     await keys_of(store.list(""))
+                with pytest.raises(StorageUnavailable):
+                    await store.put("k", noise(8 * MiB))
             own_s3_server.resume()
             assert await store.get("k") == b"before"
 

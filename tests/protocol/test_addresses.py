@@ -188,7 +188,10 @@ def test_other_answers_come_back_as_they_are() -> None:
 @pytest.mark.parametrize("version", [10, 12, 13])
 @pytest.mark.parametrize("topics", [1, 2])
 @pytest.mark.parametrize("error", [0, 6])
-def test_usual_produce_answers(version: int, topics: int, error: int) -> None:
+@pytest.mark.parametrize("tags", [{}, {50: bytes(9)}])
+def test_usual_produce_answers(
+    version: int, topics: int, error: int, tags: dict[int, bytes]
+) -> None:
     result = {
         "Index": 0,
         "ErrorCode": error,
@@ -198,11 +201,14 @@ def test_usual_produce_answers(version: int, topics: int, error: int) -> None:
         "RecordErrors": [],
         "ErrorMessage": None,
     }
+    topic = {
+        "Name": "orders",
+        "TopicId": bytes(range(16)),
+        "PartitionResponses": [result],
+        "_tags": tags,
+    }
     value: dict[str, Any] = {
-        "Responses": [
-            {"Name": "orders", "TopicId": bytes(range(16)), "PartitionResponses": [result]}
-        ]
-        * topics,
+        "Responses": [topic] * topics,
         "ThrottleTimeMs": 0,
     }
     endpoint = {"NodeId": 2, "Host": "broker-2", "Port": 9092, "Rack": None}

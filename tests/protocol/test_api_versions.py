@@ -66,6 +66,13 @@ def test_error_35_of_librdkafkas_mock_cluster_is_mended() -> None:
     assert intersect_response(as_sent, 4)[4:] == wanted[4:]
 
 
+@pytest.mark.parametrize(("high", "offered"), [("7fff", 4), ("ffff", 0)])
+def test_mended_range_stays_within_what_we_read(high: str, offered: int) -> None:
+    as_sent = bytes.fromhex(f"00000001 0023 01 0012 0000 {high} 00000000")
+    decoded = ApiVersionsResponse[0].decode(intersect_response(as_sent, 4), header=True)
+    assert [(k.min_version, k.max_version) for k in decoded.api_keys] == [(0, offered)]
+
+
 @pytest.mark.parametrize("version", range(5))
 def test_as_kafka_python_reads_it(version: int) -> None:
     response = ApiVersionsResponse[version]

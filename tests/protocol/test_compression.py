@@ -69,6 +69,8 @@ def test_a_bomb_stops_at_the_limit(codec: int, monkeypatch: pytest.MonkeyPatch) 
     assert len(decompress(codec, exact)) == 100_000
     with pytest.raises(MalformedMessage):
         decompress(codec, bytes(ENCODERS[codec](bytes(100_001))))
+    with pytest.raises(MalformedMessage):
+        decompress(2, bytes(cramjam.snappy.compress_raw(bytes(100_001))))
 
 
 @pytest.mark.parametrize("codec", ENCODERS)

@@ -102,6 +102,13 @@ def test_partitions_alike_and_not(
     assert [(t.name, t.error_code) for t in found] == [("t", 0), ("u", 3)]
 
 
+def test_a_list_length_in_two_bytes_is_not_taken_for_one() -> None:
+    """Read as one byte, the length 128 would lead over this very partition, one byte short."""
+    trap = partition(127, 0, 0) | {"OfflineReplicas": None}
+    found = topics_in(answer([trap], 12), 12)
+    assert [(t.name, t.error_code) for t in found] == [("t", 0), ("u", 3)]
+
+
 @pytest.mark.parametrize("version", [4, 8, 9, 10, 12])
 @pytest.mark.parametrize("layout", [(3, 3, 0), (3, 200, 0)])
 def test_every_cut_within_the_topics_is_seen(version: int, layout: tuple[int, int, int]) -> None:

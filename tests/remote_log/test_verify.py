@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, PlantedArchive, batch, flip
 
+from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.index.leader_epochs import encode_epochs
 from fetchproxy.index.remote_log_index import RemoteLogIndex, encode_entry
 from fetchproxy.index.transaction_index import encode_aborted
 from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     AbortedTxn,
     EpochStart,
@@ -26,6 +28,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.remote_log.verify import verify_archive
 from fetchproxy.remote_log.verify_report import RecordedGap
 from fetchproxy.storage.layout import SegmentFile
 
@@ -299,7 +302,7 @@ async def test_a_lost_last_batch_also_makes_the_index_wrong() -> None:
     await resized(drop(5, 5))(archive, segment)
     index, log = (await archive.verify()).faults
     assert (index.object_key, index.offset) == (archive.key(segment, INDEX), 60)
-    assert "lastOffset is 119, in the log it is 109" in index.what
+    assert "lastOffset is 119, in the log 109" in index.what
     assert (log.object_key, log.byte_position) == (archive.key(segment, LOG), 5 * SIZE)
     assert "ends at offset 109" in log.what
 
@@ -433,6 +436,28 @@ async def test_an_outage_is_no_verdict() -> None:
     archive.store.__class__ = Away
     with pytest.raises(StorageUnavailable, match="away"):
         await archive.verify()
+
+
+async def test_many_metadata_objects_take_several_reads() -> None:
+    archive = await sound()
+
+    class Slow(type(archive.store)):  # type: ignore[misc]
+        gets = 0
+
+        async def get(self, key: str) -> bytes:
+            content: bytes = await super().get(key)
+            if key.endswith(".metadata"):
+                Slow.gets += 1
+                if Slow.gets % 2 == 0:  # every second one hangs
+                    await asyncio.Event().wait()
+            return content
+
+    archive.store.__class__ = Slow
+    limits = MetadataConfig(metadata_read_max_ms=50, metadata_reads_max=1)
+    async with StoreBackedRemoteLogMetadataManager(archive.rsm, limits) as rlmm:
+        report = await verify_archive(archive.rsm, rlmm)
+    assert report.clean
+    assert report.segments == 3
 
 
 async def test_an_archive_copied_below_another_prefix_is_sound() -> None:

@@ -46,6 +46,8 @@ def error(status: str, code: str) -> bytes:
 async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3ObjectStore]:
     """A store whose server gives this answer; `silent`: and then keeps the connection open."""
 
+    served: set[asyncio.Task[None]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = re.search(r"(?i)content-length: (\d+)", head)
@@ -56,9 +58,13 @@ async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3
             await reader.read()  # until the client has had enough
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(serve(reader, writer))
+        served.add(task)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    config = StoreConfig(part_bytes=5 * MiB, connect_max_ms=500, read_max_ms=300)
+    config = StoreConfig(part_bytes=5 * MiB, connect_max_ms=1000, read_max_ms=300)
     try:
         async with S3ObjectStore(
             "bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", config=config
@@ -67,6 +73,7 @@ async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3
     finally:
         server.close()
         await server.wait_closed()
+        await asyncio.gather(*served, return_exceptions=True)
 
 
 RANGE = ByteRange(10, 20)
@@ -126,6 +133,36 @@ async def test_silence_within_an_answer(sent: int) -> None:
     async with answering(lambda _: head, silent=True) as store, asyncio.timeout(60):
         with pytest.raises(StorageUnavailable):
             await store.get("k")
+
+
+async def test_silence_after_a_body(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(b"x" * MiB)
+    async with answering(lambda _: b"", silent=True) as store, asyncio.timeout(60):
+        with pytest.raises(StorageUnavailable):
+            await store.put("k", b"x")
+        with pytest.raises(StorageUnavailable):
+            await store.put_file("k", path)
+
+
+async def test_a_server_that_stops_taking_bytes() -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1024)
+    port = server.sockets[0].getsockname()[1]
+    config = StoreConfig(write_max_ms=200)
+    async with S3ObjectStore(
+        "bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", config=config
+    ) as store:
+        async with asyncio.timeout(60):
+            with pytest.raises(StorageUnavailable):
+                await store.put("k", bytes(32 * MiB))
+    server.close()
+    for writer in connections:
+        writer.close()
+    await server.wait_closed()
 
 
 Call = Callable[[S3ObjectStore], Awaitable[object]]
@@ -257,6 +294,7 @@ async def test_a_body_is_protected_on_its_way() -> None:
     async with answering(take) as store:
         await store.put("k", b"hello")
         await store.put("k", b"x" * MiB)
+    assert not any("expect:" in head.lower() for head in heads)
     assert "content-md5: xuufabyzkiochcjcqzw8ra==" in heads[0].lower()
     assert all("content-md5" in re.search(r"SignedHeaders=(\S+)", head)[1] for head in heads)  # type: ignore[index]
 

@@ -1,0 +1,131 @@
+"""The Kafka cluster of the demo: librdkafka's mock cluster, which forgets by itself, or a real
+Apache Kafka broker, which forgets on request."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as Position
+from confluent_kafka.admin import AdminClient
+
+from demo import records
+from lab.kafka import KAFKA_VERSION, KafkaServer
+from lab.mock_cluster import MockCluster
+
+# What a trimmed broker still has of each partition: about what the mock cluster keeps.
+_RECORDS_KEPT = 17_000
+
+
+class Upstream(ABC):
+    """`with MockUpstream() as upstream: … upstream.bootstrap`."""
+
+    name: str
+    # The mock cluster does not wake a waiting fetch when data arrive: its tail readers ask often.
+    fetch_wait_ms: int
+    # How far production may be ahead of the archive without losing anything.
+    lead_records_max: int
+
+    @property
+    @abstractmethod
+    def bootstrap(self) -> str: ...
+
+    @abstractmethod
+    def create_topics(self) -> None: ...
+
+    @abstractmethod
+    def forget(self, archived_ends: Mapping[int, int]) -> str:
+        """Let the broker lose the topic's beginning; says in a sentence how that happened."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class MockUpstream(Upstream):
+    name = "librdkafka's mock cluster"
+    fetch_wait_ms = 2
+    lead_records_max = 10_000  # at ~270 B this is about half of the 5 MiB that it keeps
+
+    def __init__(self) -> None:
+        self._cluster = MockCluster()
+
+    @property
+    def bootstrap(self) -> str:
+        return self._cluster.bootstrap
+
+    def create_topics(self) -> None:
+        asking = Producer({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        for topic in (records.TOPIC, records.LIVE_TOPIC):
+            asking.list_topics(topic, timeout=30)
+
+    def forget(self, archived_ends: Mapping[int, int]) -> str:
+        return "This broker keeps the last 5 MiB of each partition, so it has dropped the rest."
+
+    def __enter__(self) -> Self:
+        self._cluster.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cluster.stop()
+
+
+class KafkaUpstream(Upstream):
+    name = f"Apache Kafka {KAFKA_VERSION}"
+    fetch_wait_ms = 500
+    lead_records_max = records.RECORDS_PER_PARTITION
+
+    def __init__(self) -> None:
+        self._server = KafkaServer()
+
+    @property
+    def bootstrap(self) -> str:
+        return self._server.bootstrap
+
+    def create_topics(self) -> None:
+        for topic in (records.TOPIC, records.LIVE_TOPIC):
+            self._server.create_topic(topic, records.PARTITIONS)
+
+    def forget(self, archived_ends: Mapping[int, int]) -> str:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        kept_from = [
+            Position(records.TOPIC, partition, end - _RECORDS_KEPT)
+            for partition, end in archived_ends.items()
+        ]
+        for trimmed in admin.delete_records(kept_from).values():
+            trimmed.result(timeout=30)
+        return (
+            f"DeleteRecords, sent to the broker directly, has removed all but the last "
+            f"{_RECORDS_KEPT:,} records of each partition."
+        )
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.stop()
+
+
+def open_upstream(kind: str) -> Upstream:
+    return {"mock": MockUpstream, "kafka": KafkaUpstream}[kind]()

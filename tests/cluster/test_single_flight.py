@@ -1,0 +1,83 @@
+"""One piece of work per key, whoever of its callers leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fetchproxy.cluster.single_flight import SingleFlight
+
+
+class Work:
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        return self.begun
+
+
+async def test_callers_share_one_value() -> None:
+    flights, work = SingleFlight[int](), Work()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(flights.run("k", work)) for _ in range(5)]
+        other = group.create_task(flights.run("other", work))
+        await asyncio.sleep(0)
+        work.go.set()
+    assert [task.result() for task in tasks] == [2] * 5
+    assert other.result() == 2
+    assert work.begun == 2
+    assert await flights.run("k", work) == 3  # nothing is kept
+
+
+async def test_callers_share_one_error() -> None:
+    flights, work = SingleFlight[int](), Work()
+    work.error = ValueError("no")
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(wanting(flights, work)) for _ in range(3)]
+        await asyncio.sleep(0)
+        work.go.set()
+    assert [task.result() for task in tasks] == ["no"] * 3
+    assert work.begun == 1
+
+
+async def wanting(flights: SingleFlight[int], work: Work) -> str:
+    with pytest.raises(ValueError, match="no") as raised:
+        await flights.run("k", work)
+    return str(raised.value)
+
+
+async def test_a_cancelled_leader_hands_over() -> None:
+    flights, work = SingleFlight[int](), Work()
+    async with asyncio.TaskGroup() as group:
+        leader = group.create_task(flights.run("k", work))
+        await asyncio.sleep(0)
+        others = [group.create_task(flights.run("k", work)) for _ in range(3)]
+        await asyncio.sleep(0)
+        leader.cancel()
+        for _ in range(10):  # turns of the loop: the leader goes, one takes over, two join it
+            await asyncio.sleep(0)
+        work.go.set()
+    assert [task.result() for task in others] == [2] * 3
+    assert work.begun == 2
+
+
+async def test_a_cancelled_waiter_leaves_the_others_alone() -> None:
+    flights, work = SingleFlight[int](), Work()
+    async with asyncio.TaskGroup() as group:
+        leader = group.create_task(flights.run("k", work))
+        await asyncio.sleep(0)
+        waiter = group.create_task(flights.run("k", work))
+        stays = group.create_task(flights.run("k", work))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.sleep(0)
+        work.go.set()
+    assert waiter.cancelled()
+    assert leader.result() == stays.result() == 1

@@ -1,0 +1,70 @@
+"""What the contract of the metadata managers does not reach: faults of the program itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.metadata.fresh_reads import FreshReads
+
+
+async def test_a_bug_in_the_read_is_raised_in_who_waits_and_harms_nobody_else() -> None:
+    async def read(key: str, began_at: float) -> str:
+        await asyncio.sleep(0)
+        if key == "bad":
+            raise KeyError("a bug")
+        return key
+
+    async with FreshReads(read) as reads:
+        now = asyncio.get_running_loop().time()
+        with pytest.raises(KeyError, match="a bug"):
+            await reads.get("bad", now)
+        assert await reads.get("good", now) == "good"
+        assert reads.cached("bad") is None
+        assert reads.cached("good") == "good"
+
+
+async def test_without_its_owner_nothing_is_read() -> None:
+    async def read(key: str, began_at: float) -> str:
+        raise AssertionError("not reached")
+
+    with pytest.raises(StorageUnavailable, match="closed"):
+        await FreshReads(read).get("key", 0.0)
+
+
+async def test_an_error_of_the_owner_passes_through_unwrapped() -> None:
+    async def read(key: str, began_at: float) -> str:
+        await asyncio.Event().wait()
+        return key
+
+    async def wait(reads: FreshReads[str, str]) -> None:
+        with pytest.raises(StorageUnavailable, match="closed"):
+            await reads.get("key", 0.0)
+
+    async def own(group: asyncio.TaskGroup) -> None:
+        async with FreshReads(read) as reads:
+            group.create_task(wait(reads))
+            while not reads.is_running("key"):  # noqa: ASYNC110 - one turn of the loop
+                await asyncio.sleep(0)
+            raise RuntimeError("the owner's own")
+
+    async with asyncio.TaskGroup() as group:
+        with pytest.raises(RuntimeError, match="the owner's own"):
+            await own(group)
+
+
+async def test_keys_do_not_wait_for_each_other() -> None:
+    door = asyncio.Event()
+
+    async def read(key: str, began_at: float) -> str:
+        if key == "slow":
+            await door.wait()
+        return key
+
+    async with FreshReads(read) as reads, asyncio.TaskGroup() as group:
+        slow = group.create_task(reads.get("slow", 0.0))
+        assert await reads.get("quick", 0.0) == "quick"
+        assert not slow.done()
+        door.set()

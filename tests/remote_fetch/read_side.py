@@ -1,0 +1,95 @@
+"""A read side over a store in memory, for tests on the virtual-time loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+
+from faulty_store import FaultyObjectStore
+from generated_archive import Batch, make_batch, random_tip, store_segment
+
+from fetchproxy.config.sections import KiB, MetadataConfig, RemoteFetchConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remote_fetch.api import RemoteReadRequest
+from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+BATCH_BYTES = 1000
+BATCH_OFFSETS = 10
+
+# One batch is an index span, four are a chunk.
+SMALL = RemoteFetchConfig(
+    chunk_bytes=4 * KiB,
+    chunk_cache_bytes_max=1024 * KiB,
+    read_ahead_chunks_max=0,
+    backoff_initial_ms=100,
+    backoff_max_ms=1_000,
+)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def batches(rng: Random, base_offset: int, count: int) -> list[Batch]:
+    """Dense: each has BATCH_OFFSETS offsets and BATCH_BYTES bytes."""
+    return [
+        make_batch(base_offset + BATCH_OFFSETS * i, BATCH_OFFSETS, rng.randbytes(BATCH_BYTES - 61))
+        for i in range(count)
+    ]
+
+
+@dataclass(slots=True)
+class ReadSide:
+    rng: Random
+    store: FaultyObjectStore
+    rsm: RemoteStorageManager
+    rlmm: StoreBackedRemoteLogMetadataManager
+    purgatory: RemoteFetchPurgatory
+    tip: TopicIdPartition
+
+    async def segment(self, stored: list[Batch], **options: object) -> RemoteLogSegmentMetadata:
+        metadata = await store_segment(
+            self.store.inner, self.rng, self.tip, stored, index_interval_bytes=1, **options
+        )  # type: ignore[arg-type]
+        await asyncio.sleep(1)  # with no latency the last view would be as recent as now
+        await self.rlmm.refresh(self.tip, now())
+        return metadata
+
+    def request(
+        self,
+        offset: int,
+        bytes_max: int = 100 * KiB,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> RemoteReadRequest:
+        return RemoteReadRequest(self.tip, offset, bytes_max, isolation)
+
+    def watch(
+        self, *requests: RemoteReadRequest, wait_s: float = 0.5, bytes_max: int = 1000 * KiB
+    ) -> DelayedRemoteFetch:
+        return self.purgatory.watch(requests, bytes_max=bytes_max, deadline=now() + wait_s)
+
+    def log_key(self, metadata: RemoteLogSegmentMetadata) -> str:
+        return self.rsm.object_key(metadata, SegmentFile.LOG)
+
+    def log_reads(self) -> int:
+        return sum(key.endswith(".log") for key, _ in self.store.reads)
+
+
+@asynccontextmanager
+async def read_side(config: RemoteFetchConfig = SMALL, seed: int = 1) -> AsyncIterator[ReadSide]:
+    rng = Random(seed)
+    store = FaultyObjectStore(MemoryObjectStore(), rng)
+    rsm = RemoteStorageManager(store)
+    async with (
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        RemoteFetchPurgatory(config, rlmm, rsm, rng) as purgatory,
+    ):
+        yield ReadSide(rng, store, rsm, rlmm, purgatory, random_tip(rng))

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from virtual_loop import run_virtual
+
+from fetchproxy.config.sections import MiB, RemoteFetchConfig
+from fetchproxy.errors import (
+    CorruptSegment,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    StorageDenied,
+    StorageThrottled,
+    StorageUnavailable,
+)
+from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, LoadPlan
+from fetchproxy.remote_fetch.store_health import StoreHealthTracker
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
+class Work:
+    """Attempts that fail as scripted, then succeed; `at` are their times."""
+
+    script: list[Exception | float] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)
+    running: int = 0
+    running_max: int = 0
+    corrupt: list[CorruptSegment] = field(default_factory=list)
+
+    async def attempt(self) -> None:
+        self.at.append(now())
+        self.running += 1
+        self.running_max = max(self.running, self.running_max)
+        try:
+            step = self.script.pop(0) if self.script else 0.0
+            if isinstance(step, Exception):
+                raise step
+            await asyncio.sleep(step)
+        finally:
+            self.running -= 1
+
+    def plan(self, key: str = "k", size_bytes: int = 1) -> LoadPlan:
+        return LoadPlan(key, key, "t", 0, size_bytes, self.attempt, self.corrupt.append)
+
+
+@asynccontextmanager
+async def pool(**options: object) -> AsyncIterator[FetcherPool]:
+    config = RemoteFetchConfig(backoff_jitter=0, **options)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as tasks:
+        yield FetcherPool(config, tasks, Random(1), StoreHealthTracker())
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, StorageThrottled, StorageDenied])
+def test_retries_with_growing_pauses(error: type[Exception]) -> None:
+    async def test() -> None:
+        work = Work([error("x") for _ in range(4)])
+        async with pool(backoff_initial_ms=100, backoff_max_ms=300) as fetchers:
+            load = fetchers.load(work.plan(), now() + 100)
+            await load.done.wait()
+        assert load.error is None
+        pauses = [b - a for a, b in zip(work.at, work.at[1:], strict=False)]
+        assert pauses == pytest.approx([0.1, 0.2, 0.3, 0.3])
+        assert (load.failures, load.failing_since) == (0, None)
+
+    run(test)
+
+
+def test_gives_up_when_nobody_wants_it_any_more() -> None:
+    async def test() -> None:
+        work = Work([StorageUnavailable("x") for _ in range(1000)])
+        async with pool(backoff_initial_ms=100, backoff_max_ms=100) as fetchers:
+            load = fetchers.load(work.plan(), now() + 1.05)
+            await asyncio.sleep(1)
+            fetchers.touch(load, now() + 1.05)
+            await load.done.wait()
+        assert isinstance(load.error, StorageUnavailable)
+        assert work.at[-1] - work.at[0] == pytest.approx(2.1)
+
+    run(test)
+
+
+def test_a_hanging_store_ends_each_attempt() -> None:
+    async def test() -> None:
+        work = Work([1e9, 1e9])
+        async with pool(chunk_read_max_ms=3_000, backoff_initial_ms=100) as fetchers:
+            load = fetchers.load(work.plan(), now() + 60)
+            await load.done.wait()
+        assert load.error is None
+        assert [t - work.at[0] for t in work.at] == pytest.approx([0, 3.1, 6.3])
+
+    run(test)
+
+
+def test_an_attempt_under_way_is_not_given_up() -> None:
+    async def test() -> None:
+        async with pool() as fetchers:
+            load = fetchers.load(Work([20.0]).plan(), now() + 1)
+            await load.done.wait()
+        assert load.error is None
+
+    run(test)
+
+
+def test_single_flight_by_key() -> None:
+    async def test() -> None:
+        work, other = Work([1.0]), Work([1.0])
+        async with pool() as fetchers:
+            loads = [fetchers.load(work.plan(), now() + 5) for _ in range(5)]
+            assert len(set(loads)) == 1
+            assert fetchers.load(other.plan("other"), now() + 5) is not loads[0]
+            await loads[0].done.wait()
+            assert not fetchers.is_loading("k")
+            await fetchers.load(work.plan(), now() + 5).done.wait()
+        assert (len(work.at), work.running_max, len(other.at)) == (2, 1, 1)
+
+    run(test)
+
+
+def test_places_are_bounded_and_not_held_during_pauses() -> None:
+    async def test() -> None:
+        works = [Work([StorageUnavailable("x"), 1.0]) for _ in range(6)]
+        async with pool(fetcher_tasks_max=2, backoff_initial_ms=1_000) as fetchers:
+            for n, work in enumerate(works):
+                fetchers.load(work.plan(str(n)), now() + 60)
+            most = 0
+            while any(fetchers.loads()):
+                most = max(most, sum(work.running for work in works))
+                assert fetchers.budget.tasks_taken <= 2
+                await asyncio.sleep(0.1)
+        assert most == 2
+        # All six failed before the first pause was over.
+        assert max(work.at[0] for work in works) < min(work.at[1] for work in works)
+        assert (fetchers.budget.tasks_taken, fetchers.budget.bytes_taken) == (0, 0)
+
+    run(test)
+
+
+def test_bytes_are_reserved_before_reading() -> None:
+    async def test() -> None:
+        works = [Work([1.0]) for _ in range(5)]
+        async with pool(inflight_bytes_max=MiB) as fetchers:
+            for n, work in enumerate(works):
+                fetchers.load(work.plan(str(n), 400 * 1024), now() + 60)
+            while any(fetchers.loads()):
+                assert sum(work.running for work in works) <= 2
+                await asyncio.sleep(0.1)
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [CorruptSegment, RangeNotSatisfiable])
+def test_corrupt_bytes_are_read_once_more(error: type[Exception]) -> None:
+    async def test() -> None:
+        damaged_on_the_way = Work([error("x")])
+        damaged = Work([error("x"), error("x"), error("x")])
+        async with pool() as fetchers:
+            first = fetchers.load(damaged_on_the_way.plan("a"), now() + 60)
+            second = fetchers.load(damaged.plan("b"), now() + 60)
+            await first.done.wait()
+            await second.done.wait()
+        assert (first.error, len(damaged_on_the_way.at)) == (None, 2)
+        assert damaged_on_the_way.corrupt == []
+        assert len(damaged.at) == 2
+        assert isinstance(second.error, CorruptSegment)
+        assert damaged.corrupt == [second.error]
+
+    run(test)
+
+
+def test_an_absent_object_is_settled() -> None:
+    async def test() -> None:
+        work = Work([ObjectNotFound("x")])
+        async with pool() as fetchers:
+            load = fetchers.load(work.plan(), now() + 60)
+            await load.done.wait()
+        assert isinstance(load.error, ObjectNotFound)
+        assert len(work.at) == 1
+
+    run(test)
+
+
+def test_a_bug_in_one_read_is_logged_retried_and_harms_no_other() -> None:
+    async def test() -> None:
+        work, other = Work([ZeroDivisionError("bug")]), Work()
+        async with pool() as fetchers:
+            load = fetchers.load(work.plan("a"), now() + 60)
+            await fetchers.load(other.plan("b"), now() + 60).done.wait()
+            await load.done.wait()
+        assert load.error is None
+        assert len(work.at) == 2
+
+    run(test)
+
+
+def test_reading_ahead_becomes_asked_for_and_is_counted_until_then() -> None:
+    async def test() -> None:
+        works = [Work([1.0]) for _ in range(3)]
+        async with pool(fetcher_tasks_max=2) as fetchers:
+            loads = [
+                fetchers.load(work.plan(str(n), 10), now() + 60, ahead=True)
+                for n, work in enumerate(works)
+            ]
+            assert fetchers.ahead_bytes == 30
+            await asyncio.sleep(0.1)
+            assert [work.running for work in works] == [1, 0, 0]
+            assert fetchers.load(works[2].plan("2", 10), now() + 60) is loads[2]
+            assert fetchers.ahead_bytes == 20
+            assert fetchers.is_ahead("1")
+            assert not fetchers.is_ahead("2")
+            await asyncio.sleep(0.1)
+            assert [work.running for work in works] == [1, 0, 1]
+        assert fetchers.ahead_bytes == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_cancelled_at_any_turn_it_gives_everything_back(turns: int) -> None:
+    async def test() -> None:
+        async with pool(fetcher_tasks_max=1) as fetchers:
+            plans = [Work([StorageUnavailable("x"), 1.0]).plan(str(n), 5) for n in range(3)]
+            loads = [fetchers.load(plan, now() + 60, ahead=n > 0) for n, plan in enumerate(plans)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            fetchers.cancel_all()
+        for load in loads:
+            assert load.done.is_set()
+            assert isinstance(load.error, StorageUnavailable)
+        assert not list(fetchers.loads())
+        assert fetchers.ahead_bytes == 0
+        budget = fetchers.budget
+        assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run(test)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from virtual_loop import run_virtual
+
+from fetchproxy.remote_fetch.read_budget import Permit, ReadBudget
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def granted(*permits: Permit) -> list[bool]:
+    return [permit.taken for permit in permits]
+
+
+def test_tasks_and_bytes_are_limited_and_the_queue_is_fair() -> None:
+    async def main() -> None:
+        budget = ReadBudget(tasks_max=2, bytes_max=100)
+        async with asyncio.TaskGroup() as group:
+            permits = [Permit(size, ahead=False) for size in (60, 50, 30, 40)]
+            for permit in permits:
+                group.create_task(budget.acquire(permit))
+            await turns()
+            # 30 would fit, but 50 has asked before it.
+            assert granted(*permits) == [True, False, False, False]
+            assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (1, 60, 3)
+            budget.release(permits[0])
+            assert granted(*permits) == [True, True, True, False]
+            budget.release(permits[1])
+            assert granted(*permits)[3]
+            for permit in permits[2:]:
+                budget.release(permit)
+        assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("size", [100, 101])
+def test_a_read_above_the_budget_goes_alone(size: int) -> None:
+    async def main() -> None:
+        budget = ReadBudget(tasks_max=9, bytes_max=100)
+        async with asyncio.TaskGroup() as group:
+            small, large, after = Permit(1, False), Permit(size, False), Permit(1, False)
+            for permit in (small, large, after):
+                group.create_task(budget.acquire(permit))
+            await turns()
+            assert granted(small, large, after) == [True, False, False]
+            budget.release(small)
+            assert granted(large, after) == [True, False]
+            budget.release(large)
+            budget.release(after)
+
+    run_virtual(main)
+
+
+def test_reads_ahead_come_last_and_take_half_of_the_places() -> None:
+    async def main() -> None:
+        budget = ReadBudget(tasks_max=4, bytes_max=1000)
+        async with asyncio.TaskGroup() as group:
+            ahead = [Permit(1, ahead=True) for _ in range(4)]
+            for permit in ahead:
+                group.create_task(budget.acquire(permit))
+            await turns()
+            assert granted(*ahead) == [True, True, False, False]
+            asked = [Permit(1, ahead=False) for _ in range(3)]
+            for permit in asked:
+                group.create_task(budget.acquire(permit))
+            await turns()
+            assert granted(*asked) == [True, True, False]
+            # Somebody now waits for the last read ahead: it queues behind the third.
+            budget.promote(ahead[3])
+            budget.release(asked[0])
+            assert granted(asked[2], ahead[3], ahead[2]) == [True, False, False]
+            budget.release(asked[1])
+            assert granted(ahead[3], ahead[2]) == [True, False]
+            # One that is being read already gives its place for reading ahead back.
+            budget.promote(ahead[0])
+            budget.release(asked[2])
+            assert granted(ahead[2]) == [True]
+            for permit in ahead:
+                budget.release(permit)
+        assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cancelled_at_any_moment_nothing_is_lost(seed: int) -> None:
+    async def main() -> None:
+        rng = Random(seed)
+        budget = ReadBudget(tasks_max=3, bytes_max=50)
+
+        async def reader() -> None:
+            permit = Permit(rng.randint(1, 60), ahead=rng.random() < 0.5)
+            await budget.acquire(permit)
+            try:
+                await asyncio.sleep(rng.choice([0, 0, 1]))
+                if rng.random() < 0.3:
+                    budget.promote(permit)
+                assert budget.tasks_taken <= 3
+                assert budget.bytes_taken <= 50 or budget.tasks_taken == 1
+            finally:
+                budget.release(permit)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(reader()) for _ in range(60)]
+            for task in rng.sample(tasks, 40):
+                await asyncio.sleep(rng.choice([0, 0, 0, 0.1]))
+                task.cancel()
+                if rng.random() < 0.5:
+                    rng.choice(tasks).cancel()
+        assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run_virtual(main)

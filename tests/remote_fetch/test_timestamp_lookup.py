@@ -1,0 +1,106 @@
+"""ListOffsets by timestamp, against a scan of all records."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from random import Random
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from faulty_store import HANG, OUTAGE
+from generated_archive import Batch
+from read_side import SMALL, now, read_side
+from virtual_loop import run_virtual
+
+from fetchproxy.config.sections import RemoteFetchConfig
+from fetchproxy.errors import CorruptSegment, StorageUnavailable
+from fetchproxy.model import RemoteLogSegmentState
+
+
+def batch(base: int, stamps: list[int], codec: int, epoch: int = 0) -> Batch:
+    made = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=codec,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 20,
+    )
+    for delta, stamp in enumerate(stamps):
+        made.append(delta, stamp, b"k", bytes(300), [])
+    raw = bytearray(made.build())
+    struct.pack_into(">q", raw, 0, base)
+    struct.pack_into(">i", raw, 12, epoch)
+    return Batch(base, base + len(stamps) - 1, bytes(raw), max(stamps))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_finds_what_a_scan_finds(seed: int) -> None:
+    async def main() -> None:
+        rng = Random(seed)
+        records: list[tuple[int, int]] = []
+        async with read_side() as side:
+            offset = 0
+            for _ in range(3):
+                stored = []
+                for _ in range(rng.randint(1, 9)):
+                    count = rng.randint(1, 5)
+                    stamps = [1_000 + offset + rng.randint(0, 30) for _ in range(count)]
+                    records += [(offset + d, s) for d, s in enumerate(stamps)]
+                    stored.append(batch(offset, stamps, rng.choice([0, 1])))
+                    offset += count
+                await side.segment(stored)
+            for wanted in [0, 5_000, *range(990, 1_040 + offset)]:
+                expected = next(((o, s, 0) for o, s in records if s >= wanted), None)
+                assert await side.purgatory.first_offset_at_or_after(side.tip, wanted) == expected
+
+    run_virtual(main)
+
+
+def test_a_deleted_segment_is_passed_over_a_lost_one_is_damage() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            first = await side.segment([batch(0, [100], 0)])
+            await side.segment([batch(1, [200], 0)])
+            await side.rsm.delete_log_segment_data(first)
+            await asyncio.sleep(1)
+            assert await side.purgatory.first_offset_at_or_after(side.tip, 50) == (1, 200, 0)
+            assert first.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+            third = await side.segment([batch(2, [300], 0)])
+            await side.store.inner.delete(side.log_key(third))
+            await asyncio.sleep(1)
+            with pytest.raises(CorruptSegment):
+                await side.purgatory.first_offset_at_or_after(side.tip, 300)
+
+    run_virtual(main)
+
+
+def test_an_outage_is_raised_in_the_end_and_a_hang_obeys_the_callers_time_out() -> None:
+    async def main() -> None:
+        config = RemoteFetchConfig(**{**SMALL.model_dump(), "unasked_read_max_ms": 5_000})
+        async with read_side(config) as side:
+            await side.segment([batch(0, [100], 0)])
+            side.store.faults = HANG
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2):
+                    await side.purgatory.first_offset_at_or_after(side.tip, 50)
+            await asyncio.sleep(100)
+            side.store.faults = OUTAGE
+            began = now()
+            with pytest.raises(StorageUnavailable):
+                await side.purgatory.first_offset_at_or_after(side.tip, 50)
+            assert 5 <= now() - began < 7
+        with pytest.raises(StorageUnavailable, match="closed"):
+            await side.purgatory.first_offset_at_or_after(side.tip, 50)
+
+    run_virtual(main)
+
+
+def test_an_unknown_partition_has_nothing() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            assert await side.purgatory.first_offset_at_or_after(side.tip, 0) is None
+
+    run_virtual(main)

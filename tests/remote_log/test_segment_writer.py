@@ -1,0 +1,91 @@
+"""What a gathered segment says of itself, and what it refuses to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from planted_archive import ABORT, COMMIT, batch
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.index.remote_log_index import RemoteLogIndex
+from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
+from fetchproxy.remote_log.segment_writer import SegmentWriter, extend_lineage
+from fetchproxy.remote_log.spool import Spool
+from protocol.record_batch import walk
+
+TIP = TopicIdPartition(UUID(int=1), "t", 0)
+
+
+async def append(
+    writer: SegmentWriter, *batches: bytes, aborted: tuple[tuple[int, int], ...] = ()
+) -> None:
+    records = memoryview(b"".join(batches))
+    await writer.append(records, list(walk(records)), aborted)
+
+
+async def test_a_segment_over_several_appends(tmp_path: Path) -> None:
+    async with Spool(tmp_path) as spool:
+        writer = SegmentWriter(TIP, 3, spool)
+        parts = [batch(0, epoch=1), batch(10, epoch=1), batch(20, epoch=4, timestamp=5_000)]
+        await append(writer, parts[0])
+        await append(writer, *parts[1:])
+        whole = b"".join(parts)
+        assert (writer.position, writer.size_bytes) == (30, len(whole))
+        assert spool.size_bytes == len(whole)
+        segment = writer.close()
+        assert segment.log.read_bytes() == whole
+        assert (segment.start_offset, segment.end_offset) == (3, 29)
+        assert segment.max_timestamp_ms == 5_009
+        assert segment.leader_epochs == (EpochStart(1, 3), EpochStart(4, 20))
+        assert segment.aborted == ()
+        index = RemoteLogIndex.parse(segment.index("a/b.log"))
+        assert index.object_key == "a/b.log"
+        index.check_covers(29, len(whole))
+        await writer.discard()
+        await writer.discard()
+        assert spool.size_bytes == 0
+        assert not segment.log.exists()
+
+
+async def test_only_the_named_part_of_the_records_is_taken(tmp_path: Path) -> None:
+    async with Spool(tmp_path) as spool:
+        writer = SegmentWriter(TIP, 10, spool)
+        records = memoryview(batch(0) + batch(10) + batch(20))
+        await writer.append(records, list(walk(records))[1:2], ())
+        assert writer.close().log.read_bytes() == batch(10)
+
+
+async def test_markers_end_aborted_transactions(tmp_path: Path) -> None:
+    async with Spool(tmp_path) as spool:
+        writer = SegmentWriter(TIP, 0, spool)
+        await append(
+            writer,
+            batch(0, txn=7),
+            batch(10, txn=8),
+            batch(20, txn=7, control=ABORT),
+            batch(21, txn=8, control=COMMIT),
+            batch(22, txn=9),
+            aborted=((7, 0), (9, 22)),
+        )
+        assert writer.close().aborted == (AbortedTxn(0, 20, 7, 21), AbortedTxn(22, 31, 9, 32))
+
+
+async def test_a_log_that_goes_back_is_refused(tmp_path: Path) -> None:
+    async with Spool(tmp_path) as spool:
+        for second in (batch(0), batch(5), batch(10, epoch=2)):
+            writer = SegmentWriter(TIP, 0, spool)
+            await append(writer, batch(0, epoch=3))
+            with pytest.raises(CorruptSegment, match="t-0"):
+                await append(writer, second)
+
+
+def test_lineage_keeps_each_epochs_first_offset() -> None:
+    before = (EpochStart(1, 0), EpochStart(3, 50))
+    assert extend_lineage((), before) == before
+    assert extend_lineage(before, (EpochStart(3, 100),)) == before
+    assert extend_lineage(before, (EpochStart(3, 100), EpochStart(4, 120))) == (
+        *before,
+        EpochStart(4, 120),
+    )

@@ -1,0 +1,48 @@
+"""Which topics are archived."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from fetchproxy.cluster.client import TopicInfo
+from fetchproxy.model import ZERO_UUID, TopicIdPartition
+from fetchproxy.remote_log.topic_selection import matching_topics, partitions_of, refusal
+
+
+def topic(name: str, is_internal: bool = False, topic_id: UUID = UUID(int=1)) -> TopicInfo:  # noqa: B008
+    return TopicInfo(topic_id, name, is_internal, {1: (1, 0), 0: (1, 0)})
+
+
+def test_whole_names_match_and_internal_ones_never() -> None:
+    topics = [topic("orders"), topic("orders-eu"), topic("__orders"), topic("int", True)]
+    assert [t.name for t in matching_topics("orders", topics)] == ["orders"]
+    assert [t.name for t in matching_topics(".*", topics)] == ["orders", "orders-eu"]
+    assert matching_topics("order", topics) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        ("delete", False),
+        ("", False),
+        ("compact", True),
+        ("compact,delete", True),
+        ("delete, compact", True),
+    ],
+)
+def test_compacted_topics_are_refused(policy: str, refused: bool) -> None:
+    reason = refusal(topic("t"), {"cleanup.policy": policy})
+    assert (reason is not None) == refused
+    assert reason is None or "compact" in reason
+
+
+def test_without_a_configuration_or_a_topic_id() -> None:
+    assert refusal(topic("t"), {}) is None
+    assert "2.8" in (refusal(topic("t", topic_id=ZERO_UUID), {}) or "")
+
+
+def test_partitions_in_order() -> None:
+    expected = [TopicIdPartition(UUID(int=1), "t", p) for p in (0, 1)]
+    assert partitions_of(topic("t")) == expected
