@@ -22,7 +22,7 @@ from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import Config
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, RemoteStorageError
 from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -53,6 +53,10 @@ class Parts:
     gateway: GatewayServer | None = None
     purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
+
+    def is_archiving(self, tip: TopicIdPartition) -> bool:
+        manager = self.manager
+        return manager is not None and any(status.tip == tip for status in manager.status())
 
     def missing(self) -> list[str]:
         waits = self.serves and self.gateway is None
@@ -98,6 +102,7 @@ async def run_server(config: Config) -> None:
             tasks.create_task(_keep_running("console", collector.run, parts), name="console")
         if archives:
             tasks.create_task(_keep_archiving(parts), name="archiver")
+        tasks.create_task(_probe_store(parts), name="store probe")
         # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
         await asyncio.Event().wait()
 
@@ -152,7 +157,9 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
 @asynccontextmanager
 async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
     assert parts.purgatory is not None  # it is entered before
-    gateway = GatewayServer(parts.config, parts.cluster, parts.rlmm, parts.purgatory)
+    gateway = GatewayServer(
+        parts.config, parts.cluster, parts.rlmm, parts.purgatory, parts.is_archiving
+    )
     async with AsyncExitStack() as opened:
         try:
             await opened.enter_async_context(gateway)
@@ -162,6 +169,16 @@ async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
                 f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
             ) from error
         yield gateway
+
+
+async def _probe_store(parts: Parts) -> None:
+    """Says at the start what else the first reader would find out. The tail is served anyway."""
+    try:
+        partitions = list(await parts.rlmm.list_partitions())
+    except RemoteStorageError as error:
+        log.warning("store_unreachable", error=str(error))
+    else:
+        log.info("archive_found", partitions=len(partitions))
 
 
 async def _keep_archiving(parts: Parts) -> None:

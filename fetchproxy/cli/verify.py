@@ -100,7 +100,12 @@ def _print_summary(report: VerifyReport) -> None:
         )
     unfinished = report.segments_unfinished
     typer.echo(
-        f"{report.segments} segments, {decimal(report.size_bytes)} in {report.partitions} "
-        f"partitions" + (f", {unfinished} unfinished" if unfinished else "") + ": "
-        f"{'clean' if report.clean else f'{len(report.faults)} faults'}"
+        f"{_count(report.segments, 'segment')}, {decimal(report.size_bytes)} in "
+        f"{_count(report.partitions, 'partition')}"
+        f"{f', {unfinished} unfinished' if unfinished else ''}: "
+        f"{_count(len(report.faults), 'fault') if report.faults else 'clean'}"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -11,12 +11,16 @@ from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
 from fetchproxy.gateway.address_map import AddressMap
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """`clock` is the running loop's time in seconds."""
+    """`clock` is the running loop's time in seconds.
+
+    `is_archiving`: an archiver in this process has the partition.
+    """
 
     config: GatewayConfig
     remote_fetch: RemoteFetchConfig
@@ -27,6 +31,7 @@ class GatewayParts:
     receive: ReceiveBuffer
     random: random.Random
     clock: Callable[[], float]
+    is_archiving: Callable[[TopicIdPartition], bool]
 
     def new_session_id(self) -> int:
         """A fetch session id that only the proxy knows."""

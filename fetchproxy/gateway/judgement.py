@@ -38,8 +38,11 @@ class Judgement:
     tip: TopicIdPartition | None = None
 
 
-def decide(offset: int, view: PartitionView, edges: LogEdges) -> Verdict:
-    """What an offset is that was out of the broker's range, before both were read."""
+def decide(offset: int, view: PartitionView, edges: LogEdges, archiving: bool) -> Verdict:
+    """What an offset is that was out of the broker's range, before both were read.
+
+    `archiving`: an archiver of this process gathers the partition, perhaps its first segment.
+    """
     if view.covers(offset):
         return Verdict.REMOTE
     if offset > edges.high_watermark:
@@ -47,8 +50,9 @@ def decide(offset: int, view: PartitionView, edges: LogEdges) -> Verdict:
     if offset >= edges.log_start_offset:
         return Verdict.LOCAL
     if not view.segments:
-        # Never archived, unless a first copy is under way.
-        return Verdict.HOLD if view.copies_started else Verdict.PASS_ON
+        # Never archived, unless a first segment is being gathered or copied.
+        gathering = archiving and edges.log_start_offset < edges.high_watermark
+        return Verdict.HOLD if view.copies_started or gathering else Verdict.PASS_ON
     start = view.log_start_offset
     if (start is not None and offset < start) or view.gap_at(offset):
         return Verdict.PASS_ON
@@ -111,7 +115,7 @@ async def _judge_known(
     if view.covers(offset):  # settled, whether or not a broker can be asked
         return Judgement(Verdict.REMOTE, tip)
     edges = await parts.cluster.log_edges(tip, not_older_than=caught_at)
-    verdict = decide(offset, view, edges)
+    verdict = decide(offset, view, edges, parts.is_archiving(tip))
     if verdict is Verdict.HOLD:
         log.warning(
             "offset_in_neither_tier",

@@ -20,6 +20,7 @@ from fetchproxy.gateway.client_session import ClientSession
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import CONNECTIONS, CONNECTIONS_REFUSED, LIMITS_REACHED
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 
@@ -38,6 +39,7 @@ class GatewayServer:
         cluster: Cluster,
         rlmm: RemoteLogMetadataManager,
         purgatory: RemoteFetchPurgatory,
+        is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
         rng: random.Random | None = None,
     ) -> None:
         self._config = config.gateway
@@ -54,6 +56,7 @@ class GatewayServer:
             receive=ReceiveBuffer(),
             random=rng or random.Random(),
             clock=loop.time,
+            is_archiving=is_archiving,
         )
         self._sessions: set[ClientSession] = set()
         self._stack = AsyncExitStack()

@@ -45,8 +45,8 @@ class AbortedTxnCollector:
         if later:
             self._open[producer_id] = later
 
-    def within(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
-        """The entries of the segment `first` … `last` (both inclusive), by last offset.
+    def up_to(self, last: int) -> tuple[AbortedTxn, ...]:
+        """The entries of the segment that ends with offset `last` (inclusive), by last offset.
 
         `last_stable_offset` as in Kafka's ProducerStateManager, counting aborted transactions only:
         a search in order of the markers may stop at an entry whose LSO it has reached.
@@ -54,7 +54,7 @@ class AbortedTxnCollector:
         found = sorted(
             (last if marker is None else marker, first_offset, producer_id)
             for (producer_id, first_offset), marker in self._marker_of.items()
-            if first_offset <= last and (marker is None or first <= marker)
+            if first_offset <= last
         )
         entries: list[AbortedTxn] = []
         undecided = last + 1  # lowest first offset of the transactions that end later

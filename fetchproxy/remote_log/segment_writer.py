@@ -91,7 +91,7 @@ class SegmentWriter:
             max_timestamp_ms=self._max_timestamp_ms,
             size_bytes=self.size_bytes,
             leader_epochs=tuple(self._epochs),
-            aborted=self._aborted.within(self.start_offset, self.position - 1),
+            aborted=self._aborted.up_to(self.position - 1),
             log=self._path,
             unnamed_index=self._index.finish(),
         )

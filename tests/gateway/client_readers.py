@@ -32,7 +32,7 @@ class _Progress:
 
     def check_time(self, positions: object) -> None:
         assert time.monotonic() < self.deadline, (
-            f"read {({p: len(r) for p, r in self.read.items()})} of ends {self.ends}; "
+            f"read { ({p: len(r) for p, r in self.read.items()}) } of ends {self.ends}; "
             f"positions {positions}"
         )
 
@@ -55,9 +55,7 @@ def read_confluent(bootstrap: str, topic: str, ends: Mapping[int, int], **more: 
         while True:
             for message in consumer.consume(500, timeout=0.2):
                 assert message.error() is None, message.error()
-                progress.add(
-                    message.partition(), message.offset(), message.key(), message.value()
-                )
+                progress.add(message.partition(), message.offset(), message.key(), message.value())
             positions = {p.partition: p.offset for p in consumer.position(tps)}
             if all(positions[p] >= end for p, end in ends.items()):
                 return progress.read

@@ -10,8 +10,12 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest
-from kafka.protocol.consumer import ListOffsetsResponse
+from kafka.protocol.consumer import (
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from protocol.record_batch import walk

@@ -57,14 +57,20 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_decide(name: str) -> None:
     offset, seen, verdict = CASES[name]
-    assert decide(offset, seen, EDGES) is verdict
+    assert decide(offset, seen, EDGES, archiving=False) is verdict
+
+
+def test_while_a_first_segment_is_gathered_nobody_is_sent_away() -> None:
+    assert decide(7, view(), EDGES, archiving=True) is Verdict.HOLD
+    empty = LogEdges(log_start_offset=900, high_watermark=900, last_stable_offset=900)
+    assert decide(7, view(), empty, archiving=True) is Verdict.PASS_ON, "nothing will ever come"
 
 
 @given(st.integers(-1, 1200), st.integers(0, 400), st.integers(400, 600))
 def test_what_any_tier_has_is_never_called_out_of_range(
     offset: int, archive_start: int, archive_end: int
 ) -> None:
-    verdict = decide(offset, view((archive_start, archive_end)), EDGES)
+    verdict = decide(offset, view((archive_start, archive_end)), EDGES, False)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
         assert verdict in (Verdict.REMOTE, Verdict.LOCAL)

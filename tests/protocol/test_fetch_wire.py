@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
@@ -95,10 +97,8 @@ def test_a_damaged_request_raises_only_wire_errors(
             payload[data.draw(st.integers(start, len(payload) - 1))] = data.draw(
                 st.integers(0, 255)
             )
-    try:
+    with suppress(WireError):
         parse_fetch_request(bytes(payload), start)
-    except WireError:
-        pass
 
 
 @st.composite
@@ -149,7 +149,7 @@ def scan(
     scanner = fr.FetchResponseScan(version, len(framed), lambda head: patch, on_error, splice)
     out: list[Buffer] = []
     edges = sorted({0, len(framed), *(c for c in cuts if c < len(framed))})
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         out += [bytes(x) for x in scanner.feed(memoryview(bytearray(framed[a:b])))]
     assert scanner.done
     return b"".join(bytes(x) for x in out)
@@ -205,10 +205,8 @@ def test_a_damaged_answer_raises_only_wire_errors(
         framed[data.draw(st.integers(4, min(len(framed) - 1, 200)))] = data.draw(
             st.integers(0, 255)
         )
-    try:
+    with suppress(WireError):
         scan(version, bytes(framed), cuts, fr.HeadPatch(5, 6), lambda tags: tags)
-    except WireError:
-        pass
 
 
 @pytest.mark.parametrize("version", range(7, 19))

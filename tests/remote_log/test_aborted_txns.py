@@ -70,7 +70,7 @@ def collect(log: ModelLog, start: int, end: int, data: st.DataObject) -> tuple[A
             if offset in log.abort_markers:
                 collector.abort_marker(log.abort_markers[offset], offset)
         position = taken_end
-    return collector.within(start, end - 1)
+    return collector.up_to(end - 1)
 
 
 def check_segment(log: ModelLog, first: int, last: int, found: tuple[AbortedTxn, ...]) -> None:
@@ -101,19 +101,19 @@ def kafka_search(entries: tuple[AbortedTxn, ...], first: int, last: int) -> set[
 def test_a_transaction_whose_marker_is_above_the_stable_offset() -> None:
     collector = AbortedTxnCollector()
     collector.report([(7, 10)])  # aborted at 50, but another producer's data at 20 is undecided
-    assert collector.within(0, 19) == (AbortedTxn(10, 19, 7, 20),)
+    assert collector.up_to(19) == (AbortedTxn(10, 19, 7, 20),)
 
 
 def test_a_marker_without_data_is_no_transaction() -> None:
     collector = AbortedTxnCollector()
     collector.abort_marker(7, 5)
-    assert collector.within(0, 10) == ()
+    assert collector.up_to(10) == ()
 
 
 def test_the_producers_next_transaction_stays_open() -> None:
     collector = AbortedTxnCollector()
     collector.report([(7, 2), (7, 8)])
     collector.abort_marker(7, 5)
-    assert collector.within(0, 9) == (AbortedTxn(2, 5, 7, 6), AbortedTxn(8, 9, 7, 10))
+    assert collector.up_to(9) == (AbortedTxn(2, 5, 7, 6), AbortedTxn(8, 9, 7, 10))
     collector.abort_marker(7, 11)
-    assert collector.within(0, 20) == (AbortedTxn(2, 5, 7, 6), AbortedTxn(8, 11, 7, 12))
+    assert collector.up_to(20) == (AbortedTxn(2, 5, 7, 6), AbortedTxn(8, 11, 7, 12))

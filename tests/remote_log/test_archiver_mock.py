@@ -118,8 +118,9 @@ async def test_resumes_where_the_archive_ends(
         assert list((tmp_path / "spool").iterdir()) == []
 
 
+@pytest.mark.parametrize("segment_bytes_max", [65_536, 64 * 1024 * 1024])
 async def test_what_the_broker_forgot_is_a_recorded_gap(
-    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path, segment_bytes_max: int
 ) -> None:
     produce(producer, 100)
     async with open_archive(tmp_path / "store") as archive:
@@ -128,14 +129,15 @@ async def test_what_the_broker_forgot_is_a_recorded_gap(
         # The mock keeps 5 MiB a partition: the next offsets are lost while nobody archives.
         produce(producer, 8_000, size=1_000)
         with structlog.testing.capture_logs() as logs:
-            async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (
-                manager,
-                cluster,
-            ):
+            async with running_archiver(
+                mock_cluster.bootstrap, archive, TOPIC, segment_bytes_max=segment_bytes_max
+            ) as (manager, cluster):
                 await until(manager, archived_up_to(TOPIC, {0: 8_100}))
                 tip = (await tips(cluster, TOPIC))[0]
                 start = (await cluster.log_edges(tip, max_age_ms=0)).log_start_offset
+                behind_gap = await broker_batches(cluster, tip, start, 8_100)
         assert start > 100
+        assert (await archive.batches(tip)).endswith(behind_gap)
         assert (await archive.view(tip)).gaps() == [(100, start - 1)]
         gaps = [entry for entry in logs if entry["event"] == "archive_gap"]
         assert [(g["first_lost_offset"], g["last_lost_offset"]) for g in gaps] == [(100, start - 1)]
@@ -295,3 +297,53 @@ async def test_two_archivers_at_once_lose_and_double_nothing(
             for segment in view.segments:
                 log = await mine.object(segment, SegmentFile.LOG)
                 assert next(iter(walk(log))).base_offset == segment.start_offset
+
+
+async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
+    mock_cluster: MockCluster, producer: Producer
+) -> None:
+    """The slow one has gathered the same offsets; it looks at the archive before it copies."""
+    produce(producer, 200)
+    store = MemoryObjectStore()
+    async with (
+        open_archive(store) as slow,
+        open_archive(store) as quick,
+        running_archiver(mock_cluster.bootstrap, slow, TOPIC, segment_age_max_ms=3_000) as (
+            manager,
+            cluster,
+        ),
+    ):
+        await until(manager, lambda found: any(s.gathered_bytes > 0 for s in found))
+        async with running_archiver(mock_cluster.bootstrap, quick, TOPIC) as (other, _):
+            await until(other, archived_up_to(TOPIC, {0: 200}))
+        tip = (await tips(cluster, TOPIC))[0]
+        copied = (await quick.view(tip)).segments
+        await until(manager, archived_up_to(TOPIC, {0: 200}))
+        await slow.view(tip)
+        assert slow.rlmm.list_remote_log_segments(tip) == copied
+
+
+async def test_a_spool_file_that_was_tampered_with_is_read_again(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    produce(producer, 100)
+    spool = tmp_path / "spool"
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(
+            mock_cluster.bootstrap,
+            archive,
+            TOPIC,
+            segment_age_max_ms=600_000,
+            segment_bytes_max=30_000,
+            spool_dir=spool,
+        ) as (manager, cluster),
+    ):
+        await until(manager, lambda found: any(s.gathered_bytes > 0 for s in found))
+        for path in spool.glob("*/*.log"):
+            path.write_bytes(b"short")
+        produce(producer, 1_000)
+        await until(manager, lambda found: any((s.archive_end or 0) > 200 for s in found))
+        tip = (await tips(cluster, TOPIC))[0]
+        archived = await archive.batches(tip)
+        assert (await broker_batches(cluster, tip, 0, 1_100)).startswith(archived)

@@ -295,7 +295,7 @@ async def test_a_body_is_protected_on_its_way() -> None:
         await store.put("k", b"hello")
         await store.put("k", b"x" * MiB)
     assert not any("expect:" in head.lower() for head in heads)
-    assert "content-md5: xuufabyzkiochcjcqzw8ra==" in heads[0].lower()
+    assert "content-md5: xufakrxlkna5cz2rebffkg==" in heads[0].lower()
     assert all("content-md5" in re.search(r"SignedHeaders=(\S+)", head)[1] for head in heads)  # type: ignore[index]
 
 
@@ -322,7 +322,7 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
         with pytest.raises(StorageThrottled):
             await store.put_file("k", path)
     assert [request for request in requests if "POST" in request] == ["POST uploads"]
-    assert requests[-1].startswith("DELETE uploadId=u1")
+    assert "DELETE uploadId=u1" in requests
 
 
 async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""The commands as processes, against librdkafka's mock cluster and a local directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from confluent_kafka import Producer
+
+from lab.mock_cluster import MockCluster
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "fetchproxy"]
+
+
+def fetchproxy(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *args], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@contextmanager
+def running(*args: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, *args, "--set", "log.format=json"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def event(process: subprocess.Popen[str], name: str) -> dict[str, str]:
+    """The next log line of this name; fails when the process ends without it."""
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        entry: dict[str, str] = json.loads(line)
+        if entry["event"] == name:
+            return entry
+    raise AssertionError(f"no {name} in {seen}")
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with MockCluster() as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "batch.size": 10_000})
+        for number in range(2_000):
+            producer.produce("orders", b"v" * 100, str(number).encode(), partition=number % 4)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+        yield cluster.bootstrap
+
+
+@pytest.fixture(scope="module")
+def archive(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("archive") / "store"
+    done = fetchproxy(
+        "archive", "--bootstrap", bootstrap, "--store", store.as_uri(), "--topics", "ord.*",
+        "--once", "--set", "archive.segment_bytes_max=20000",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return store
+
+
+def test_once_copies_all_that_is_there(archive: Path) -> None:
+    done = fetchproxy("segments", "--store", archive.as_uri(), "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    keys = "topic topic_id partition base_offset last_offset size_bytes state"
+    assert list(rows[0]) == keys.split()
+    for partition in range(4):
+        own = [row for row in rows if row["partition"] == partition]
+        assert len(own) > 1
+        assert own[0]["base_offset"] == 0
+        assert own[-1]["last_offset"] == 499
+        for before, after in pairwise(own):
+            assert after["base_offset"] == before["last_offset"] + 1
+    assert {row["state"] for row in rows} == {"COPY_SEGMENT_FINISHED"}
+
+
+def test_a_second_pass_has_nothing_to_do(archive: Path, bootstrap: str) -> None:
+    before = sorted(path.name for path in archive.rglob("*.log"))
+    done = fetchproxy(
+        "archive", "--bootstrap", bootstrap, "--store", archive.as_uri(), "--topics", "orders",
+        "--once",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in archive.rglob("*.log")) == before
+
+
+def test_the_table_is_for_people(archive: Path) -> None:
+    done = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "orders")
+    assert done.returncode == 0, done.stderr
+    assert "base offset" in done.stdout
+    assert "segments, " in done.stdout.splitlines()[-1]
+    none = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "ord")
+    assert none.stdout == "The archive holds no such segments.\n"
+    none = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "ord", "--json")
+    assert json.loads(none.stdout) == []
+
+
+def test_verify_is_clean_then_names_the_fault(archive: Path, tmp_path: Path) -> None:
+    done = fetchproxy("verify", "--store", archive.as_uri())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("4 partitions: clean\n")
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", archive, copy], check=True)
+    log = sorted(copy.rglob("*.log"))[0]
+    content = bytearray(log.read_bytes())
+    content[70] ^= 0xFF
+    log.write_bytes(content)
+    done = fetchproxy("verify", "--store", copy.as_uri())
+    assert done.returncode == 1
+    faults = [line for line in done.stdout.splitlines() if line.startswith("fault: ")]
+    assert len(faults) == 1
+    assert log.name in faults[0]
+    assert done.stdout.endswith(": 1 fault\n")
+
+
+def test_no_matching_topic_is_said(bootstrap: str, tmp_path: Path) -> None:
+    done = fetchproxy(
+        "archive", "--bootstrap", bootstrap, "--store", tmp_path.as_uri(), "--topics", "nothing",
+        "--once",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "fetchproxy: archive.topics = 'nothing' matches no topic"
+
+
+def test_brokers_out_of_reach_are_said(tmp_path: Path) -> None:
+    done = fetchproxy(
+        "archive", "--bootstrap", "127.0.0.1:1", "--store", tmp_path.as_uri(), "--topics", "t",
+        "--once", "--set", "cluster.request_max_ms=300",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_ends_cleanly(bootstrap: str, archive: Path, number: signal.Signals) -> None:
+    with running(
+        "serve", "--bootstrap", bootstrap, "--store", archive.as_uri(), "--archive", "orders",
+        "--listen", "127.0.0.1:0", "--console", "127.0.0.1:0",
+    ) as process:  # fmt: skip
+        console = event(process, "console_listening")["address"]
+        event(process, "gateway_listening")
+        event(process, "archive_found")
+        with urlopen(f"{console}/readyz") as answer:
+            assert json.load(answer) == {"ready": True, "missing": []}
+        with urlopen(f"{console}/api/status") as answer:
+            assert json.load(answer)["mode"] == "serve"
+        os.kill(process.pid, number)
+        assert event(process, "stopping")["signal"] == number.name
+        _, rest = process.communicate(timeout=60)
+        assert "Traceback" not in rest
+        assert process.returncode == 0
+
+
+def test_serve_starts_in_an_outage_of_the_store(bootstrap: str, tmp_path: Path) -> None:
+    with running(
+        "serve", "--bootstrap", bootstrap, "--store", (tmp_path / "absent").as_uri(),
+        "--listen", "127.0.0.1:0",
+    ) as process:  # fmt: skip
+        event(process, "gateway_listening")
+        assert "absent" in event(process, "store_unreachable")["error"]
+        assert process.poll() is None
+
+
+def test_a_taken_port_is_said(bootstrap: str, tmp_path: Path) -> None:
+    done = fetchproxy(
+        "serve", "--bootstrap", bootstrap, "--store", tmp_path.as_uri(), "--listen", bootstrap
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"gateway.listen = {bootstrap}: cannot listen there" in done.stderr
+
+
+def test_archive_runs_until_it_is_stopped(bootstrap: str, tmp_path: Path) -> None:
+    with running(
+        "archive", "--bootstrap", bootstrap, "--store", (tmp_path / "a").as_uri(),
+        "--topics", "orders", "--set", "archive.segment_age_max_ms=1",
+    ) as process:  # fmt: skip
+        event(process, "partition_assigned")
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
