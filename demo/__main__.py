@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -55,10 +56,11 @@ def _tell(upstream_kind: str, store_kind: str, folder: Path, tell: Narrator) -> 
     begun_at = time.perf_counter()
     tell.act("Start a Kafka cluster, a store and fetchproxy")
     try:
-        with (
-            open_upstream(upstream_kind) as upstream,
-            open_archive_store(store_kind, folder) as store,
-        ):
+        upstream, store = open_upstream(upstream_kind), open_archive_store(store_kind, folder)
+        with ExitStack() as running:
+            for part in (upstream, store):
+                with tell.waiting(f"Starting {part.name}"):
+                    running.enter_context(part)
             Story(upstream, store, folder, tell).play()
     except CheckFailed as failed:
         tell.bad(f"FAILED: {quote(failed.check)}")

@@ -74,8 +74,10 @@ class Narrator:
         self._console.print()
         self._console.print(table)
 
-    def blank(self) -> None:
-        self._console.print()
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        with self._console.status(f"{what} …"):
+            yield
 
 
 def quote(text: str) -> str:

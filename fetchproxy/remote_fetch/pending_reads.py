@@ -168,26 +168,23 @@ class PendingReads:
             if load.chunk is not None and isinstance(need, NeedChunk):
                 read.held[need.key] = load.chunk
             return True
-        if isinstance(need, NeedView):
-            return False
-        if isinstance(load.error, ObjectNotFound):
-            self._object_is_missing(read, need, load.error)
-            return True
-        # Corrupt: that is the answer. Else given up, since nobody asks any more.
-        return isinstance(load.error, CorruptSegment)
+        if isinstance(load.error, ObjectNotFound) and not isinstance(need, NeedView):
+            return self._look_again(read, need, load.error)
+        return False  # corrupt: that is the answer; else given up, since nobody asks any more
 
-    def _object_is_missing(
+    def _look_again(
         self,
         read: PendingRead,
         need: NeedChunk | NeedLayout | NeedAborted,
         error: ObjectNotFound,
-    ) -> None:
-        """Retention may have deleted the segment: a fresh view decides.
+    ) -> bool:
+        """An object is missing. Retention may have deleted the segment: a fresh view decides.
 
         If that view still has it, an object is lost; that is damage, not "out of range".
         """
         if read.missing is not None and read.missing.key == need.key:
             self._loads.give_up(need, CorruptSegment(f"an object of the segment is lost: {error}"))
-            return
+            return False
         read.missing = need
         read.view_from = asyncio.get_running_loop().time()
+        return True

@@ -254,6 +254,7 @@ class PartitionArchiver:
             await self.release()
             return
         await self._remove_dangling(view)
+        await segment.check_log()
         finished = await self._copier.copy(segment, resumed.lineage)
         if resumed.archive_start is None:
             resumed.archive_start = finished.start_offset

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import crc32c
+
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex, RemoteLogIndexBuilder, encode_entry
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
@@ -19,6 +21,7 @@ from fetchproxy.remote_log.spool import Spool
 from protocol.errors import WireError
 from protocol.record_batch import CONTROL_ABORT, BatchHeader, control_type
 
+_BLOCK_BYTES = 1024 * 1024
 _UNNAMED = "-"  # stands for the object key, which each copy attempt has anew
 
 
@@ -34,12 +37,22 @@ class GatheredSegment:
     leader_epochs: tuple[EpochStart, ...]
     aborted: tuple[AbortedTxn, ...]
     log: Path
+    log_crc: int  # CRC-32C of all of `log`
     unnamed_index: bytes
 
     def index(self, object_key: str) -> bytes:
         """The content of the `.index` object whose log lies under `object_key`."""
         spans = RemoteLogIndex.parse(self.unnamed_index).spans()
         return b"".join(encode_entry(object_key, span) for span in spans)
+
+    async def check_log(self) -> None:
+        """Is the file what was written? A disk or a cleaner of temporary folders may differ.
+
+        Raises CorruptSegment, OSError.
+        """
+        crc, size_bytes = await asyncio.to_thread(_file_crc, self.log)
+        if (crc, size_bytes) != (self.log_crc, self.size_bytes):
+            raise CorruptSegment(f"{self.tip}: the spool file {self.log} has changed")
 
 
 class SegmentWriter:
@@ -53,6 +66,7 @@ class SegmentWriter:
         self.began_at: float | None = None
         self._spool = spool
         self._path = spool.new_file()
+        self._crc = 0
         self._max_timestamp_ms = -1
         self._epochs: list[EpochStart] = []
         self._aborted = AbortedTxnCollector()
@@ -80,7 +94,9 @@ class SegmentWriter:
         chunk = records[first.position : last.end]
         self._spool.size_bytes += len(chunk)
         self.size_bytes += len(chunk)
-        await asyncio.to_thread(_append_file, self._path, chunk, self.size_bytes)
+        self._crc = await asyncio.to_thread(
+            _append_file, self._path, chunk, self.size_bytes, self._crc
+        )
 
     def close(self) -> GatheredSegment:
         """At least one batch must have been appended."""
@@ -93,6 +109,7 @@ class SegmentWriter:
             leader_epochs=tuple(self._epochs),
             aborted=self._aborted.up_to(self.position - 1),
             log=self._path,
+            log_crc=self._crc,
             unnamed_index=self._index.finish(),
         )
 
@@ -124,12 +141,25 @@ class SegmentWriter:
         self.position = header.last_offset + 1
 
 
-def _append_file(path: Path, chunk: memoryview, size_after: int) -> None:
+def _append_file(path: Path, chunk: memoryview, size_after: int, crc: int) -> int:
+    """The CRC-32C of the file with `chunk`, from the one without it."""
     with path.open("ab") as file:
         file.write(chunk)
         file.flush()
         if file.tell() != size_after:
             raise OSError(f"spool file {path} has {file.tell()} bytes, expected {size_after}")
+    extended: int = crc32c.crc32c(chunk, crc)
+    return extended
+
+
+def _file_crc(path: Path) -> tuple[int, int]:
+    """(CRC-32C, size in bytes) of the file."""
+    crc = size_bytes = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            crc = crc32c.crc32c(block, crc)
+            size_bytes += len(block)
+    return crc, size_bytes
 
 
 def extend_lineage(

@@ -38,6 +38,7 @@ from fetchproxy.storage.layout import (
     segment_key,
     topic_folder,
 )
+from fetchproxy.storage.measured import measured
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 
@@ -79,6 +80,7 @@ class RemoteStorageManager:
     def object_key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
         return segment_key(self._prefix, metadata.segment_id, metadata.start_offset, file)
 
+    @measured
     async def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
@@ -95,12 +97,14 @@ class RemoteStorageManager:
         await self._store.put(self.object_key(metadata, SegmentFile.EPOCHS), data.epochs)
         await self._store.put_file(self.object_key(metadata, SegmentFile.LOG), data.log)
 
+    @measured
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, byte_range: ByteRange
     ) -> bytes:
         """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end."""
         return await self._store.get_range(self.object_key(metadata, SegmentFile.LOG), byte_range)
 
+    @measured
     async def fetch_index(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
         """INDEX, TXN or EPOCHS, whole. TXN is empty, unread, without aborted transactions."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
@@ -109,6 +113,7 @@ class RemoteStorageManager:
             return b""
         return await self._store.get(self.object_key(metadata, file))
 
+    @measured
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Absent objects are no error, so it can be repeated after a failure.
 
@@ -118,6 +123,7 @@ class RemoteStorageManager:
             await self._store.delete(self.object_key(metadata, file))
         await self._store.delete(self.object_key(metadata, SegmentFile.METADATA))
 
+    @measured
     async def put_segment_metadata(
         self, metadata: RemoteLogSegmentMetadata, content: bytes
     ) -> None:
@@ -125,6 +131,7 @@ class RemoteStorageManager:
         await self._mark_layout()
         await self._store.put(self.object_key(metadata, SegmentFile.METADATA), content)
 
+    @measured
     async def get_segment_metadata(self, key: str) -> bytes:
         """`key` is one of `list_segment_metadata`. ObjectNotFound: deleted since."""
         return await self._store.get(key)
@@ -142,10 +149,12 @@ class RemoteStorageManager:
             if parsed is not None and parsed.file is SegmentFile.METADATA:
                 yield parsed.segment_id, parsed.base_offset, found
 
+    @measured
     async def list_partitions(self) -> list[TopicIdPartition]:
         """Every partition that has an object in the store, sorted."""
         return await self._partitions(None)
 
+    @measured
     async def list_topic(self, topic_id: UUID) -> list[TopicIdPartition]:
         """As `list_partitions`, of one topic."""
         return await self._partitions(topic_id)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from botocore.exceptions import ClientError
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import RemoteStorageError
@@ -25,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 PARTS_MAX = 10_000  # S3's limit
 _ABORT_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
+_ABORT_PAUSES_S = (0.1, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,13 @@ class MultipartUpload:
             raise
 
     async def abort(self, upload_id: str) -> None:
+        """An upload that is gone already is no error."""
         with translated(f"abort {self._what}"):
-            await self._client.abort_multipart_upload(**self._object, UploadId=upload_id)
+            try:
+                await self._client.abort_multipart_upload(**self._object, UploadId=upload_id)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
+                    raise
 
     async def _send_parts(
         self, upload_id: str, readers: Sequence[Callable[[], Awaitable[Part]]]
@@ -154,6 +161,17 @@ class MultipartUpload:
     async def _abort_after_failure(self, upload_id: str) -> None:
         try:
             async with asyncio.timeout(_ABORT_MAX_S):
-                await self.abort(upload_id)
+                await self._abort_in_spite_of_parts(upload_id)
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("multipart_abort_failed", key=self._object["Key"], error=str(error))
+
+    async def _abort_in_spite_of_parts(self, upload_id: str) -> None:
+        """A server may fail to abort while it still works on a part that was cancelled here."""
+        for pause_s in _ABORT_PAUSES_S:
+            try:
+                return await self.abort(upload_id)
+            except RemoteStorageError as error:
+                if not error.retriable:
+                    raise
+            await asyncio.sleep(pause_s)
+        await self.abort(upload_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -16,9 +17,15 @@ from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.status import OffsetRange, StoreStatus
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.model import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
 from fetchproxy.observability import metrics
 from fetchproxy.observability.recent import RecentEvents
+from fetchproxy.storage.api import StoredObject
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -33,12 +40,23 @@ class FailingStore(MemoryObjectStore):
     """Works until told otherwise."""
 
     failing = False
+    listings = 0
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        if self.failing:
-            raise StorageUnavailable("refused for token=hunter2")
+        self._check()
+        self.listings += 1
         async for folder in super().list_folders(prefix):
             yield folder
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        self._check()
+        self.listings += 1
+        async for found in super().list(prefix, start_after):
+            yield found
+
+    def _check(self) -> None:
+        if self.failing:
+            raise StorageUnavailable("refused for token=hunter2")
 
 
 class Process:
@@ -120,17 +138,27 @@ async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> Non
     await process.archive(segment(0, 9))
     await process.collector.look()
     process.store.failing = True
-    await process.collector.look()  # within the interval: the store is left alone
-    assert process.collector().store.up is True
-    process.collector._archive_looked_at = float("-inf")
-    await process.collector.look()
+    await process.collector.look()  # although the next full look is a minute away
     status = process.collector()
     assert status.store.up is False
+    assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up") == 0
     assert status.store.last_error == "StorageUnavailable: refused for token=•••"
     assert status.partitions[0].archived == (OffsetRange(0, 9),)
     process.store.failing = False
     await process.collector.look()  # a store that failed is looked at again at once
     assert process.collector().store.up is True
+    assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up") == 1
+
+
+async def test_between_full_looks_one_listing_is_enough(process: Process) -> None:
+    for partition in range(5):
+        tip = TopicIdPartition(TIP.topic_id, "orders", partition)
+        one = segment(0, 9)
+        await process.archive(replace(one, segment_id=RemoteLogSegmentId(tip, one.segment_id.id)))
+    await process.collector.look()
+    before = process.store.listings
+    await process.collector.look()
+    assert process.store.listings == before + 1
 
 
 async def test_an_outage_seen_by_readers_counts_at_once(process: Process) -> None:

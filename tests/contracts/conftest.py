@@ -1,7 +1,7 @@
-"""The contract is no test module by its name, so pytest is told to explain its assertions too."""
+"""The contracts are no test modules by name: pytest is told to explain their assertions too."""
 
 from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("storage_contract")
+pytest.register_assert_rewrite("storage_contract", "manager_contract")

@@ -1,7 +1,7 @@
-"""What every object store, and the RemoteStorageManager over it, must do. One suite for all.
+"""What every object store must do. One suite for all.
 
-A backend's test module subclasses the two contracts and gives the fixture `store`: an open, empty
-`ObjectStore` with the smallest part size.
+A backend's test module subclasses this contract and `RemoteStorageManagerContract`, and gives the
+fixture `store`: an open, empty `ObjectStore` with the smallest part size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
 import pytest
 
@@ -24,15 +23,8 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import (
     ByteRange,
-    EpochStart,
-    RemoteLogSegmentId,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    TopicIdPartition,
 )
 from fetchproxy.storage.api import ObjectStore, StoredObject
-from fetchproxy.storage.layout import LAYOUT_OBJECT, SegmentFile
-from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 
 MiB = 1024 * 1024
 PART_BYTES = 5 * MiB
@@ -329,186 +321,3 @@ class ObjectStoreContract:
             await store.put("k", b"y")
         with pytest.raises(RemoteStorageError):
             await keys_of(store.list(""))
-
-
-TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
-
-
-def segment(
-    start_offset: int = 0,
-    *,
-    topic: str = "weather-eu.v1_raw",
-    topic_id: UUID = TOPIC_ID,
-    partition: int = 0,
-    segment_id: int = 1,
-    has_aborted_txns: bool = False,
-) -> RemoteLogSegmentMetadata:
-    tip = TopicIdPartition(topic_id=topic_id, topic=topic, partition=partition)
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, UUID(int=segment_id)),
-        start_offset=start_offset,
-        end_offset=start_offset + 9,
-        max_timestamp_ms=0,
-        event_timestamp_ms=0,
-        segment_leader_epochs=(EpochStart(0, 0),),
-        segment_size_bytes=10,
-        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-        has_aborted_txns=has_aborted_txns,
-    )
-
-
-class RemoteStorageManagerContract:
-    @pytest.fixture
-    async def manager(self, store: ObjectStore) -> AsyncIterator[RemoteStorageManager]:
-        async with RemoteStorageManager(store, "team/archive") as manager:
-            yield manager
-
-    @pytest.fixture
-    def data(self, tmp_path: Path) -> LogSegmentData:
-        log = tmp_path / "log"
-        log.write_bytes(b"0123456789")
-        return LogSegmentData(log=log, index=b"index", txn=None, epochs=b"epochs")
-
-    async def test_a_copied_segment_is_read_back(
-        self, manager: RemoteStorageManager, data: LogSegmentData
-    ) -> None:
-        metadata = segment()
-        await manager.copy_log_segment_data(metadata, data)
-        assert await manager.fetch_log_segment(metadata, ByteRange(2, 5)) == b"234"
-        assert await manager.fetch_log_segment(metadata, ByteRange(8, 50)) == b"89"
-        with pytest.raises(RangeNotSatisfiable):
-            await manager.fetch_log_segment(metadata, ByteRange(10, 11))
-        assert await manager.fetch_index(metadata, SegmentFile.INDEX) == b"index"
-        assert await manager.fetch_index(metadata, SegmentFile.EPOCHS) == b"epochs"
-        assert await manager.fetch_index(metadata, SegmentFile.TXN) == b""
-        with pytest.raises(ValueError, match="no index"):
-            await manager.fetch_index(metadata, SegmentFile.LOG)
-
-    async def test_aborted_transactions_travel_along(
-        self, manager: RemoteStorageManager, data: LogSegmentData
-    ) -> None:
-        metadata = segment(has_aborted_txns=True)
-        with pytest.raises(ValueError, match="disagree"):
-            await manager.copy_log_segment_data(metadata, data)
-        with_txn = LogSegmentData(data.log, data.index, b"txn", data.epochs)
-        await manager.copy_log_segment_data(metadata, with_txn)
-        assert await manager.fetch_index(metadata, SegmentFile.TXN) == b"txn"
-        with pytest.raises(ValueError, match="disagree"):
-            await manager.copy_log_segment_data(segment(), with_txn)
-
-    async def test_the_objects_of_a_segment(
-        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
-    ) -> None:
-        metadata = segment(12345, has_aborted_txns=True)
-        await manager.copy_log_segment_data(
-            metadata, LogSegmentData(data.log, data.index, b"txn", data.epochs)
-        )
-        await manager.put_segment_metadata(metadata, b"metadata")
-        stem = (
-            "team/archive/weather-eu.v1_raw--_-_-_-_T7-_v_v_v_v_vw/0/"
-            "00000000000000012345-AAAAAAAAAAAAAAAAAAAAAQ"
-        )
-        assert await keys_of(store.list("")) == [
-            f"team/archive/{LAYOUT_OBJECT}",
-            f"{stem}.epochs",
-            f"{stem}.index",
-            f"{stem}.log",
-            f"{stem}.metadata",
-            f"{stem}.txn",
-        ]
-
-    async def test_a_segment_without_its_metadata_is_not_listed(
-        self, manager: RemoteStorageManager, data: LogSegmentData
-    ) -> None:
-        metadata = segment()
-        await manager.copy_log_segment_data(metadata, data)
-        tip = metadata.topic_id_partition
-        assert [found async for found in manager.list_segment_metadata(tip)] == []
-
-    async def test_metadata_is_listed_by_base_offset(self, manager: RemoteStorageManager) -> None:
-        offsets = [0, 5, 5, 100, 99_999_999_999, 2**63 - 20]
-        for number, offset in enumerate(offsets):
-            await manager.put_segment_metadata(segment(offset, segment_id=number), b"%d" % number)
-        await manager.put_segment_metadata(segment(7, partition=1), b"other partition")
-        tip = segment().topic_id_partition
-        listed = [found async for found in manager.list_segment_metadata(tip)]
-        assert [base for _, base, _ in listed] == offsets
-        assert {segment_id.topic_id_partition for segment_id, _, _ in listed} == {tip}
-        for segment_id, _, stored in listed:
-            content = await manager.get_segment_metadata(stored.key)
-            assert content == b"%d" % segment_id.id.int
-            assert stored.size_bytes == 1
-        for start_after in (0, 3, 5, 99_999_999_999, 2**63 - 1):
-            assert [
-                base async for _, base, _ in manager.list_segment_metadata(tip, start_after)
-            ] == [offset for offset in offsets if offset > start_after]
-
-    async def test_new_state_replaces_the_metadata(self, manager: RemoteStorageManager) -> None:
-        metadata = segment()
-        tip = metadata.topic_id_partition
-        await manager.put_segment_metadata(metadata, b"started")
-        [(_, _, started)] = [found async for found in manager.list_segment_metadata(tip)]
-        await manager.put_segment_metadata(metadata, b"finished")
-        [(_, _, finished)] = [found async for found in manager.list_segment_metadata(tip)]
-        assert started.key == finished.key
-        assert started.version != finished.version
-        assert await manager.get_segment_metadata(finished.key) == b"finished"
-
-    async def test_deletion_is_complete_and_can_be_repeated(
-        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
-    ) -> None:
-        kept, gone = segment(0, segment_id=1), segment(10, segment_id=2)
-        for metadata in (kept, gone):
-            await manager.copy_log_segment_data(metadata, data)
-            await manager.put_segment_metadata(metadata, b"m")
-        before = await keys_of(store.list(""))
-        await manager.delete_log_segment_data(gone)
-        await manager.delete_log_segment_data(gone)
-        assert await keys_of(store.list("")) == [
-            key for key in before if "00000000000000000010-" not in key
-        ]
-        with pytest.raises(ObjectNotFound):
-            await manager.fetch_log_segment(gone, ByteRange(0, 1))
-        assert await manager.fetch_log_segment(kept, ByteRange(0, 1)) == b"0"
-
-    async def test_partitions_of_every_incarnation(
-        self, manager: RemoteStorageManager, store: ObjectStore
-    ) -> None:
-        assert await manager.list_partitions() == []
-        others = [
-            segment(partition=10),
-            segment(partition=2),
-            segment(topic_id=UUID(int=7)),
-            segment(topic="a"),
-            segment(topic="x" * 232, topic_id=UUID(int=2**128 - 1)),
-            segment(topic="weather", partition=2**31 - 1),
-        ]
-        for metadata in others:
-            await manager.put_segment_metadata(metadata, b"")
-        await store.put("team/archive/stranger/0/x", b"")
-        await store.put("team/archive/x-y/0/x", b"")
-        await store.put("elsewhere/x", b"")
-        every = sorted(metadata.topic_id_partition for metadata in others)
-        assert await manager.list_partitions() == every
-        assert await manager.list_topic(UUID(int=7)) == [
-            segment(topic_id=UUID(int=7)).segment_id.topic_id_partition
-        ]
-        assert await manager.list_topic(TOPIC_ID) == [t for t in every if t.topic_id == TOPIC_ID]
-        assert await manager.list_topic(UUID(int=8)) == []
-
-    async def test_a_later_layout_does_not_look_empty(
-        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
-    ) -> None:
-        for content in (b"remote-log-layout 2\n", b"something else", b""):
-            await store.put(f"team/archive/{LAYOUT_OBJECT}", content)
-            with pytest.raises(RemoteStorageError, match="layout") as caught:
-                await manager.list_partitions()
-            assert not caught.value.retriable
-            with pytest.raises(RemoteStorageError, match="layout"):
-                [x async for x in manager.list_segment_metadata(segment().topic_id_partition)]
-            with pytest.raises(RemoteStorageError, match="layout"):
-                await manager.copy_log_segment_data(segment(), data)
-            with pytest.raises(RemoteStorageError, match="layout"):
-                await manager.put_segment_metadata(segment(), b"")
-        await store.put(f"team/archive/{LAYOUT_OBJECT}", b"remote-log-layout 1\n")
-        assert await manager.list_partitions() == []

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from storage_contract import PART_BYTES, ObjectStoreContract, RemoteStorageManagerContract
+from manager_contract import RemoteStorageManagerContract
+from storage_contract import PART_BYTES, ObjectStoreContract
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.storage.filesystem import FilesystemObjectStore

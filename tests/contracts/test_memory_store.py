@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from storage_contract import ObjectStoreContract, RemoteStorageManagerContract
+from manager_contract import RemoteStorageManagerContract
+from storage_contract import ObjectStoreContract
 
 from fetchproxy.storage.memory import MemoryObjectStore
 

@@ -9,11 +9,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from manager_contract import RemoteStorageManagerContract
 from storage_contract import (
     PART_BYTES,
     MiB,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
     keys_of,
     noise,
 )

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import pytest
-from storage_contract import PART_BYTES, ObjectStoreContract, RemoteStorageManagerContract
+from manager_contract import RemoteStorageManagerContract
+from storage_contract import PART_BYTES, ObjectStoreContract
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.storage.s3 import S3ObjectStore

@@ -460,6 +460,33 @@ def test_damage_is_read_twice_then_said_at_the_deadline_and_never_served() -> No
     run_virtual(main)
 
 
+def test_a_leader_epoch_that_the_segment_never_had_is_damage() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            metadata = await side.segment(batches(side.rng, 0, 4))
+            content = bytearray(await side.store.inner.get(side.log_key(metadata)))
+            content[2 * BATCH_BYTES + 15] ^= 1  # no CRC covers it
+            await side.store.inner.put(side.log_key(metadata), bytes(content))
+            fetch = await fetched(side, 0)
+            assert isinstance(fetch.results()[0].error, CorruptSegment)
+
+    run_virtual(main)
+
+
+def test_a_crowded_cache_takes_nothing_from_who_waits_for_it() -> None:
+    async def main() -> None:
+        async with read_side(changed(chunk_cache_bytes_max=5 * KiB)) as side:
+            await side.segment(batches(side.rng, 0, 40))
+            side.store.faults = SLOW
+            waiting = [side.watch(side.request(40 * n), wait_s=30) for n in range(10)]
+            for fetch in waiting:
+                await fetch.wait()
+                assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
+            assert side.log_reads() == 10
+
+    run_virtual(main)
+
+
 def test_unreadable_metadata_is_not_out_of_range() -> None:
     async def main() -> None:
         async with read_side() as side:
@@ -631,6 +658,22 @@ def test_read_ahead_leaves_half_of_the_cache_to_others() -> None:
             assert side.purgatory.status().cached_bytes <= 40 * KiB
             # 6 chunks were used; of those never used at most 20 KiB were ever there at once.
             assert side.log_reads() <= 6 + 5 + 1
+
+    run_virtual(main)
+
+
+def test_several_readers_share_the_room_for_reading_ahead() -> None:
+    async def main() -> None:
+        config = changed(read_ahead_chunks_max=4, chunk_cache_bytes_max=40 * KiB)
+        async with read_side(config) as side:
+            await side.segment(batches(side.rng, 0, 400))
+            for step in range(2):
+                for reader in range(4):
+                    for half in (0, 20):
+                        request = side.request(1000 * reader + 40 * step + half, 2 * BATCH_BYTES)
+                        await side.watch(request).wait()
+                await asyncio.sleep(1)
+            assert side.log_reads() <= 8 + 5
 
     run_virtual(main)
 

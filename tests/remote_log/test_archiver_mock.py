@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -323,8 +323,16 @@ async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
         assert slow.rlmm.list_remote_log_segments(tip) == copied
 
 
-async def test_a_spool_file_that_was_tampered_with_is_read_again(
-    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])],
+    ids=["cut", "changed"],
+)
+async def test_a_spool_file_that_is_damaged_is_read_again(
+    mock_cluster: MockCluster,
+    producer: Producer,
+    tmp_path: Path,
+    damage: Callable[[bytes], bytes],
 ) -> None:
     produce(producer, 100)
     spool = tmp_path / "spool"
@@ -341,7 +349,7 @@ async def test_a_spool_file_that_was_tampered_with_is_read_again(
     ):
         await until(manager, lambda found: any(s.gathered_bytes > 0 for s in found))
         for path in spool.glob("*/*.log"):
-            path.write_bytes(b"short")
+            path.write_bytes(damage(path.read_bytes()))
         produce(producer, 1_000)
         await until(manager, lambda found: any((s.archive_end or 0) > 200 for s in found))
         tip = (await tips(cluster, TOPIC))[0]

@@ -24,7 +24,6 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.aborted_txns import AbortedTxnCollector
 from fetchproxy.storage.api import ObjectStore
 from fetchproxy.storage.layout import LAYOUT_OBJECT, SegmentFile, layout_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -230,11 +229,15 @@ async def store_segment(
 def _aborted_entries(
     aborted: list[tuple[int, int, int]] | tuple[()], start: int, end: int
 ) -> tuple[AbortedTxn, ...]:
-    """As the archiver gathers them: all that overlap, reported first, then the markers seen."""
-    collector = AbortedTxnCollector()
-    overlapping = [a for a in aborted if a[1] <= end and a[2] >= start]
-    collector.report((producer_id, first) for producer_id, first, _ in overlapping)
-    for producer_id, _, marker in sorted(overlapping, key=lambda a: a[2]):
-        if marker <= end:
-            collector.abort_marker(producer_id, marker)
-    return collector.within(start, end)
+    """All that overlap the segment; one whose marker lies behind the segment ends with it."""
+    found = sorted(
+        (min(marker, end), first, producer_id)
+        for producer_id, first, marker in aborted
+        if first <= end and marker >= start
+    )
+    entries: list[AbortedTxn] = []
+    undecided = end + 1  # the lowest first offset of those that end later
+    for last, first, producer_id in reversed(found):
+        entries.append(AbortedTxn(first, last, producer_id, min(last + 1, undecided)))
+        undecided = min(undecided, first)
+    return tuple(reversed(entries))

@@ -76,6 +76,7 @@ async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3
         await asyncio.gather(*served, return_exceptions=True)
 
 
+BEGUN = b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
 RANGE = ByteRange(10, 20)
 
 
@@ -303,15 +304,12 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
     path = tmp_path / "segment"
     path.write_bytes(bytes(16 * MiB))
     requests: list[str] = []
-    begun = (
-        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
-    )
 
     def server(head: str) -> bytes:
         method, target = head.split(" ")[:2]
         requests.append(f"{method} {target.partition('?')[2]}")
         if method == "POST":
-            return http("200 OK", begun, "Content-Type: application/xml")
+            return http("200 OK", BEGUN, "Content-Type: application/xml")
         if method == "DELETE":
             return http("204 No Content", b"")
         if "partNumber=2" in target:
@@ -325,20 +323,39 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
     assert "DELETE uploadId=u1" in requests
 
 
+async def test_an_upload_is_aborted_again_if_that_fails(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(6 * MiB))
+    aborts = [
+        error("500 Internal Server Error", "InternalError"),
+        error("404 Gone", "NoSuchUpload"),
+    ]
+
+    def server(head: str) -> bytes:
+        method = head.split(" ")[0]
+        if method == "POST":
+            return http("200 OK", BEGUN, "Content-Type: application/xml")
+        if method == "DELETE":
+            return aborts.pop(0)
+        return error("403 Forbidden", "AccessDenied")
+
+    async with answering(server) as store:
+        with pytest.raises(StorageDenied):
+            await store.put_file("k", path)
+    assert aborts == []
+
+
 async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None:
     """S3 answers 200 before it knows whether it can put the parts together."""
     path = tmp_path / "segment"
     path.write_bytes(bytes(6 * MiB))
-    begun = (
-        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
-    )
 
     def server(head: str) -> bytes:
         method, target = head.split(" ")[:2]
         if method == "POST" and "uploadId" in target:
             return error("200 OK", "InternalError")
         if method == "POST":
-            return http("200 OK", begun, "Content-Type: application/xml")
+            return http("200 OK", BEGUN, "Content-Type: application/xml")
         return http("200 OK", b"", 'ETag: "x"')
 
     async with answering(server) as store:

@@ -1,0 +1,24 @@
+# fetchproxy as a container: the locked dependencies, the package, a user without rights.
+FROM python:3.11-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/fetchproxy
+# The dependencies first: they change less often than the code, so this layer is kept.
+COPY requirements/base.txt requirements/base.txt
+RUN /opt/fetchproxy/bin/pip install --no-cache-dir --require-hashes -r requirements/base.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY protocol protocol
+COPY fetchproxy fetchproxy
+RUN /opt/fetchproxy/bin/pip install --no-cache-dir --no-deps .
+
+FROM python:3.11-slim
+# A volume that is mounted on the spool takes its owner from here.
+RUN useradd --system --uid 10001 --no-create-home fetchproxy \
+    && install -d -o fetchproxy /var/lib/fetchproxy/spool
+COPY --from=build /opt/fetchproxy /opt/fetchproxy
+ENV PATH=/opt/fetchproxy/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    FETCHPROXY_ARCHIVE_SPOOL_DIR=/var/lib/fetchproxy/spool
+USER fetchproxy
+EXPOSE 9192 8080
+ENTRYPOINT ["fetchproxy"]
+CMD ["--help"]

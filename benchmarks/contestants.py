@@ -1,0 +1,90 @@
+"""The ways to the same broker that a benchmark compares: directly, and through each proxy."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab.errors import PartMissing
+from lab.kafka import KafkaServer
+from lab.kroxylicious import KroxyliciousProxy
+from lab.process import ServerProcess, free_port, port_answers
+
+DIRECT = "direct"
+KROXYLICIOUS = "kroxylicious"
+FETCHPROXY = "fetchproxy"
+_PROJECT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """`pid` is the proxy's process, None where there is none between client and broker."""
+
+    name: str
+    bootstrap: str
+    pid: int | None
+
+
+class FetchproxyServer:
+    """`fetchproxy serve` with an empty archive: what is measured is the relay."""
+
+    def __init__(self, upstream: str, settings: Mapping[str, str] | None = None) -> None:
+        self.bootstrap = f"127.0.0.1:{free_port()}"
+        self._folder = tempfile.TemporaryDirectory(prefix="fetchproxy-benchmark-")
+        folder = Path(self._folder.name)
+        command = [sys.executable, "-m", "fetchproxy", "serve", "--bootstrap", upstream]
+        command += ["--store", f"file://{folder}/store", "--listen", self.bootstrap]
+        for key, value in (settings or {}).items():
+            command += ["--set", f"{key}={value}"]
+        (folder / "store").mkdir()
+        self._process = ServerProcess("fetchproxy", command, folder / "log", cwd=_PROJECT)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        port = int(self.bootstrap.rpartition(":")[2])
+        try:
+            self._process.start()
+            self._process.wait_until(lambda: port_answers(port), timeout_s=60.0)
+        except BaseException:
+            self._process.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.stop()
+        self._folder.cleanup()
+
+
+@contextmanager
+def contestants(
+    kafka: KafkaServer, left_out: frozenset[str], settings: Mapping[str, str] | None = None
+) -> Iterator[tuple[list[Contestant], list[str]]]:
+    """(who takes part, one line for each who does not). `settings` are fetchproxy's `--set`."""
+    with ExitStack() as running:
+        present = [Contestant(DIRECT, kafka.bootstrap, None)]
+        absent = [f"{name}: left out as asked" for name in sorted(left_out)]
+        if KROXYLICIOUS not in left_out:
+            peer = KroxyliciousProxy(kafka.bootstrap)
+            try:
+                running.enter_context(peer)
+            except PartMissing as missing:
+                absent.append(f"{KROXYLICIOUS}: {missing}")
+            else:
+                present.append(Contestant(KROXYLICIOUS, peer.bootstrap, peer.pid))
+        ours = running.enter_context(FetchproxyServer(kafka.bootstrap, settings))
+        present.append(Contestant(FETCHPROXY, ours.bootstrap, ours.pid))
+        yield present, absent

@@ -1,0 +1,71 @@
+"""How long one record takes from `produce` to the consumer, over several ways in turn.
+
+`python -m benchmarks.latency_probe UPSTREAM SAMPLES WAYS` (WAYS: JSON list of [name, bootstrap,
+topic]) prints `{name: [milliseconds, …]}` as JSON. One process holds producer and consumers, so one
+clock tells both times. The producer talks to the broker itself, as in production; each way has its
+topic and a consumer that waits in a long poll. One record at a time, way after way.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+_PAUSE_S = 0.005  # so that every consumer waits in its long poll again
+_STALLED_S = 30.0
+_WARM_UP_SAMPLES = 20
+_RECORD = bytes(100)
+
+Way = tuple[str, str, str]
+
+
+def probe(upstream: str, samples: int, ways: Sequence[Way]) -> dict[str, list[float]]:
+    """Raises KafkaException for a failure of a client."""
+    # librdkafka leaves Nagle's algorithm on by default, which would add its own wait.
+    no_delay = {"socket.nagle.disable": True}
+    producer = Producer({"bootstrap.servers": upstream, "linger.ms": 0, "acks": 1, **no_delay})
+    consumers = {}
+    for name, bootstrap, topic in ways:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "benchmark",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                **no_delay,
+            }
+        )
+        end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)[1]
+        consumer.assign([TopicPartition(topic, 0, end)])
+        consumers[name] = consumer
+    found: dict[str, list[float]] = {name: [] for name, _, _ in ways}
+    for sample in range(samples + _WARM_UP_SAMPLES):
+        for name, _, topic in ways:
+            took_ms = _once(producer, topic, consumers[name])
+            if sample >= _WARM_UP_SAMPLES:
+                found[name].append(took_ms)
+            producer.poll(0)
+            time.sleep(_PAUSE_S)
+    for consumer in consumers.values():
+        consumer.close()
+    return found
+
+
+def _once(producer: Producer, topic: str, consumer: Consumer) -> float:
+    begun = time.perf_counter()
+    producer.produce(topic, _RECORD, partition=0)
+    message = consumer.poll(_STALLED_S)
+    took_s = time.perf_counter() - begun
+    if message is None:
+        raise SystemExit(f"a record of {topic} did not arrive in {_STALLED_S} s")
+    if message.error() is not None:
+        raise KafkaException(message.error())
+    return took_s * 1000
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))))

@@ -1,0 +1,91 @@
+"""Rows of figures with their goals: a table for people, JSON for machines. Pure but for writing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`value` is the median of the rounds. `goal` and `met` are None where nothing is asked."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str | None
+    met: bool | None
+    min: float
+    max: float
+
+
+def row(
+    name: str,
+    unit: str,
+    rounds: Sequence[float],
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Row:
+    value = statistics.median(rounds)
+    goal, met = None, None
+    if at_least is not None:
+        goal, met = f">= {at_least:g}", value >= at_least
+    elif at_most is not None:
+        goal, met = f"<= {at_most:g}", value <= at_most
+    numbers = (round(number, 4) for number in (value, min(rounds), max(rounds)))
+    median, least, most = numbers
+    return Row(name, median, unit, goal, met, least, most)
+
+
+def percentile(samples: Sequence[float], percent: int) -> float:
+    """The smallest sample that `percent` of all samples do not exceed."""
+    ordered = sorted(samples)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def machine() -> dict[str, str | int | float]:
+    """What the figures depend on; nothing that names the machine itself."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    drawn = Table(title=title, title_justify="left")
+    drawn.add_column("figure")
+    for heading in ("median", "min", "max"):
+        drawn.add_column(heading, justify="right")
+    for heading in ("unit", "goal", ""):
+        drawn.add_column(heading)
+    for each in rows:
+        verdict = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[each.met]
+        places = 3 if each.unit in ("x", "ms") else 2 if each.unit == "s/GB" else 0
+        numbers = (f"{number:.{places}f}" for number in (each.value, each.min, each.max))
+        drawn.add_row(each.name, *numbers, each.unit, each.goal or "", verdict)
+    return drawn
+
+
+def write(path: Path, facts: dict[str, object], rows: Sequence[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {**facts, "rows": [asdict(each) for each in rows]}
+    path.write_text(json.dumps(document, indent=2) + "\n")

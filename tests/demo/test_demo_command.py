@@ -1,0 +1,117 @@
+"""`python -m demo` as a user runs it: the whole story, a check that fails, and an interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo import __main__ as command
+from demo.archive_store import FolderStore
+
+ROOT = Path(__file__).parents[2]
+
+
+def start_demo(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "demo", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def processes_about(text: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has ended meanwhile
+        if text in line:
+            found.append(line)
+    return found
+
+
+@pytest.fixture
+def handlers_restored() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.slow
+def test_the_whole_story(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path)
+    output, _ = demo.communicate()
+    assert demo.returncode == 0, output
+    for sentence in (
+        "Asked directly for offset 0 of partitions 0, 1, 2, 3: OffsetOutOfRange.",
+        "kafka-python: 200,000 records, each once, in order",
+        "confluent-kafka: 200,000 records, each once, in order",
+        "The reader of old records waits at",
+        "all 200,000 records, each once and in order.",
+        ": clean",
+        "Every check held",
+    ):
+        assert sentence in output
+    assert list(tmp_path.iterdir()) == []
+    assert processes_about(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.s3
+@pytest.mark.usefixtures("kafka_server", "s3_server")  # or a skip that names what is missing
+def test_the_whole_story_on_real_parts(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path, "--upstream", "kafka", "--store", "s3")
+    output, _ = demo.communicate()
+    assert demo.returncode == 0, output
+    assert "has been killed with SIGKILL" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_check_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    handlers_restored: None,
+) -> None:
+    """A store that only claims to be away holds nobody back."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(FolderStore, "take_away", lambda self: "Nothing was done.")
+    assert command.main([]) == 1
+    output = capfd.readouterr().out
+    assert "FAILED: the reader of old records is held back while the store is away" in output
+    assert "fetchproxy's log" in output
+    assert "Every check held" not in output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_an_interruption_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    demo = start_demo(tmp_path)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "2. Produce" in line:
+            break
+    assert processes_about(f"{tmp_path}/fetchproxy-demo-") != []
+    time.sleep(0.5)  # well into the act
+    demo.send_signal(number)
+    output, _ = demo.communicate()
+    assert demo.returncode == status, output
+    assert list(tmp_path.iterdir()) == []
+    assert processes_about(str(tmp_path)) == []

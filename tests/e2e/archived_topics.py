@@ -1,0 +1,43 @@
+"""Topics of which the broker has forgotten the beginning, and settings that archive them soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy_process import wait_for
+from topic_data import TopicData, archived_ends, trim
+
+from lab.kafka import KafkaServer
+
+MakeReplayed = Callable[..., TopicData]  # (codec, partition_count=1)
+
+# Small segments and chunks, so that small topics cross many borders; quick turns of the archiver.
+SETTINGS: dict[str, object] = {
+    "archive.segment_bytes_max": 40_000,
+    "archive.segment_age_max_ms": 300,
+    "archive.rlm_process_interval_ms": 100,
+    "archive.rlm_retry_interval_ms": 200,
+    "archive.discovery_interval_ms": 200,
+    "remote_fetch.chunk_bytes": 16_384,
+}
+
+# Nothing that was read is kept and nothing is read ahead: a reader needs the store all the time.
+NO_MEMORY: dict[str, object] = {
+    "remote_fetch.chunk_cache_bytes_max": 20_000,
+    "remote_fetch.read_ahead_chunks_max": 0,
+}
+
+
+def archive_and_trim(bootstrap: str, store: str, data: TopicData, keep: int = 100) -> None:
+    """When all of it is archived, the broker forgets all but about `keep` records a partition.
+
+    The cut is inside a batch, and at another offset in each partition.
+    """
+    ends = data.ends(bootstrap)
+    wait_for(f"archive of {ends}", lambda: archived_ends(store, data.topic) == ends)
+    trim(bootstrap, data.topic, {p: end - keep + 7 * p + 3 for p, end in ends.items()})
+
+
+def new_topic(kafka: KafkaServer, name: str, partition_count: int = 1) -> TopicData:
+    kafka.create_topic(name, partition_count)
+    return TopicData(name)

@@ -1,0 +1,64 @@
+"""One proxy over a file store for all tests that leave it alone, and topics that only it has whole.
+
+The modules beside the gateway's tests (the proxy as a process, stock readers, known records) are
+used here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "gateway"))
+
+import pytest
+from archived_topics import SETTINGS, MakeReplayed, archive_and_trim
+from proxy_process import ProxyProcess
+from topic_data import TopicData, produce
+
+from lab.kafka import KafkaServer
+
+
+@pytest.fixture(scope="session")
+def e2e_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tmp_path_factory.mktemp("e2e-store").as_uri()
+
+
+@pytest.fixture(scope="session")
+def proxy(
+    kafka_server: KafkaServer, e2e_store: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    """Archives every topic named `e2e-…`. Never stop it, and never touch its store."""
+    folder = tmp_path_factory.mktemp("e2e-proxy")
+    with ProxyProcess(
+        kafka_server.bootstrap, e2e_store, folder, archive="e2e-.*", settings=SETTINGS
+    ) as process:
+        yield process
+        assert process.running, process.log_text()[-4000:]
+        crashed = process.logged("session_crashed") + process.logged("part_failed")
+        assert not crashed, crashed[0]
+
+
+@pytest.fixture(scope="session")
+def replayed(kafka_server: KafkaServer, e2e_store: str, proxy: ProxyProcess) -> MakeReplayed:
+    """`replayed("lz4", 4)` → a topic whose beginning only the archive has, made once."""
+    made: dict[str, TopicData] = {}
+
+    def make(codec: str, partition_count: int = 1) -> TopicData:
+        name = f"e2e-replay-{codec}-{partition_count}"
+        if name not in made:
+            kafka_server.create_topic(name, partition_count)
+            data = made[name] = TopicData(name)
+            produce(
+                kafka_server.bootstrap,
+                data,
+                1200,
+                partition_count=partition_count,
+                compression=codec,
+            )
+            archive_and_trim(kafka_server.bootstrap, e2e_store, data)
+        return made[name]
+
+    return make
