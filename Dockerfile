@@ -5,7 +5,7 @@ RUN python -m venv /opt/fetchproxy
 # The dependencies first: they change less often than the code, so this layer is kept.
 COPY requirements/base.txt requirements/base.txt
 RUN /opt/fetchproxy/bin/pip install --no-cache-dir --require-hashes -r requirements/base.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY protocol protocol
 COPY fetchproxy fetchproxy
 RUN /opt/fetchproxy/bin/pip install --no-cache-dir --no-deps .

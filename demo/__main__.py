@@ -35,15 +35,18 @@ def main(arguments: list[str] | None = None) -> int:
         "--keep", action="store_true", help="keep the folder with the logs and a file store"
     )
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _terminate)
+    received = _signals_unwind()
     folder = Path(tempfile.mkdtemp(prefix="fetchproxy-demo-"))
     _log_clients_to(folder / "clients.log")
     tell = Narrator()
     try:
         return _tell(options.upstream, options.store, folder, tell)
-    except KeyboardInterrupt:
+    except BaseException:
+        # Whatever it is: a signal within a callback of confluent-kafka ends as a SystemError.
+        if not received:
+            raise
         tell.bad("Interrupted; everything that was started has been stopped.")
-        return 130
+        return 128 + received[0]
     finally:
         logging.shutdown()
         if options.keep:
@@ -96,8 +99,22 @@ def _log_clients_to(log: Path) -> None:
         logger.propagate = False
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + signal.SIGTERM)  # unwinds, so that what was started is stopped
+def _signals_unwind() -> list[int]:
+    """From now on SIGINT and SIGTERM end the story in order, so that what was started is stopped.
+
+    Returns the list that a received one is put into; a second one ends the process at once.
+    """
+    received: list[int] = []
+
+    def unwind(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, unwind)
+    return received
 
 
 if __name__ == "__main__":

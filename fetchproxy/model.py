@@ -1,4 +1,4 @@
-"""The nouns of KIP-405 as plain values. Everybody may import this module; it imports nothing of ours.
+"""The nouns of KIP-405 as plain values. Everybody may import this; it imports nothing of ours.
 
 Offsets are int64 log offsets. Ranges say in their names whether the end is part of them.
 """

@@ -36,6 +36,7 @@ from fetchproxy.gateway.remote_side import (
 )
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import CATCHES
+from fetchproxy.observability.recent import RECENT_EVENTS
 from fetchproxy.remote_fetch.api import RemoteReadRequest
 from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
@@ -174,6 +175,13 @@ class FetchHandler:
         if mark is None:
             return None
         if mark.judgement is None:
+            RECENT_EVENTS.note(
+                "offset_out_of_range_caught",
+                client=self._session.client,
+                topic=tip.topic if tip else "",
+                partition=partition,
+                offset=asked.fetch_offset,
+            )
             self._start_judging(key, mark)
         return watermarks(self._parts, tip)
 

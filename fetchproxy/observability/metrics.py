@@ -99,14 +99,9 @@ CONNECTIONS_REFUSED = _counter(
     "Client connections closed at once: limit, broker_unreachable or shutdown",
     "reason",
 )
-RELAYED_FRAMES = _counter(
-    "fetchproxy_relayed_frames", "Frames relayed: to_broker or to_client", "direction"
-)
 RELAYED_BYTES = _counter(
     "fetchproxy_relayed_bytes", "Bytes relayed: to_broker or to_client", "direction"
 )
-RELAYED_FRAMES_TO_BROKER = RELAYED_FRAMES.labels("to_broker")
-RELAYED_FRAMES_TO_CLIENT = RELAYED_FRAMES.labels("to_client")
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.labels("to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.labels("to_client")
 WIRE_ERRORS = _counter(
@@ -126,15 +121,11 @@ CATCHES = _counter(
 )
 CATCH_OUTCOMES = _counter(
     "fetchproxy_catch_outcomes",
-    "What became of a partition below the log start: patched (answered empty, read begun), "
-    "remote (split out before asking), passed_on (the error went to the client), "
-    "held_stale (kept back because the view of the archive was not fresh)",
+    "What a caught partition was judged to be: remote (served from the archive), local (the broker "
+    "has it again), passed_on (the error went to the client), held_stale (kept back: the view of "
+    "the archive was not fresh, or the offset is not archived yet)",
     "outcome",
 )
-CATCH_PATCHED = CATCH_OUTCOMES.labels("patched")
-CATCH_REMOTE = CATCH_OUTCOMES.labels("remote")
-CATCH_PASSED_ON = CATCH_OUTCOMES.labels("passed_on")
-CATCH_HELD_STALE = CATCH_OUTCOMES.labels("held_stale")
 
 # --- RemoteFetchPurgatory and the fetcher pool ----------------------------------------------------
 PURGATORY_ENTRIES = _gauge("fetchproxy_purgatory_entries", "Fetches that wait for remote data")

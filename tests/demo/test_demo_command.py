@@ -43,9 +43,10 @@ def processes_about(text: str) -> list[str]:
 
 @pytest.fixture
 def handlers_restored() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from compose_file import ROOT, command, environment
+from compose_file import ROOT, SERVICES, command, environment
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from lab.kafka import KafkaServer, run_tool, tool_command
@@ -69,10 +71,7 @@ def proxy(kafka: KafkaServer, store: Path, folder: Path) -> Iterator[str]:
         "FETCHPROXY_CONSOLE_LISTEN": f"127.0.0.1:{ports['console']}",
         "FETCHPROXY_ARCHIVE_SEGMENT_AGE_MAX_MS": "1000",
     }
-    health = [
-        word.replace("8080", str(ports["console"]))
-        for word in ("-c", health_check_program())
-    ]
+    check = health_check(ports["console"])
     process = ServerProcess(
         "fetchproxy",
         [sys.executable, "-m", "fetchproxy", *command("fetchproxy")],
@@ -82,7 +81,7 @@ def proxy(kafka: KafkaServer, store: Path, folder: Path) -> Iterator[str]:
     )
 
     def healthy() -> bool:
-        done = subprocess.run([sys.executable, *health], capture_output=True, check=False)
+        done = subprocess.run([sys.executable, "-c", check], capture_output=True, check=False)
         return done.returncode == 0
 
     try:
@@ -93,12 +92,10 @@ def proxy(kafka: KafkaServer, store: Path, folder: Path) -> Iterator[str]:
         process.stop()
 
 
-def health_check_program() -> str:
-    from compose_file import SERVICES
-
+def health_check(console_port: int) -> str:
     test: list[str] = SERVICES["fetchproxy"]["healthcheck"]["test"]
     assert test[:3] == ["CMD", "python", "-c"]
-    return test[3]
+    return test[3].replace(":8080/", f":{console_port}/")
 
 
 def archived_end(store: Path) -> int:
@@ -109,8 +106,6 @@ def archived_end(store: Path) -> int:
         text=True,
         check=True,
     )
-    import json
-
     return max((row["last_offset"] + 1 for row in json.loads(done.stdout)), default=0)
 
 
@@ -149,19 +144,12 @@ def test_the_consumer_reads_what_the_broker_forgot(
         while archived_end(store) < 3000:
             assert time.monotonic() < deadline, (tmp_path / "fetchproxy.log").read_text()
             time.sleep(0.5)
-        trim = tmp_path / "trim.json"
-        trim.write_text(
-            '{"partitions": [{"topic": "orders", "partition": 0, "offset": 2000}], "version": 1}'
-        )
-        run_tool(
-            "org.apache.kafka.tools.DeleteRecordsCommand",
-            *("--bootstrap-server", kafka, "--offset-json-file", str(trim)),
-        )
+        forgotten = TopicPartition("orders", 0, 2000)
+        AdminClient({"bootstrap.servers": kafka}).delete_records([forgotten])[forgotten].result(30)
         variables = {"TOOLS": str(scripts), "BROKER": kafka, "PROXY": address, "PAUSE_S": "0.1"}
         assert variables.keys() == environment("consumer").keys()
-        once = command("consumer")
-        once[-1] += "\n"
-        once[-1] = once[-1].replace("\ndone\n", "\nbreak\ndone\n")
+        *shell, script = command("consumer")
+        once = [*shell, script.replace("\ndone", "\nbreak\ndone")]
         done = subprocess.run(
             once,
             env={**os.environ, **variables},

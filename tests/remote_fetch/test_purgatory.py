@@ -478,7 +478,9 @@ def test_a_crowded_cache_takes_nothing_from_who_waits_for_it() -> None:
         async with read_side(changed(chunk_cache_bytes_max=5 * KiB)) as side:
             await side.segment(batches(side.rng, 0, 40))
             side.store.faults = SLOW
-            waiting = [side.watch(side.request(40 * n), wait_s=30) for n in range(10)]
+            waiting = [
+                side.watch(side.request(40 * n, 4 * BATCH_BYTES), wait_s=30) for n in range(10)
+            ]
             for fetch in waiting:
                 await fetch.wait()
                 assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES

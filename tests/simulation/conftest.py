@@ -7,5 +7,5 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("storage_contract", "generated_archive", "read_side_simulation")
+pytest.register_assert_rewrite("storage_contract", "manager_contract", "read_side_simulation")
 sys.path.insert(0, str(Path(__file__).parent.parent / "contracts"))

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
-from storage_contract import ObjectStoreContract, RemoteStorageManagerContract
+from manager_contract import RemoteStorageManagerContract
+from storage_contract import ObjectStoreContract
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import RemoteStorageError

@@ -1,0 +1,103 @@
+"""What `pip install` and the image get: the wheel's content, and the Dockerfile's sources."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from compose_file import ROOT, dockerfile, image_environment
+
+from fetchproxy import __version__
+from fetchproxy.config.addresses import parse_host_port
+from fetchproxy.config.sections import ArchiveConfig, GatewayConfig
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def copied() -> list[str]:
+    """What the build stage takes from the checkout."""
+    sources = [rest.split()[:-1] for word, rest in dockerfile() if word == "COPY"]
+    return [name for names in sources for name in names if not name.startswith(("--", "/"))]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Built from what the Dockerfile copies and from nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in copied():
+        place = source / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, place, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, place)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), source],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_the_wheel_has_the_two_packages_whole(wheel: zipfile.ZipFile) -> None:
+    built = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    here = {
+        str(path.relative_to(ROOT))
+        for package in ("protocol", "fetchproxy")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert built == here
+
+
+def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
+    content = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist()}
+    about = Parser().parsestr(content["METADATA"])
+    assert about["Name"] == "fetchproxy"
+    assert about["Version"] == __version__ == PROJECT["version"]
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about.get_all("License-File") == ["LICENSE", "NOTICE"]
+    assert about["Requires-Python"] == PROJECT["requires-python"]
+    assert "fetchproxy = fetchproxy.cli.main:main" in content["entry_points.txt"]
+    assert content["LICENSE"] == (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_images_sources_are_there_and_let_through() -> None:
+    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    admitted = {rule[1:].rstrip("/") for rule in rules if rule.startswith("!")}
+    assert "*" in rules
+    assert set(copied()) == admitted
+    for name in admitted:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_image_runs_the_command_without_rights() -> None:
+    words = dict(dockerfile())  # of each instruction the last
+    assert words["USER"] == "fetchproxy"
+    assert words["ENTRYPOINT"] == '["fetchproxy"]'
+    assert "fetchproxy" in PROJECT["scripts"]
+
+
+def test_the_image_exposes_the_default_port_and_spools_where_its_user_may_write() -> None:
+    words = dict(dockerfile())
+    default = GatewayConfig.model_fields["listen"].default
+    assert str(parse_host_port(default).port) in words["EXPOSE"].split()
+    spool = image_environment()["FETCHPROXY_ARCHIVE_SPOOL_DIR"]
+    assert f"install -d -o fetchproxy {spool}" in words["RUN"]
+    assert "spool_dir" in ArchiveConfig.model_fields
+
+
+def test_the_images_python_is_one_that_the_project_supports() -> None:
+    bases = {rest.split()[0] for word, rest in dockerfile() if word == "FROM"}
+    assert len(bases) == 1, "built and run by the same Python, or the environment is not portable"
+    version = tuple(map(int, bases.pop().removeprefix("python:").split("-")[0].split(".")))
+    assert version >= tuple(map(int, PROJECT["requires-python"].removeprefix(">=").split(".")))

@@ -1,0 +1,98 @@
+"""House rules that no linter knows, over every file of the product."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("protocol", "fetchproxy")
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 400
+NAMES_THAT_SAY_NOTHING = {"common", "helper", "helpers", "misc", "util", "utils"}
+PYTHON_OUTSIDE = ("tests", "lab", "demo", "benchmarks")
+
+# Files above the limit, with the lines they may have. Entries only shrink, and go.
+FILE_RED_ZONE: dict[str, int] = {
+    "fetchproxy/gateway/client_session.py": 440,
+    "protocol/fetch_response.py": 449,
+}
+
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """(name and line, length in lines) of every function, nested ones too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield f"{node.name}, line {node.lineno}", node.end_lineno - node.lineno + 1
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(SOURCES) > 50
+    assert any(list(functions(path)) for path in SOURCES)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_file_begins_with_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), (
+        "one paragraph: what this is for, and what it must not do"
+    )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_function_is_longer_than_a_page(path: Path) -> None:
+    long = [(name, lines) for name, lines in functions(path) if lines > FUNCTION_LINES_MAX]
+    assert not long
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_file_grows_too_long(path: Path) -> None:
+    assert lines_of(path) <= FILE_RED_ZONE.get(name_of(path), FILE_LINES_MAX)
+
+
+def test_the_red_zone_holds_only_files_that_need_it() -> None:
+    for name, lines_max in FILE_RED_ZONE.items():
+        assert FILE_LINES_MAX < lines_of(ROOT / name) <= lines_max, f"{name}: bring it up to date"
+
+
+def test_every_module_is_called_after_what_it_does() -> None:
+    everywhere = [*SOURCES, *(p for d in PYTHON_OUTSIDE for p in (ROOT / d).rglob("*.py"))]
+    parts = {part for path in everywhere for part in (*path.parent.parts, path.stem)}
+    assert not parts & NAMES_THAT_SAY_NOTHING
+
+
+def test_nothing_is_left_for_later_in_a_comment() -> None:
+    # Put together here, or this very file would be found.
+    marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3)) + r")\b")
+    roots = [ROOT / name for name in (*PACKAGES, *PYTHON_OUTSIDE, "docs")]
+    files = [path for root in roots for path in root.rglob("*") if path.suffix in (".py", ".md")]
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if marks.search(line)
+    ]
+    assert not found
+
+
+def test_only_print_tools_print() -> None:
+    """The product logs; what a command shows goes through typer or rich."""
+    allowed = {"fetchproxy/config/document.py", "fetchproxy/observability/document.py"}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print" or name_of(path) in allowed, name_of(path)
