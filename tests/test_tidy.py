@@ -71,7 +71,7 @@ def test_the_red_zone_holds_only_files_that_need_it() -> None:
 
 def test_every_module_is_called_after_what_it_does() -> None:
     everywhere = [*SOURCES, *(p for d in PYTHON_OUTSIDE for p in (ROOT / d).rglob("*.py"))]
-    parts = {part for path in everywhere for part in (*path.parent.parts, path.stem)}
+    parts = {part for path in everywhere for part in Path(name_of(path)).with_suffix("").parts}
     assert not parts & NAMES_THAT_SAY_NOTHING
 
 

@@ -1,0 +1,1 @@
+"""The command line: one module per command. Decides nothing about archives or clients."""

@@ -1,0 +1,1 @@
+"""The proxy's own requests to the brokers, on connections of its own."""

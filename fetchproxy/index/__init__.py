@@ -1,0 +1,1 @@
+"""The files that say what is where in a segment: offsets, aborted transactions, epochs."""

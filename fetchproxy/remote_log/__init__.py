@@ -1,0 +1,1 @@
+"""The write side: segments are gathered from the brokers, copied to the store, verified."""

@@ -1,0 +1,1 @@
+"""Bytes in a store: the interface, its backends, and where each object lies."""

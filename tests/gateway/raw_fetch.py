@@ -57,11 +57,17 @@ class RawConnection:
     def ask(self, request: Any, response: Any, version: int) -> Any:
         self._correlation += 1
         request.with_header(correlation_id=self._correlation, client_id="raw")
-        self._socket.sendall(request.encode(header=True, framed=True))
-        size = struct.unpack(">i", self._exactly(4))[0]
-        answer = response[version].decode(self._exactly(size), header=True)
+        self.send(request.encode(header=True, framed=True))
+        answer = response[version].decode(self.receive(), header=True)
         assert answer.header.correlation_id == self._correlation
         return answer
+
+    def send(self, frame: bytes) -> None:
+        self._socket.sendall(frame)
+
+    def receive(self) -> bytes:
+        """The next answer, without its size prefix."""
+        return self._exactly(struct.unpack(">i", self._exactly(4))[0])
 
     def _exactly(self, count: int) -> bytes:
         data = bytearray()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 
-from faulty_store import FaultyObjectStore
+from faulty_store import Faults, FaultyObjectStore
 from generated_archive import Batch, make_batch, random_tip, store_segment
 
 from fetchproxy.config.sections import KiB, MetadataConfig, RemoteFetchConfig
@@ -93,3 +93,24 @@ async def read_side(config: RemoteFetchConfig = SMALL, seed: int = 1) -> AsyncIt
         RemoteFetchPurgatory(config, rlmm, rsm, rng) as purgatory,
     ):
         yield ReadSide(rng, store, rsm, rlmm, purgatory, random_tip(rng))
+
+
+SLOW = Faults(latency_s_min=2.0, latency_s_max=2.0)
+
+
+def changed(**options: object) -> RemoteFetchConfig:
+    return RemoteFetchConfig(**{**SMALL.model_dump(), **options})
+
+
+async def fetched(side: ReadSide, offset: int, wait_s: float = 0.5) -> DelayedRemoteFetch:
+    fetch = side.watch(side.request(offset), wait_s=wait_s)
+    await fetch.wait()
+    return fetch
+
+
+def at_rest(side: ReadSide) -> bool:
+    status = side.purgatory.status()
+    return (
+        status.entries + status.entries_unwatched + status.pending_reads == 0
+        and status.store_reads + status.store_reads_waiting + status.inflight_bytes == 0
+    )

@@ -1,0 +1,168 @@
+"""Segments that are deleted, lost, damaged or not finished: out of range or an error, and which."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from read_side import (
+    BATCH_BYTES,
+    batches,
+    changed,
+    fetched,
+    now,
+    read_side,
+)
+from virtual_loop import run_virtual
+
+from fetchproxy.errors import CorruptSegment, OffsetNotArchived
+from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.model import IsolationLevel, RemoteLogSegmentState
+from fetchproxy.remote_fetch.api import CompletionReason
+from fetchproxy.storage.layout import SegmentFile
+
+
+def test_not_archived_is_said_at_once_but_only_by_a_fresh_view() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            stored = batches(side.rng, 0, 8)
+            await side.segment(stored[:4])
+            await asyncio.sleep(5)
+            # Archived by somebody else: this view does not know it yet.
+            metadata = await side.segment(stored[4:])
+            stale = side.rlmm.view(side.tip)
+            assert stale is not None
+            await side.store.inner.delete(side.rsm.object_key(metadata, SegmentFile.METADATA))
+            await asyncio.sleep(1)
+            await side.rlmm.refresh(side.tip, now())
+            await side.store.inner.put(
+                side.rsm.object_key(metadata, SegmentFile.METADATA), encode_segment(metadata)
+            )
+            await asyncio.sleep(5)
+            view = side.rlmm.view(side.tip)
+            assert view is not None
+            assert view.log_end_offset == 40
+            fetch = await fetched(side, 40)
+            assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
+            began = now()
+            beyond = await fetched(side, 80, wait_s=100)
+            assert beyond.reason is CompletionReason.ERROR
+            assert isinstance(beyond.results()[0].error, OffsetNotArchived)
+            assert now() - began < 1
+
+    run_virtual(main)
+
+
+def test_a_segment_that_retention_deletes_is_out_of_range() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            stored = batches(side.rng, 0, 8)
+            gone = await side.segment(stored[:4])
+            await side.segment(stored[4:])
+            await side.rsm.delete_log_segment_data(gone)
+            await asyncio.sleep(1)
+            view = side.rlmm.view(side.tip)
+            assert view is not None
+            assert view.log_start_offset == 0  # not known yet
+            fetch = await fetched(side, 0)
+            assert fetch.reason is CompletionReason.ERROR
+            assert isinstance(fetch.results()[0].error, OffsetNotArchived)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN])
+def test_a_lost_object_is_damage_and_not_out_of_range(file: SegmentFile) -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            metadata = await side.segment(batches(side.rng, 0, 4), aborted=[(1, 0, 30)])
+            assert metadata.has_aborted_txns
+            await side.store.inner.delete(side.rsm.object_key(metadata, file))
+            request = side.request(0, isolation=IsolationLevel.READ_COMMITTED)
+            fetch = side.watch(request)
+            await fetch.wait()
+            assert fetch.reason is CompletionReason.DEADLINE
+            assert isinstance(fetch.results()[0].error, CorruptSegment)
+            # Who does not need the list is served without it.
+            uncommitted = await fetched(side, 0)
+            assert (uncommitted.reason is CompletionReason.DATA) is (file is SegmentFile.TXN)
+
+    run_virtual(main)
+
+
+def test_damage_is_read_twice_then_said_at_the_deadline_and_never_served() -> None:
+    async def main() -> None:
+        async with read_side(changed(corrupt_retry_ms=60_000)) as side:
+            stored = batches(side.rng, 0, 8)
+            metadata = await side.segment(stored)
+            right = await side.store.inner.get(side.log_key(metadata))
+            wrong = bytearray(right)
+            wrong[5_500] ^= 1
+            await side.store.inner.put(side.log_key(metadata), bytes(wrong))
+            for _ in range(10):
+                began = now()
+                fetch = await fetched(side, 45)
+                assert fetch.reason is CompletionReason.DEADLINE
+                assert now() == pytest.approx(began + 0.5)
+                assert isinstance(fetch.results()[0].error, CorruptSegment)
+                assert fetch.results()[0].records == ()
+            assert side.log_reads() == 2
+            # The chunk before it is whole, and a read of it ends where the damage begins.
+            fetch = await fetched(side, 0)
+            assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
+            await side.store.inner.put(side.log_key(metadata), right)
+            assert isinstance((await fetched(side, 45)).results()[0].error, CorruptSegment)
+            await asyncio.sleep(60)
+            fetch = await fetched(side, 45)
+            assert b"".join(fetch.results()[0].records) == b"".join(b.content for b in stored[4:])
+
+    run_virtual(main)
+
+
+def test_a_leader_epoch_that_the_segment_never_had_is_damage() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            metadata = await side.segment(batches(side.rng, 0, 4))
+            content = bytearray(await side.store.inner.get(side.log_key(metadata)))
+            content[2 * BATCH_BYTES + 15] ^= 1  # no CRC covers it
+            await side.store.inner.put(side.log_key(metadata), bytes(content))
+            fetch = await fetched(side, 0)
+            assert isinstance(fetch.results()[0].error, CorruptSegment)
+
+    run_virtual(main)
+
+
+def test_unreadable_metadata_is_not_out_of_range() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            stored = batches(side.rng, 0, 8)
+            await side.segment(stored[:4])
+            hidden = await side.segment(stored[4:])
+            key = side.rsm.object_key(hidden, SegmentFile.METADATA)
+            await side.store.inner.put(key, b"{")
+            await asyncio.sleep(1)
+            await side.rlmm.refresh(side.tip, now())
+            fetch = await fetched(side, 50)
+            assert fetch.reason is CompletionReason.DEADLINE
+            assert isinstance(fetch.results()[0].error, CorruptSegment)
+
+    run_virtual(main)
+
+
+def test_an_unfinished_copy_is_not_served() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            stored = batches(side.rng, 0, 8)
+            await side.segment(stored[:4])
+            begun = await side.segment(stored[4:])
+            state = begun.with_state(RemoteLogSegmentState.COPY_SEGMENT_STARTED, 5)
+            key = side.rsm.object_key(begun, SegmentFile.METADATA)
+            await side.store.inner.put(key, encode_segment(state))
+            await asyncio.sleep(1)
+            fetch = await fetched(side, 0)
+            assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
+            await side.rlmm.refresh(side.tip, now())
+            fetch = await fetched(side, 40)
+            assert isinstance(fetch.results()[0].error, OffsetNotArchived)
+
+    run_virtual(main)

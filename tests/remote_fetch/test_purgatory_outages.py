@@ -1,0 +1,149 @@
+"""A store that is slow, away or hanging: who is told what, and when; and what goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults
+from read_side import (
+    SLOW,
+    at_rest,
+    batches,
+    changed,
+    fetched,
+    now,
+    read_side,
+)
+from virtual_loop import run_virtual
+
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.remote_fetch.api import CompletionReason
+
+
+def test_an_outage_is_never_out_of_range() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment(batches(side.rng, 0, 4))
+            side.store.faults = OUTAGE
+            await asyncio.sleep(1)
+            fetch = await fetched(side, 999)
+            assert (fetch.reason, fetch.results()) == (CompletionReason.DEADLINE, {})
+
+    run_virtual(main)
+
+
+def test_the_reply_is_time_boxed_the_work_is_not() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment(batches(side.rng, 0, 4))
+            side.store.faults = SLOW
+            began = now()
+            fetch = await fetched(side, 0)
+            assert (fetch.reason, fetch.results()) == (CompletionReason.DEADLINE, {})
+            assert now() == pytest.approx(began + 0.5)
+            assert side.purgatory.status().pending_reads == 1
+            await asyncio.sleep(10)  # index and chunk, 2 s each
+            assert side.purgatory.try_read(side.request(0)) is not None
+            assert at_rest(side)
+
+    run_virtual(main)
+
+
+def test_a_read_goes_on_after_an_outage_while_somebody_asks() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment(batches(side.rng, 0, 4))
+            side.store.faults = OUTAGE
+            began = now()
+            while now() < began + 50:
+                fetch = await fetched(side, 0)
+                assert (fetch.reason, fetch.results()) == (CompletionReason.DEADLINE, {})
+            side.store.faults = NO_FAULTS
+            fetch = await fetched(side, 0, wait_s=5)
+            assert fetch.reason is CompletionReason.DATA
+            assert now() < began + 50 + 1.5  # the longest pause, and the reads
+            assert side.purgatory.health().up
+
+    run_virtual(main)
+
+
+def test_a_failing_read_that_nobody_asks_for_ends() -> None:
+    async def main() -> None:
+        async with read_side(changed(unasked_read_max_ms=10_000)) as side:
+            await side.segment(batches(side.rng, 0, 4))
+            side.store.faults = OUTAGE
+            await fetched(side, 0)
+            await asyncio.sleep(9)
+            assert side.purgatory.status().pending_reads == 1
+            await asyncio.sleep(3)
+            assert at_rest(side)
+            reads = len(side.store.reads)
+            await asyncio.sleep(100)
+            assert len(side.store.reads) == reads
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("faults", [OUTAGE, HANG])
+def test_an_outage_is_an_error_only_when_it_is_long_and_only_at_the_deadline(
+    faults: Faults,
+) -> None:
+    async def main() -> None:
+        async with read_side(
+            changed(remote_error_after_ms=60_000, chunk_read_max_ms=3_000)
+        ) as side:
+            await side.segment(batches(side.rng, 0, 4))
+            side.store.faults = faults
+            began = now()
+            first_error = None
+            while now() < began + 70:
+                asked = now()
+                fetch = await fetched(side, 0)
+                assert fetch.reason is CompletionReason.DEADLINE
+                assert now() == pytest.approx(asked + 0.5)
+                if fetch.results():
+                    assert isinstance(fetch.results()[0].error, StorageUnavailable)
+                    first_error = first_error or now()
+                else:
+                    assert first_error is None
+            assert first_error is not None
+            assert first_error - began == pytest.approx(60, abs=0.6)
+            health = side.purgatory.health()
+            assert not health.up
+            assert health.failing_for_s == pytest.approx(70, abs=1)
+            # A client that comes late is told as soon as there is fresh evidence.
+            other = await fetched(side, 20, wait_s=8)
+            assert isinstance(other.results()[0].error, StorageUnavailable)
+
+    run_virtual(main)
+
+
+def test_an_old_outage_is_no_evidence() -> None:
+    async def main() -> None:
+        async with read_side(changed(remote_error_after_ms=1_000)) as side:
+            await side.segment(batches(side.rng, 0, 4))
+            side.store.faults = OUTAGE
+            await fetched(side, 0)
+            await asyncio.sleep(3600)
+            assert not side.purgatory.health().up
+            side.store.faults = SLOW
+            fetch = await fetched(side, 0)
+            assert (fetch.reason, fetch.results()) == (CompletionReason.DEADLINE, {})
+
+    run_virtual(main)
+
+
+def test_a_storage_error_never_travels_with_data() -> None:
+    async def main() -> None:
+        async with read_side(changed(remote_error_after_ms=0)) as side:
+            await side.segment(batches(side.rng, 0, 8))
+            await fetched(side, 0)
+            side.store.faults = OUTAGE
+            fetch = side.watch(side.request(40), wait_s=0.5)
+            await fetch.wait()
+            assert isinstance(fetch.results()[0].error, StorageUnavailable)
+            fetch = side.watch(side.request(40), side.request(0))
+            assert {i: r.error for i, r in fetch.results().items()} == {1: None}
+
+    run_virtual(main)
