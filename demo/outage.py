@@ -156,9 +156,9 @@ def _require_held(reader: RemoteReader, proxy: Proxy, tell: Narrator) -> int:
     deadline = time.perf_counter() + _HELD_MAX_S
     while (silent_s := time.perf_counter() - reader.last_at) < _HELD_S:
         reader.raise_failure()
-        require(not reader.check.finished, claim, "it has read everything")
         require(time.perf_counter() < deadline, claim, "it still gets records")
         time.sleep(0.05)
+    require(not reader.check.finished, claim, "it has read everything")
     held_at = reader.check.records
     tell.good(
         f"The reader of old records waits at {held_at:,} of {records.RECORDS:,}: no error, "

@@ -333,6 +333,9 @@ class FetchHandler:
             mark = self._marks.rejudge(key)
             if mark is not None:
                 self._start_judging(key, mark)
+        for answer in answers:
+            if answer.records:
+                self._marks.served(answer.key)
         return [a for a in answers if kind.lists_all or a.has_news]
 
     async def _merge(

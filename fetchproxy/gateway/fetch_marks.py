@@ -81,6 +81,12 @@ class FetchMarks:
         self.marks[key] = mark
         return mark
 
+    def served(self, key: PartitionKey) -> None:
+        """Data was given: the other partitions come first next time, as brokers rotate them."""
+        mark = self.marks.pop(key, None)
+        if mark is not None:
+            self.marks[key] = mark
+
     def rejudge(self, key: PartitionKey) -> Mark | None:
         """What was known of a partition turned out wrong (its segment is gone)."""
         mark = self.marks.get(key)

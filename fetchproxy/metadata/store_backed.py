@@ -81,6 +81,11 @@ class _Partition:
         else:
             self.segments[metadata.segment_id.id] = metadata
 
+    def has_read(self, stored: StoredObject) -> bool:
+        """This version was read and understood; a damaged read may have been damaged on the way."""
+        version, content = self.objects.get(stored.key, ("", None))
+        return version == stored.version and not isinstance(content, MetadataProblem)
+
     def view(self, tip: TopicIdPartition, read_at: float) -> PartitionView:
         unreadable = {problem.base_offset for problem in self.problems}
         return build_view(tip, self.segments.values(), read_at, unreadable)
@@ -226,11 +231,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _list_and_get(self, tip: TopicIdPartition, partition: _Partition) -> list[str]:
         """Bring `partition.objects` up to date; the keys that are listed now."""
         listed = [_Listed(*entry) async for entry in self._rsm.list_segment_metadata(tip)]
-        waiting = [
-            entry
-            for entry in listed
-            if partition.objects.get(entry.stored.key, ("",))[0] != entry.stored.version
-        ]
+        waiting = [entry for entry in listed if not partition.has_read(entry.stored)]
         waiting.reverse()  # taken from the end
         failures: list[RemoteStorageError] = []
         async with asyncio.TaskGroup() as readers:
@@ -256,7 +257,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             except RemoteStorageError as error:
                 failures.append(error)
             else:
-                partition.objects[entry.stored.key] = (entry.stored.version, _decode(raw, entry))
+                content = _decode(raw, entry)
+                if isinstance(content, MetadataProblem):
+                    _report(content, entry, partition)
+                partition.objects[entry.stored.key] = (entry.stored.version, content)
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
         try:
@@ -279,14 +283,21 @@ def _decode(raw: bytes, entry: _Listed) -> RemoteLogSegmentMetadata | MetadataPr
             )
         return metadata
     except CorruptSegment as error:
-        METADATA_UNREADABLE.inc()
-        tip = entry.segment_id.topic_id_partition
-        log.error(
-            "segment_metadata_unreadable",
-            topic=tip.topic,
-            partition=tip.partition,
-            segment_id=str(entry.segment_id.id),
-            base_offset=entry.base_offset,
-            error=str(error),
-        )
         return MetadataProblem(key, entry.base_offset, str(error))
+
+
+def _report(problem: MetadataProblem, entry: _Listed, partition: _Partition) -> None:
+    """Once for each unreadable version of an object, however often it is read again."""
+    known = partition.objects.get(problem.key)
+    if known is not None and known[0] == entry.stored.version:
+        return
+    METADATA_UNREADABLE.inc()
+    tip = entry.segment_id.topic_id_partition
+    log.error(
+        "segment_metadata_unreadable",
+        topic=tip.topic,
+        partition=tip.partition,
+        segment_id=str(entry.segment_id.id),
+        base_offset=entry.base_offset,
+        error=problem.what,
+    )

@@ -151,3 +151,17 @@ def test_what_is_undecided_is_not_asked_again_at_network_speed(verdict: Verdict)
     known = Known(view(), None).knowledge()
     assert marks.split(asked(7), 0.4, known).judging == {KEY}
     assert not marks.split(asked(7), 0.6, known).withheld
+
+
+def test_partitions_take_turns() -> None:
+    marks = FetchMarks(permit_ttl_s=60)
+    known = Known(view((0, 499)), EDGES).knowledge()
+    keys = [(b"t", n) for n in range(3)]
+    wanted = {key: FetchPartition(key[1], 3, 1, b"") for key in keys}
+    for key in keys:
+        mark = marks.catch(key, 3, 0.0)
+        assert mark is not None
+        mark.judgement = Judgement(Verdict.REMOTE, TIP)
+    assert list(marks.split(wanted, 1.0, known).remote) == keys
+    marks.served(keys[0])
+    assert list(marks.split(wanted, 1.0, known).remote) == [*keys[1:], keys[0]]
