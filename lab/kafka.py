@@ -244,7 +244,9 @@ class KafkaServer:
         log4j.write_text(_LOG4J.format(level="INFO", target="SYSTEM_OUT"))
         if not (self.data_dir / "meta.properties").exists():
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            run_tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
+            # One word, since an id may begin with a dash.
+            chosen = f"--cluster-id={cluster_id}"
+            run_tool("kafka.tools.StorageTool", "format", chosen, "-c", str(config))
         command = find_java().command(
             class_path(),
             f"-Xmx{self._heap}",

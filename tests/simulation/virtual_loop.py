@@ -48,9 +48,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual_clock.now_s
 
 
-def run_virtual(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_virtual(
+    main: Callable[[], Coroutine[Any, Any, T]],
+    loop_factory: Callable[[], VirtualTimeLoop] = VirtualTimeLoop,
+) -> T:
     """Run `main()` on a new virtual-time loop; raises if it leaves a task behind."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
 
         async def whole() -> T:
             result = await main()
