@@ -144,7 +144,7 @@ class MetadataConfig(Section):
     """What the proxy knows of the archive."""
 
     refresh_interval_ms: int = Field(
-        5_000, description="between two looks at a partition somebody reads", ge=1
+        5_000, description="between two looks of the console at store and brokers", ge=1
     )
     metadata_read_max_ms: int = Field(10_000, description="a listing is given up after this", ge=1)
     metadata_reads_max: int = Field(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Protocol, cast
 
@@ -26,6 +26,8 @@ class LinkOwner(Protocol):
     """The client session, as the link sees it."""
 
     def write_to_client(self, data: Buffer) -> None: ...
+
+    def write_pieces(self, pieces: Iterable[Buffer]) -> None: ...
 
     def answered(self) -> None:
         """One answer has left whole."""
@@ -62,6 +64,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._carry = bytearray()
         self._left = 0  # of a relayed answer
         self._scan: FetchResponseScan | None = None
+        self._fetch: FetchAnswer | None = None  # that `_scan` walks
         self._held: HeldAnswer | None = None
         self._waiting = False  # an answer is being rewritten, or parked
         self._client_slow = False
@@ -167,7 +170,8 @@ class BrokerLink(asyncio.BufferedProtocol):
             pos = emit = self._feed(view, pos, end)
         if emit < pos:
             write(view[emit:pos])
-        RELAYED_BYTES_TO_CLIENT.inc(pos)
+        if pos:
+            RELAYED_BYTES_TO_CLIENT.inc(pos)
         return pos
 
     def _begin(self, view: memoryview, pos: int) -> bool:
@@ -193,6 +197,7 @@ class BrokerLink(asyncio.BufferedProtocol):
                 if not answer.attached:
                     return False
                 self._waiting = False
+            self._fetch = answer
             self._scan = answer.begin(size + 4)
         elif isinstance(answer, HeldAnswer):
             answer.left = size + 4
@@ -202,14 +207,18 @@ class BrokerLink(asyncio.BufferedProtocol):
         return True
 
     def _feed(self, view: memoryview, pos: int, end: int) -> int:
-        if self._scan is not None:
-            step = min(self._scan.left, end - pos)
-            answer = cast(FetchAnswer, self.expected[0])
-            for piece in self._scan.feed(view[pos : pos + step]):
-                if not answer.discarded:
-                    self._owner.write_to_client(piece)
-            if self._scan.done:
-                self._scan = None
+        scan, answer = self._scan, self._fetch
+        if scan is not None and answer is not None:
+            step = min(scan.left, end - pos)
+            pieces = scan.feed(view[pos : pos + step])
+            if answer.discarded:
+                pass
+            elif len(pieces) == 1:
+                self._owner.write_to_client(pieces[0])
+            else:
+                self._owner.write_pieces(pieces)
+            if scan.done:
+                self._scan = self._fetch = None
                 self._finish()
                 if answer.on_done is not None:
                     answer.on_done()

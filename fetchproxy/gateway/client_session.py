@@ -249,8 +249,9 @@ class ClientSession(asyncio.BufferedProtocol):
             transport.resume_reading()
 
     def _at_inflight_limit(self) -> bool:
-        link = self.link
-        return link is not None and len(link.expected) >= self._config.inflight_requests_max
+        # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
+        link, parked = self.link, self.fetch.parked is not None
+        return link is not None and len(link.expected) - parked >= self._config.inflight_requests_max
 
     async def drained(self) -> None:
         """Until every request so far has been answered, but for a parked fetch."""

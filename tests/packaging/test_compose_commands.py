@@ -33,7 +33,7 @@ ROUND_S = 120.0
 
 @pytest.mark.kafka
 def test_kafka_knows_every_setting(kafka_server: KafkaServer) -> None:
-    """The image makes `node.id` of KAFKA_NODE_ID, and Kafka only warns of a name it does not know."""
+    """The image makes `node.id` of KAFKA_NODE_ID; Kafka itself only warns of unknown names."""
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
     resource = ConfigResource(ResourceType.BROKER, "1")
     known = set(admin.describe_configs([resource])[resource].result(timeout=30))
@@ -145,7 +145,8 @@ def test_the_consumer_reads_what_the_broker_forgot(
             assert time.monotonic() < deadline, (tmp_path / "fetchproxy.log").read_text()
             time.sleep(0.5)
         forgotten = TopicPartition("orders", 0, 2000)
-        AdminClient({"bootstrap.servers": kafka}).delete_records([forgotten])[forgotten].result(30)
+        admin = AdminClient({"bootstrap.servers": kafka})
+        admin.delete_records([forgotten])[forgotten].result(timeout=60)
         variables = {"TOOLS": str(scripts), "BROKER": kafka, "PROXY": address, "PAUSE_S": "0.1"}
         assert variables.keys() == environment("consumer").keys()
         *shell, script = command("consumer")

@@ -8,6 +8,7 @@ import sys
 import tomllib
 import zipfile
 from email.parser import Parser
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from fetchproxy import __version__
 from fetchproxy.config.addresses import parse_host_port
 from fetchproxy.config.sections import ArchiveConfig, GatewayConfig
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 
 
 def copied() -> list[str]:
@@ -38,8 +40,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
             shutil.copytree(ROOT / name, place, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, place)
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--wheel-dir", str(folder)]
+    if f"setuptools=={version('setuptools')}" in PYPROJECT["build-system"]["requires"]:
+        options.append("--no-build-isolation")  # what builds is here: no registry is asked
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), source],
+        [sys.executable, "-m", "pip", "wheel", *options, str(source)],
         capture_output=True,
         text=True,
         check=False,
@@ -57,6 +62,12 @@ def test_the_wheel_has_the_two_packages_whole(wheel: zipfile.ZipFile) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert built == here
+
+
+def test_tests_build_with_what_users_build_with() -> None:
+    assert set(PYPROJECT["build-system"]["requires"]) <= set(
+        PROJECT["optional-dependencies"]["dev"]
+    )
 
 
 def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
@@ -99,5 +110,5 @@ def test_the_image_exposes_the_default_port_and_spools_where_its_user_may_write(
 def test_the_images_python_is_one_that_the_project_supports() -> None:
     bases = {rest.split()[0] for word, rest in dockerfile() if word == "FROM"}
     assert len(bases) == 1, "built and run by the same Python, or the environment is not portable"
-    version = tuple(map(int, bases.pop().removeprefix("python:").split("-")[0].split(".")))
-    assert version >= tuple(map(int, PROJECT["requires-python"].removeprefix(">=").split(".")))
+    python = tuple(map(int, bases.pop().removeprefix("python:").split("-")[0].split(".")))
+    assert python >= tuple(map(int, PROJECT["requires-python"].removeprefix(">=").split(".")))

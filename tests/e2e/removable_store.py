@@ -1,0 +1,27 @@
+"""Stores that a test takes away and brings back: a folder that is renamed, an S3 server's life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.s3 import S3Server
+
+
+@dataclass(frozen=True)
+class RemovableStore:
+    url: str
+    take_away: Callable[[], object]
+    bring_back: Callable[[], object]
+
+
+def folder_store(folder: Path) -> RemovableStore:
+    root, away = folder / "store", folder / "store-away"
+    root.mkdir()
+    return RemovableStore(root.as_uri(), lambda: root.rename(away), lambda: away.rename(root))
+
+
+def s3_store(server: S3Server, bucket: str) -> RemovableStore:
+    """Connections are refused while it is away."""
+    return RemovableStore(server.store_url(bucket, "archive"), server.kill, server.start)

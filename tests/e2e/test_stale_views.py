@@ -1,0 +1,174 @@
+"""The archive grows by another process, or changes under a proxy: its old view hurts nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from archive_process import archive_process, segments, verify
+from archived_topics import SETTINGS, archive_and_trim, new_topic
+from held_reader import HeldReader
+from proxy_process import ProxyProcess, wait_for
+from raw_fetch import RawConnection
+from topic_data import archived_ends, produce, trim
+
+from lab.kafka import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+# The proxy looks at the archive only when it must.
+NEVER_REFRESHED: dict[str, object] = {**SETTINGS, "metadata.refresh_interval_ms": 3_600_000}
+OUT_OF_RANGE = 1
+
+
+@pytest.mark.parametrize("client", ["kafka-python", "confluent-kafka"])
+def test_the_archive_grew_right_before_the_trim(
+    kafka_server: KafkaServer, tmp_path: Path, client: str
+) -> None:
+    name = f"stale-{client}"
+    store = (tmp_path / "store").as_uri()
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 300)
+    archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
+    archiver.start()
+    try:
+        archive_and_trim(kafka_server.bootstrap, store, data, keep=50)
+        with (
+            ProxyProcess(
+                kafka_server.bootstrap, store, tmp_path, settings=NEVER_REFRESHED
+            ) as proxy,
+            HeldReader(client, proxy.bootstrap, name, {0: 900}, hold_at=100) as reader,
+            RawConnection(proxy.bootstrap) as raw,
+        ):
+            reader.wait_until_held()  # the proxy has a view now, up to 300
+            for _ in range(2):
+                produce(kafka_server.bootstrap, data, 300)
+                # what the proxy has not seen, also in the middle of what the reader comes to next
+                archive_and_trim(kafka_server.bootstrap, store, data, keep=10)
+                for offset in (280, 299, 300, 301, data.written[0][-20][0]):
+                    fetched = raw.fetch_until_data(12, name, None, offset)
+                    assert fetched.error == 0
+                    assert fetched.records
+            reader.go_on()
+            assert reader.records() == data.written
+    finally:
+        archiver.stop()
+
+
+def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """The archiver was away while the broker forgot: only those offsets are out of range."""
+    name = "with-a-gap"
+    store = (tmp_path / "store").as_uri()
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 300)
+    archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
+    archiver.start()
+    wait_for("the archive", lambda: archived_ends(store, name) == {0: 300})
+    archiver.kill()
+    produce(kafka_server.bootstrap, data, 300)
+    trim(kafka_server.bootstrap, name, {0: 450})  # the edge of a batch of 50
+    with (
+        ProxyProcess(kafka_server.bootstrap, store, tmp_path, settings=NEVER_REFRESHED) as proxy,
+        RawConnection(proxy.bootstrap) as raw,
+    ):
+        # Nobody knows yet that they are lost: an archiver may still have them.
+        assert raw.fetch(12, name, None, 350).error == 0
+        archiver.start()
+        try:
+            wait_for("the rest", lambda: archived_ends(store, name) == {0: 600})
+        finally:
+            archiver.stop()
+        trim(kafka_server.bootstrap, name, {0: 590})
+        for offset in (0, 299, 450, 589, 590):
+            fetched = raw.fetch_until_data(12, name, None, offset)
+            assert fetched.error == 0
+            assert fetched.records
+        for offset in (300, 350, 449):
+            assert raw.fetch_until_data(12, name, None, offset).error == OUT_OF_RANGE
+        assert raw.list_offset(6, name, -2) == (0, -1, 0)
+    found = [(row["base_offset"], row["last_offset"]) for row in segments(store, name)]
+    assert [last + 1 for _, last in found if last < 450][-1] == 300
+    assert next(base for base, _ in found if base >= 300) == 450
+    assert f"recorded gap: {name}-0: offsets 300 to 449" in verify(store)
+
+
+def test_a_gap_ends_a_stock_consumer_that_may_not_reset(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """One that reads across a gap is told, as at a broker, and not silently moved on."""
+    name = "read-into-a-gap"
+    store = (tmp_path / "store").as_uri()
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 100)
+    archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
+    archiver.start()
+    wait_for("the archive", lambda: archived_ends(store, name) == {0: 100})
+    archiver.kill()
+    produce(kafka_server.bootstrap, data, 100)
+    trim(kafka_server.bootstrap, name, {0: 150})
+    archiver.start()
+    try:
+        wait_for("the rest", lambda: archived_ends(store, name) == {0: 200})
+    finally:
+        archiver.stop()
+    with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
+        for client in ("kafka-python", "confluent-kafka"):
+            with HeldReader(client, proxy.bootstrap, name, {0: 200}) as reader:
+                wait_for("the error", lambda reader=reader: reader.finished)
+                assert [offset for offset, _, _ in reader.read[0]] == list(range(100))
+                assert len(reader.errors) == 1
+
+
+def test_a_topic_that_was_made_anew_has_no_past(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """Identity is the topic's id: what the old one had is served to nobody who asks for the new."""
+    from confluent_kafka.admin import AdminClient
+
+    name = "made-anew"
+    store = (tmp_path / "store").as_uri()
+    old = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, old, 400)
+    with ProxyProcess(
+        kafka_server.bootstrap, store, tmp_path, archive=name, settings=SETTINGS
+    ) as proxy:
+        archive_and_trim(kafka_server.bootstrap, store, old)
+        with RawConnection(proxy.bootstrap) as raw:
+            old_id = raw.topic_id(name)
+            for version, topic_id in ((12, None), (13, old_id), (17, old_id)):
+                assert raw.fetch_until_data(version, name, topic_id, 0).batches
+            admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+            admin.delete_topics([name])[name].result(30)
+            wait_for("the end", lambda: name not in admin.list_topics(timeout=20).topics)
+            new = new_topic(kafka_server, name)
+            produce(kafka_server.bootstrap, new, 30, size=77)
+            with RawConnection(proxy.bootstrap) as other:
+                for connection in (raw, other):  # one with a permit for the old topic, one without
+                    check_only_the_new_is_served(connection, kafka_server.bootstrap, name, old_id)
+            # Its own past, when it has one, is served under the new id.
+            produce(kafka_server.bootstrap, new, 300, size=77)
+            trim(kafka_server.bootstrap, name, {0: 310})
+            with HeldReader("kafka-python", proxy.bootstrap, name, {0: 330}) as reader:
+                assert reader.records() == new.written
+
+
+def check_only_the_new_is_served(
+    connection: RawConnection, direct: str, name: str, old_id: object
+) -> None:
+    with RawConnection(direct) as broker:
+        new_id = broker.topic_id(name)
+        assert new_id != old_id
+        for version in (12, 13, 17):
+            topic_id = new_id if version >= 13 else None
+            mine = connection.fetch_until_data(version, name, topic_id, 0)
+            its = broker.fetch(version, name, topic_id, 0)
+            assert (mine.error, mine.records) == (its.error, its.records)
+            assert mine.error == 0
+            # above the new log's end, and in the old archive
+            assert connection.fetch_until_data(version, name, topic_id, 200).error == OUT_OF_RANGE
+        for version in (13, 17):
+            mine = connection.fetch(version, name, old_id, 0)
+            its = broker.fetch(version, name, old_id, 0)
+            assert (mine.error, mine.records) == (its.error, its.records)
+            assert mine.error == 100  # UNKNOWN_TOPIC_ID
+        assert connection.list_offset(6, name, -2) == (0, -1, 0)

@@ -1,0 +1,164 @@
+"""README and docs against the project: links, commands, options, keys, metrics and events exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import typer
+from compose_file import ROOT
+
+from fetchproxy.cli.main import app
+from fetchproxy.config.keys import VARIABLE_PREFIX, all_keys
+from fetchproxy.config.load import parse_assignment
+from fetchproxy.config.sections import Config
+from fetchproxy.observability import metrics
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+GENERATED = {"configuration.md", "metrics.md"}
+DOCUMENTS = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],
+    key=lambda path: path.relative_to(ROOT).as_posix(),
+)
+WRITTEN = [path for path in DOCUMENTS if path.name not in GENERATED]
+MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+SOURCE = "\n".join(path.read_text() for path in (ROOT / "fetchproxy").rglob("*.py"))
+
+# Words with dots or underscores in the documents that look like a key, metric or event.
+KEY = re.compile(r"`([a-z_]+\.[a-z_]+)`")
+METRIC = re.compile(r"`((?:fetchproxy|kafka)_[a-z_]+)`")
+EVENT = re.compile(r"`([a-z]+(?:_[a-z]+)+)`")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose(path: Path) -> str:
+    """Without code blocks, fenced or indented."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return re.sub(r"^(?: {4}.*\n)+", "\n", text, flags=re.M)
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
+    return {title.replace(" ", "-") for title in plain}
+
+
+def command_lines(path: Path) -> Iterator[list[str]]:
+    """Every `fetchproxy …` and `make …` in indented blocks and in backticks, as words."""
+    text = path.read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^ {4}(.*)$", text, re.MULTILINE))
+    lines = re.sub(r"\\\n\s*", " ", blocks).splitlines()
+    for line in [*lines, *re.findall(r"`([^`\n]+)`", prose(path))]:
+        words = line.strip().removeprefix("$ ")
+        if re.match(r"(\.venv/bin/)?(fetchproxy|make)( |$)", words):
+            yield shlex.split(words, comments=True)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), f"{target}: no such file"
+        assert linked.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(linked), f"{target}: no such heading"
+
+
+def test_the_readme_names_commands_at_all() -> None:
+    lines = list(command_lines(ROOT / "README.md"))
+    named = {words[1] for words in lines if words[0] != "make" and len(words) > 1}
+    assert set(COMMANDS) <= named, "each command is shown"
+    assert {"demo", "test"} <= {words[1] for words in lines if words[0] == "make" and words[1:]}
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_commands_are_real(path: Path) -> None:
+    for program, *arguments in command_lines(path):
+        if program == "make":
+            targets = [word for word in arguments if "=" not in word]
+            assert set(targets) <= MAKE_TARGETS, arguments
+        elif arguments:
+            check_fetchproxy(arguments)
+
+
+def check_fetchproxy(arguments: list[str]) -> None:
+    """The command exists and its own parser takes the arguments; nothing is run.
+
+    In prose an option may stand without its value: then only its name is checked.
+    """
+    command = COMMANDS[arguments[0]]
+    known = {option for parameter in command.params for option in parameter.opts}
+    options = [word for word in arguments[1:] if word.startswith("--")]
+    assert set(options) <= known, arguments
+    for option, value in pairwise(arguments):
+        if option == "--set":
+            assert parse_assignment(value).key in all_keys(), value
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_configuration_keys_are_real(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    sections = set(Config.model_fields)
+    for key in KEY.findall(text):
+        if key.partition(".")[0] in sections and not key.endswith((".py", ".md")):
+            assert key in all_keys(), key
+    known = {key.variable for key in all_keys().values()}
+    for variable in re.findall(rf"\b{VARIABLE_PREFIX}[A-Z_]*[A-Z]\b", text):
+        assert variable in known | {"FETCHPROXY_CONFIG", "FETCHPROXY_REQUIRE_PARTS"}, variable
+    for assignment in re.findall(r"--set ([a-z_.]+=\S+?)[`\s]", text):
+        assert parse_assignment(assignment).key in all_keys(), assignment
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_metrics_are_real(path: Path) -> None:
+    table = metrics.table()
+    for name in METRIC.findall(path.read_text(encoding="utf-8")):
+        assert f"`{name}`" in table, name
+
+
+def test_events_in_the_operations_page_are_logged() -> None:
+    named = [
+        word
+        for word in EVENT.findall((ROOT / "docs" / "operations.md").read_text(encoding="utf-8"))
+        if not word.startswith(("fetchproxy_", "kafka_", "process_"))
+    ]
+    assert "store_failing" in named
+    for event in named:
+        assert f'"{event}"' in SOURCE, event
+
+
+def test_every_decision_is_in_the_list() -> None:
+    folder = ROOT / "docs" / "adr"
+    records = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert records
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\((\d{4}-[^)]+)\)", index) == records
+    for number, name in enumerate(records, 1):
+        text = (folder / name).read_text(encoding="utf-8")
+        title = text.splitlines()[0]
+        assert name.startswith(f"{number:04d}-")
+        assert title.startswith(f"# {number:04d} ")
+        assert title.removeprefix(f"# {number:04d} ") in index, name
+        for part in ("**Situation.**", "**Decision.**", "**Rejected.**"):
+            assert part in text, f"{name}: {part}"
+
+
+def test_every_package_is_on_the_readmes_map() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    packages = [
+        path.parent.relative_to(ROOT).as_posix()
+        for top in ("protocol", "fetchproxy")
+        for path in (ROOT / top).rglob("__init__.py")
+    ]
+    for package in packages:
+        assert package == "fetchproxy" or f"({package}" in text, package

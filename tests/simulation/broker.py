@@ -1,0 +1,410 @@
+"""A small cluster that speaks Kafka over the simulated network: real frames, real fetch rules.
+
+ApiVersions, Metadata, ListOffsets and Fetch 4–13 with long polls and fetch sessions (KIP-227).
+kafka-python's classes decode and encode, so nothing of the wire is shared with the product.
+Sources of the rules: Kafka's ReplicaManager, DelayedFetch, FetchSession and KafkaApis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+from uuid import UUID
+
+from broker_log import LogRead, SimulatedLog
+from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+from network import Address, SimulatedNetwork
+
+from fetchproxy.model import ZERO_UUID
+
+FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 1, 2, 3, 18
+VERSIONS = {FETCH: (4, 13), LIST_OFFSETS: (1, 8), METADATA: (0, 12), API_VERSIONS: (0, 3)}
+_REQUESTS = {
+    FETCH: FetchRequest,
+    LIST_OFFSETS: ListOffsetsRequest,
+    METADATA: MetadataRequest,
+    API_VERSIONS: ApiVersionsRequest,
+}
+UNKNOWN_TOPIC, NOT_LEADER, SESSION_NOT_FOUND, WRONG_EPOCH, UNKNOWN_TOPIC_ID = 3, 6, 70, 71, 100
+EARLIEST, EARLIEST_LOCAL = -2, -4
+_QUEUED_MAX = 20
+
+Partition = Any  # FetchRequest.FetchTopic.FetchPartition
+Key = tuple[str | UUID, int]
+
+
+@dataclass(slots=True)
+class FetchSession:
+    epoch: int  # that the next request must carry
+    partitions: dict[Key, Partition]
+    shown: dict[Key, tuple[int, int]] = field(default_factory=dict)  # high watermark, log start
+
+
+class SimulatedCluster:
+    """`changed` is set, and replaced, whenever a log moves."""
+
+    def __init__(
+        self, network: SimulatedNetwork, rng: Random, logs: Sequence[SimulatedLog], nodes: int
+    ) -> None:
+        self.network = network
+        self.rng = rng
+        self.logs = {(log.tip.topic, log.tip.partition): log for log in logs}
+        self.topic_ids = {log.tip.topic: log.tip.topic_id for log in logs}
+        self.names = {topic_id: name for name, topic_id in self.topic_ids.items()}
+        self.nodes = [BrokerNode(self, number + 1) for number in range(nodes)]
+        self.leaders = {key: self.nodes[i % nodes].node_id for i, key in enumerate(self.logs)}
+        self.changed = asyncio.Event()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in (node.address for node in self.nodes))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            for node in self.nodes:
+                node.tasks = tasks
+                node.listener = self.network.listen(lambda n=node: BrokerProtocol(n), *node.address)
+            try:
+                yield
+            finally:
+                for node in self.nodes:
+                    node.listener.close()
+                    for connection in list(node.connections):
+                        connection.close()
+
+    def moved(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def log_of(self, topic: str | UUID, partition: int) -> SimulatedLog | None:
+        name = self.names.get(topic, "") if isinstance(topic, UUID) else topic
+        return self.logs.get((name, partition))
+
+
+class BrokerNode:
+    def __init__(self, cluster: SimulatedCluster, node_id: int) -> None:
+        self.cluster = cluster
+        self.node_id = node_id
+        self.address: Address = (f"10.0.0.{node_id}", 9092)
+        self.sessions: dict[int, FetchSession] = {}
+        self.sessions_max = 100
+        self.sessions_lost = 0
+        self.connections: dict[BrokerProtocol, None] = {}
+        self.tasks: asyncio.TaskGroup | None = None
+        self.listener: Any = None
+
+    async def answer(self, request: bytes) -> bytes:
+        key, version = struct.unpack_from(">hh", request)
+        low, high = VERSIONS[key]  # a KeyError ends the connection, and the simulation notices
+        assert low <= version <= high, f"API {key} version {version}"
+        message = cast(Any, _REQUESTS[key]).decode(request, version=version, header=True)
+        if key == FETCH:
+            response = await self._fetch(message, version)
+        elif key == LIST_OFFSETS:
+            response = self._list_offsets(message)
+        elif key == METADATA:
+            response = self._metadata(message, version)
+        else:
+            response = self._api_versions()
+        response.API_VERSION = version
+        response.with_header(correlation_id=message.header.correlation_id)
+        return bytes(response.encode(header=True, framed=True))
+
+    # -- small ones ------------------------------------------------------------------------------
+    def _api_versions(self) -> Any:
+        ranges = [
+            ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
+            for key, (low, high) in VERSIONS.items()
+        ]
+        return ApiVersionsResponse(error_code=0, api_keys=ranges, throttle_time_ms=0)
+
+    def _metadata(self, request: Any, version: int) -> Any:
+        cluster = self.cluster
+        asked: Iterable[tuple[str | None, UUID | None]] = [
+            (name, topic_id) for name, topic_id in cluster.topic_ids.items()
+        ]
+        if request.topics is not None and (version > 0 or request.topics):
+            asked = [(topic.name, getattr(topic, "topic_id", None)) for topic in request.topics]
+        broker = MetadataResponse.MetadataResponseBroker
+        return MetadataResponse(
+            throttle_time_ms=0,
+            brokers=[
+                broker(node_id=n.node_id, host=n.address[0], port=n.address[1], rack=None)
+                for n in cluster.nodes
+            ],
+            cluster_id="simulated",
+            controller_id=1,
+            topics=[self._described(name, topic_id) for name, topic_id in asked],
+        )
+
+    def _described(self, name: str | None, topic_id: UUID | None) -> Any:
+        cluster = self.cluster
+        topic = MetadataResponse.MetadataResponseTopic
+        by_id = name is None
+        name = cluster.names.get(topic_id or ZERO_UUID) if name is None else name
+        known = name in cluster.topic_ids
+        return topic(
+            error_code=0 if known else UNKNOWN_TOPIC_ID if by_id else UNKNOWN_TOPIC,
+            name=name,
+            topic_id=cluster.topic_ids.get(name or "", topic_id or ZERO_UUID),
+            is_internal=False,
+            partitions=[
+                topic.MetadataResponsePartition(
+                    error_code=0,
+                    partition_index=partition,
+                    leader_id=leader,
+                    leader_epoch=0,
+                    replica_nodes=[leader],
+                    isr_nodes=[leader],
+                    offline_replicas=[],
+                )
+                for (of, partition), leader in cluster.leaders.items()
+                if of == name
+            ],
+        )
+
+    def _list_offsets(self, request: Any) -> Any:
+        answered = ListOffsetsResponse.ListOffsetsTopicResponse
+        topics = []
+        for topic in request.topics:
+            partitions = [
+                answered.ListOffsetsPartitionResponse(
+                    partition_index=p.partition_index,
+                    **self._offset(topic.name, p, getattr(request, "isolation_level", 0)),
+                )
+                for p in topic.partitions
+            ]
+            topics.append(answered(name=topic.name, partitions=partitions))
+        return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
+
+    def _offset(self, topic: str, asked: Any, isolation: int) -> dict[str, int]:
+        log = self.cluster.log_of(topic, asked.partition_index)
+        error = self._error_of(topic, asked.partition_index, log)
+        offset = -1
+        if log is not None and not error:
+            if asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
+                offset = log.start_offset
+            else:
+                offset = log.last_stable_offset if isolation else log.high_watermark
+        return {"error_code": error, "timestamp": -1, "offset": offset, "leader_epoch": 0}
+
+    def _error_of(self, topic: str | UUID, partition: int, log: SimulatedLog | None) -> int:
+        if log is None:
+            return UNKNOWN_TOPIC_ID if isinstance(topic, UUID) else UNKNOWN_TOPIC
+        leader = self.cluster.leaders[log.tip.topic, log.tip.partition]
+        return 0 if leader == self.node_id else NOT_LEADER
+
+    # -- fetch -----------------------------------------------------------------------------------
+    async def _fetch(self, request: Any, version: int) -> Any:
+        asked = _keyed(request.topics, version)
+        error, session_id, session, incremental = self._context(request, asked, version)
+        if error:
+            return FetchResponse(
+                throttle_time_ms=0, error_code=error, session_id=0, responses=[]
+            )
+        partitions = session.partitions if session is not None else asked
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.max_wait_ms / 1000
+        while True:
+            changed = self.cluster.changed
+            reads = self._read_all(partitions, request)
+            size = sum(len(read.records) for read in reads.values())
+            failed = any(read.error_code for read in reads.values())
+            if failed or not reads or size >= request.min_bytes or loop.time() >= deadline:
+                break
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+        if session is not None:
+            reads = self._news(session, reads, incremental)
+        return self._fetch_response(session_id, reads, request.isolation_level, version)
+
+    def _context(
+        self, request: Any, asked: dict[Key, Partition], version: int
+    ) -> tuple[int, int, FetchSession | None, bool]:
+        """(error code, session id to show, session, whether it goes on) as FetchManager decides."""
+        if version < 7:
+            return 0, 0, None, False
+        session_id, epoch = request.session_id, request.session_epoch
+        if epoch == -1:
+            self.sessions.pop(session_id, None)
+            return 0, 0, None, False
+        if epoch == 0:
+            self.sessions.pop(session_id, None)
+            if len(self.sessions) >= self.sessions_max or not asked:
+                return 0, 0, None, False
+            new_id = self.cluster.rng.randint(1, 2**31 - 1)
+            self.sessions[new_id] = session = FetchSession(1, dict(asked))
+            return 0, new_id, session, False
+        known = self.sessions.get(session_id)
+        if known is None:
+            return SESSION_NOT_FOUND, 0, None, False
+        if epoch != known.epoch:
+            return WRONG_EPOCH, 0, None, False
+        known.epoch = 1 if epoch == 2**31 - 1 else epoch + 1
+        known.partitions.update(asked)
+        for topic in request.forgotten_topics_data:
+            name = topic.topic_id if version >= 13 else topic.topic
+            for partition in topic.partitions:
+                known.partitions.pop((name, partition), None)
+                known.shown.pop((name, partition), None)
+        if not known.partitions:
+            del self.sessions[session_id]
+            return 0, 0, FetchSession(0, {}), False
+        return 0, session_id, known, True
+
+    def _read_all(self, partitions: dict[Key, Partition], request: Any) -> dict[Key, LogRead]:
+        left, whole_first = request.max_bytes, True
+        reads: dict[Key, LogRead] = {}
+        for (topic, number), asked in partitions.items():
+            log = self.cluster.log_of(topic, number)
+            error = self._error_of(topic, number, log)
+            if log is None or error:
+                reads[topic, number] = LogRead(error)
+                continue
+            limit = min(asked.partition_max_bytes, max(left, 0))
+            committed = bool(request.isolation_level)
+            read = log.read(asked.fetch_offset, limit, committed, whole_first)
+            if read.first_incomplete:
+                read = LogRead(0, aborted=read.aborted)
+            if read.records:
+                whole_first = False
+                left -= len(read.records)
+            reads[topic, number] = read
+        return reads
+
+    def _news(
+        self, session: FetchSession, reads: dict[Key, LogRead], incremental: bool
+    ) -> dict[Key, LogRead]:
+        """What the answer names; partitions with data go to the session's end (fairness)."""
+        kept: dict[Key, LogRead] = {}
+        for key, read in reads.items():
+            log = self.cluster.log_of(*key)
+            edges = (-1, -1)
+            if log is not None and not read.error_code:
+                edges = (log.high_watermark, log.start_offset)
+            if not incremental or read.records or read.error_code or session.shown.get(key) != edges:
+                kept[key] = read
+            session.shown[key] = edges
+            if read.records:
+                session.partitions[key] = session.partitions.pop(key)
+        return kept
+
+    def _fetch_response(
+        self, session_id: int, reads: dict[Key, LogRead], isolation: int, version: int
+    ) -> Any:
+        of_topic = FetchResponse.FetchableTopicResponse
+        grouped: dict[str | UUID, list[Any]] = {}
+        for (topic, number), read in reads.items():
+            log = self.cluster.log_of(topic, number)
+            known = log is not None and not read.error_code
+            aborted = None
+            if isolation and known:
+                aborted = [
+                    of_topic.PartitionData.AbortedTransaction(
+                        producer_id=a.producer_id, first_offset=a.first_offset
+                    )
+                    for a in read.aborted
+                ]
+            data = of_topic.PartitionData(
+                partition_index=number,
+                error_code=read.error_code,
+                high_watermark=log.high_watermark if log and known else -1,
+                last_stable_offset=log.last_stable_offset if log and known else -1,
+                log_start_offset=log.start_offset if log and known else -1,
+                aborted_transactions=aborted,
+                preferred_read_replica=-1,
+                records=read.records,
+            )
+            grouped.setdefault(topic, []).append(data)
+        name = "topic_id" if version >= 13 else "topic"
+        return FetchResponse(
+            throttle_time_ms=0,
+            error_code=0,
+            session_id=session_id,
+            responses=[of_topic(**{name: topic}, partitions=p) for topic, p in grouped.items()],
+        )
+
+
+def _keyed(topics: Iterable[Any], version: int) -> dict[Key, Partition]:
+    return {
+        (topic.topic_id if version >= 13 else topic.topic, asked.partition): asked
+        for topic in topics
+        for asked in topic.partitions
+    }
+
+
+class BrokerProtocol(asyncio.Protocol):
+    """One connection: requests are answered one after the other, as a broker's channel does."""
+
+    def __init__(self, node: BrokerNode) -> None:
+        self._node = node
+        self._received = bytearray()
+        self._frames: deque[bytes] = deque()
+        self._some = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._task: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._node.connections[self] = None
+        assert self._node.tasks is not None
+        self._task = self._node.tasks.create_task(self._serve(), name="broker connection")
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= 4:
+            (size,) = struct.unpack_from(">i", self._received)
+            assert 10 <= size < 1 << 20, f"request of {size} bytes"
+            if len(self._received) < 4 + size:
+                break
+            self._frames.append(bytes(self._received[4 : 4 + size]))
+            del self._received[: 4 + size]
+        if self._frames:
+            self._some.set()
+        if len(self._frames) > _QUEUED_MAX and self.transport is not None:
+            self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._node.connections.pop(self, None)
+        if self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def _serve(self) -> None:
+        while True:
+            while not self._frames:
+                self._some.clear()
+                await self._some.wait()
+            frame = self._frames.popleft()
+            answer = await self._node.answer(frame)
+            await self._writable.wait()
+            if self.transport is None:
+                return
+            self.transport.write(answer)
+            if len(self._frames) <= _QUEUED_MAX // 2:
+                self.transport.resume_reading()

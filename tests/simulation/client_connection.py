@@ -1,0 +1,219 @@
+"""A simulated client's connection: any request, answers in request order, one for each."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, cast
+
+from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+
+from fetchproxy.model import TopicIdPartition
+
+_FRAME_BYTES_MAX = 8 << 20
+
+
+@dataclass(slots=True)
+class Answered:
+    """`began_at` is when the request was sent or the one before it answered, whichever is later."""
+
+    message: Any
+    size: int
+    began_at: float
+    at: float
+    dawdled_s: float  # meanwhile the client itself did not read
+
+
+@dataclass(slots=True)
+class _Asked:
+    correlation_id: int
+    kind: Any
+    version: int
+    began_at: float
+    answer: asyncio.Future[Answered]
+
+
+class ClientConnection(asyncio.Protocol):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._asked: deque[_Asked] = deque()
+        self._received = bytearray()
+        self._correlation_id = 0
+        self._transport: asyncio.Transport | None = None
+        self._last_answer_at = 0.0
+        self._dawdled_s = 0.0
+        self._paused_at: float | None = None
+        self._lost = asyncio.Event()
+
+    # -- asyncio ---------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= 4:
+            (size,) = struct.unpack_from(">i", self._received)
+            assert 4 <= size <= _FRAME_BYTES_MAX, f"{self.name}: answer of {size} bytes"
+            if len(self._received) < 4 + size:
+                return
+            frame = bytes(self._received[4 : 4 + size])
+            del self._received[: 4 + size]
+            self._take(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost.set()
+        for asked in self._asked:
+            if not asked.answer.done():
+                asked.answer.set_exception(ConnectionResetError(f"{self.name}: {exc}"))
+                asked.answer.exception()  # seen: some of those who ask have left
+
+    # -- for the client --------------------------------------------------------------------------
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._asked)
+
+    def ask(self, request: Any, kind: Any, version: int) -> asyncio.Future[Answered]:
+        """Raises ConnectionResetError where the connection is lost."""
+        if not self.is_open or self._transport is None:
+            raise ConnectionResetError(f"{self.name}: lost")
+        self._correlation_id += 1
+        request.API_VERSION = version
+        request.with_header(correlation_id=self._correlation_id, client_id=self.name)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answered] = loop.create_future()
+        self._asked.append(_Asked(self._correlation_id, kind, version, loop.time(), answer))
+        self._transport.write(request.encode(header=True, framed=True))
+        return answer
+
+    def dawdle(self, seconds: float) -> None:
+        """A slow consumer: nothing is read for so long."""
+        if self._transport is not None and self._paused_at is None:
+            loop = asyncio.get_running_loop()
+            self._paused_at = loop.time()
+            self._transport.pause_reading()
+            loop.call_later(seconds, self._go_on)
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        await self._lost.wait()
+
+    def _go_on(self) -> None:
+        assert self._paused_at is not None
+        self._dawdled_s += asyncio.get_running_loop().time() - self._paused_at
+        self._paused_at = None
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def _take(self, frame: bytes) -> None:
+        assert self._asked, f"{self.name}: an answer to no request"
+        asked = self._asked.popleft()
+        message = asked.kind.decode(frame, version=asked.version, header=True)
+        assert message.header.correlation_id == asked.correlation_id, (
+            f"{self.name}: answer {message.header.correlation_id} where "
+            f"{asked.correlation_id} was due"
+        )
+        now = asyncio.get_running_loop().time()
+        began_at = max(asked.began_at, self._last_answer_at)
+        self._last_answer_at = now
+        dawdled_s, self._dawdled_s = self._dawdled_s, 0.0
+        if not asked.answer.done():
+            asked.answer.set_result(Answered(message, len(frame), began_at, now, dawdled_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    offset: int
+    bytes_max: int
+
+
+class ClientFetchSession:
+    """KIP-227 as Java's FetchSessionHandler does it; `enabled` False: always sessionless."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._id, self._epoch = 0, 0 if enabled else -1
+        self._told: dict[TopicIdPartition, Wanted] = {}
+        self.lost_by_error = 0
+
+    def request(
+        self, wanted: dict[TopicIdPartition, Wanted], version: int, limits: dict[str, int]
+    ) -> tuple[Any, bool]:
+        """(the request, whether it goes on with a session)."""
+        incremental = self._epoch > 0
+        if incremental:
+            asked = {tip: w for tip, w in wanted.items() if self._told.get(tip) != w}
+            forgotten = [tip for tip in self._told if tip not in wanted]
+        else:
+            asked, forgotten = wanted, []
+        self._told = dict(wanted)
+        request = FetchRequest(
+            replica_id=-1,
+            session_id=self._id,
+            session_epoch=self._epoch,
+            topics=_topics(asked, version),
+            forgotten_topics_data=_forgotten(forgotten, version),
+            rack_id="",
+            **limits,
+        )
+        return request, incremental
+
+    def answered(self, error_code: int, session_id: int) -> None:
+        if not self._enabled:
+            assert session_id == 0, "a session that nobody asked for"
+            return
+        if error_code:
+            self.lost_by_error += 1
+            self._id, self._epoch = (0, 0) if error_code == 70 else (self._id, 0)
+        elif session_id == 0:
+            self._id, self._epoch = 0, 0  # no place in the broker's cache
+        elif self._epoch == 0:
+            self._id, self._epoch = session_id, 1
+        else:
+            assert session_id == self._id, "the session's id changed"
+            self._epoch += 1
+
+    def disconnected(self) -> None:
+        if self._enabled:
+            self._epoch = 0
+
+
+def _topics(wanted: dict[TopicIdPartition, Wanted], version: int) -> list[Any]:
+    of_topic = FetchRequest.FetchTopic
+    found: list[Any] = []
+    for tip, asked in wanted.items():
+        entry = of_topic.FetchPartition(
+            partition=tip.partition,
+            current_leader_epoch=-1,
+            fetch_offset=asked.offset,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            partition_max_bytes=asked.bytes_max,
+        )
+        if not found or found[-1].topic_id != tip.topic_id:
+            found.append(of_topic(topic=tip.topic, topic_id=tip.topic_id, partitions=[]))
+        found[-1].partitions.append(entry)
+    return found
+
+
+def _forgotten(tips: list[TopicIdPartition], version: int) -> list[Any]:
+    entry = FetchRequest.ForgottenTopic
+    return [
+        entry(topic=tip.topic, topic_id=tip.topic_id, partitions=[tip.partition]) for tip in tips
+    ]
+
+
+def metadata_request(topics: list[str]) -> tuple[Any, Any, int]:
+    asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+    return MetadataRequest(topics=asked, allow_auto_topic_creation=False), MetadataResponse, 9
+
+
+FETCH_RESPONSE = FetchResponse

@@ -1,0 +1,421 @@
+"""Whole sessions against the world: consumers, the unmodified proxy, a faulty network, store, broker.
+
+`simulate(seed)` runs the gateway with everything behind it on a virtual-time loop. A broker writes
+and forgets; its log is archived, by the real RemoteLogManager or by a simpler one that the proxy
+learns of from the store alone; consumers read it all through the proxy and check every answer. When
+the faults are over all must finish, and nothing may be left. The same seed gives the same trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from broker import SimulatedCluster
+from broker_log import LogGenerator, SimulatedLog
+from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
+from generated_archive import random_uuid, store_segment
+from network import Conditions, NetworkLoop, SimulatedNetwork
+from session_world import STALL_S_MAX, World
+from simulated_consumer import BOOTSTRAP, Habits, SimulatedConsumer
+from structlog.testing import capture_logs
+from virtual_loop import START_S, run_virtual
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import (
+    ArchiveConfig,
+    ClusterConfig,
+    Config,
+    GatewayConfig,
+    KiB,
+    MetadataConfig,
+    MiB,
+    RemoteFetchConfig,
+)
+from fetchproxy.gateway.server import GatewayServer
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+# After the faults everybody must be done within this: hung reads, back-off, then reading.
+FINISH_S_MAX = 300
+# These have no checksum (as in Kafka), or damage to them is the metadata manager's tests' matter.
+INTACT = (".txn", ".metadata", ".epochs", "layout")
+# Events that no fault explains: the proxy itself went wrong.
+FATAL_EVENTS = frozenset(("session_crashed",))
+FATAL_REASONS = frozenset(("wire_error", "half_frame_max_ms", "idle_max_ms"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`trace_hash` covers every answer and its time."""
+
+    trace_hash: str
+    world: World
+
+
+def simulate(seed: int, *, outage_s: float = 0.0) -> Outcome:
+    """`outage_s`: besides the usual faults the store is away, or hangs, for so long."""
+    loops: list[NetworkLoop] = []
+
+    def new_loop() -> NetworkLoop:
+        loops.append(NetworkLoop())
+        return loops[-1]
+
+    with tempfile.TemporaryDirectory() as folder, capture_logs() as logs:
+        main = _Simulation(Random(seed), outage_s, Path(folder))
+        try:
+            run_virtual(lambda: main.run(loops[-1]), new_loop)
+        except BaseException as error:
+            error.add_note("\n".join(["the last events:", *main.last_events(logs)]))
+            raise
+    _check_logs(logs)
+    return Outcome(main.world.trace_hash(), main.world)
+
+
+def _check_logs(logs: Any) -> None:
+    for entry in logs:
+        if entry["event"] in FATAL_EVENTS or entry.get("reason") in FATAL_REASONS:
+            raise AssertionError(f"the proxy logged {entry}")
+
+
+class _Simulation:
+    def __init__(self, rng: Random, outage_s: float, folder: Path) -> None:
+        self.rng = rng
+        self._outage_s = outage_s
+        self._folder = folder
+        self.world: World
+        self._manager: RemoteLogManager | None = None
+
+    def last_events(self, logs: Any) -> list[str]:
+        events = self.world.events[-25:] if hasattr(self, "world") else []
+        return [*events, *(str(entry) for entry in logs[-8:])]
+
+    async def run(self, loop: NetworkLoop) -> None:
+        rng = self.rng
+        loop.network = network = SimulatedNetwork(Random(rng.random()), _conditions(rng))
+        logs = _logs(rng)
+        cluster = SimulatedCluster(network, Random(rng.random()), logs, rng.choice([1, 1, 2]))
+        for node in cluster.nodes:
+            node.sessions_max = rng.choice([1, 100, 100])
+        store = FaultyObjectStore(MemoryObjectStore(), Random(rng.random()))
+        faults_s = rng.uniform(15, 40) + self._outage_s
+        self.world = World(
+            Random(rng.random()), network, cluster, store, _config(rng, cluster, self._folder),
+            START_S + faults_s,
+        )  # fmt: skip
+        loop.set_exception_handler(self._on_exception)
+        async with cluster.serving(), self._proxy() as gateway:
+            await self._with_faults()
+            await self._check_rest(gateway)
+        await asyncio.sleep(1)
+        left = [connection.address for connection in network.connections]
+        assert not left, f"connections left open: {left}"
+        assert not self.world.failures, self.world.failures
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.world.failures.append(context.get("exception") or context["message"])
+
+    # -- the proxy -------------------------------------------------------------------------------
+    @asynccontextmanager
+    async def _proxy(self) -> AsyncIterator[GatewayServer]:
+        """What `fetchproxy serve` opens, in its order; the purgatory is checked when it is over."""
+        world, rng = self.world, self.world.rng
+        config, rsm = world.config, RemoteStorageManager(world.store)
+        for log in world.logs:
+            await self._begin(log)
+        async with (
+            StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+            Cluster(config.cluster, Random(rng.random())) as cluster,
+            RemoteFetchPurgatory(
+                config.remote_fetch, rlmm, rsm, Random(rng.random())
+            ) as self._purgatory,
+            asyncio.TaskGroup() as tasks,
+        ):
+            if config.archive.topics is not None:
+                archiving = tasks.create_task(self._archive(cluster, rsm, rlmm), name="archiver")
+            else:
+                archiving = tasks.create_task(self._plant_forever(), name="planter")
+            async with GatewayServer(
+                config, cluster, rlmm, self._purgatory, self._is_archiving, Random(rng.random())
+            ) as gateway:
+                yield gateway
+            archiving.cancel()
+
+    def _is_archiving(self, tip: TopicIdPartition) -> bool:
+        return self._manager is not None and any(s.tip == tip for s in self._manager.status())
+
+    async def _archive(
+        self,
+        cluster: Cluster,
+        rsm: RemoteStorageManager,
+        rlmm: StoreBackedRemoteLogMetadataManager,
+    ) -> None:
+        loop, ids = asyncio.get_running_loop(), Random(self.world.rng.random())
+
+        def new_id() -> UUID:
+            return random_uuid(ids)
+
+        self._manager = RemoteLogManager(
+            self.world.config.archive,
+            cluster,
+            rsm,
+            rlmm,
+            wall_clock_ms=lambda: int(loop.time() * 1000),
+            uuid_factory=new_id,
+            rng=Random(self.world.rng.random()),
+        )
+        await self._manager.run()
+
+    async def _begin(self, log: SimulatedLog) -> None:
+        """Some of the log is there from the start, and mostly some of it archived and forgotten."""
+        world, rng = self.world, self.rng
+        world.archived_end[log.tip] = log.first_offset
+        log.write(rng.randint(1, len(log.batches) // 2))
+        log.replicate(asyncio.get_running_loop().time())
+        for _ in range(rng.randint(1, 4)):
+            await self._plant(log)
+        self._trim(log)
+
+    async def _plant_forever(self) -> None:
+        """An archiver in another process: this proxy learns of its segments from the store."""
+        rng = Random(self.world.rng.random())
+        while True:
+            await asyncio.sleep(rng.uniform(0.2, 3))
+            await self._plant(rng.choice(self.world.logs))
+
+    async def _plant(self, log: SimulatedLog) -> None:
+        world = self.world
+        end, stable = world.archived_end[log.tip], log.last_stable_offset
+        first = log.index_of(end) if end < stable else len(log.batches)
+        last = first
+        count = self.rng.randint(1, 30)
+        while last < min(first + count, log.replicated) and log.batches[last].last_offset < stable:
+            last += 1
+        if last == first:
+            return
+        aborted = [(a.producer_id, a.first_offset, a.marker_offset) for a in log.aborted]
+        metadata = await store_segment(
+            world.store.inner, self.rng, log.tip, list(log.batches[first:last]), aborted
+        )
+        world.archived_end[log.tip] = metadata.end_offset + 1
+
+    # -- the world -------------------------------------------------------------------------------
+    async def _with_faults(self) -> None:
+        world, rng = self.world, self.world.rng
+        faults = [self._weather, self._network_weather, self._broker_weather]
+        async with asyncio.TaskGroup() as group:
+            background = [group.create_task(fault(), name=fault.__name__) for fault in faults]
+            background.append(group.create_task(self._forget_forever(), name="trimmer"))
+            try:
+                async with (
+                    asyncio.timeout_at(world.faults_end_s + FINISH_S_MAX),
+                    asyncio.TaskGroup() as consumers,
+                ):
+                    for log in world.logs:
+                        consumers.create_task(self._produce(log), name=f"producer of {log.tip}")
+                    for number in range(rng.randint(2, 4)):
+                        consumers.create_task(self._consume(number), name=f"consumer {number}")
+            except TimeoutError:
+                raise AssertionError("a consumer did not finish after the faults") from None
+            finally:
+                for task in background:
+                    task.cancel()
+
+    async def _produce(self, log: SimulatedLog) -> None:
+        world, rng = self.world, Random(self.world.rng.random())
+        turns = max(1, (len(log.batches) - log.written) // 4)
+        seconds = (world.faults_end_s - START_S) / turns
+        while not log.complete:
+            await asyncio.sleep(rng.uniform(0, 2 * seconds))
+            log.write(rng.randint(1, 8))
+            await asyncio.sleep(rng.choice([0.0, 0.001, 0.2]))  # until the followers have it
+            log.replicate(asyncio.get_running_loop().time())
+            world.cluster.moved()
+
+    async def _consume(self, number: int) -> None:
+        """One consumer after the other under one name, as long as there are faults."""
+        world, rng = self.world, Random(self.world.rng.random())
+        turn = 0
+        while not turn or not world.faults_over:
+            await asyncio.sleep(rng.uniform(0, 3))
+            logs = rng.sample(world.logs, rng.randint(1, len(world.logs)))
+            positions = {log.tip: _start(rng, log) for log in logs}
+            habits = Habits.draw(rng)
+            name = f"consumer-{number}.{turn}"
+            world.note(name, habits, *((str(tip), at) for tip, at in positions.items()))
+            await SimulatedConsumer(world, name, rng, habits, positions).run()
+            turn += 1
+
+    async def _weather(self) -> None:
+        """Of the store: fair, usual and bad turns, the long outage somewhere among them."""
+        world, rng, loop = self.world, Random(self.world.rng.random()), asyncio.get_running_loop()
+        outage_at = START_S + rng.uniform(2, 12) if self._outage_s else world.faults_end_s
+        while not world.faults_over:
+            usual = Faults(0.001, rng.choice([0.01, 0.3, 2.0]), 0.1, 0.03, 0.05, INTACT)
+            kind, seconds = rng.choice([NO_FAULTS, usual, usual, OUTAGE, HANG]), rng.uniform(0.5, 8)
+            if loop.time() >= outage_at:
+                outage_at = world.faults_end_s
+                kind, seconds = rng.choice([OUTAGE, HANG]), self._outage_s
+            self._set_faults(kind)
+            await asyncio.sleep(min(seconds, max(0, world.faults_end_s - loop.time())))
+        self._set_faults(NO_FAULTS)
+
+    def _set_faults(self, faults: Faults) -> None:
+        world, now = self.world, asyncio.get_running_loop().time()
+        remembered_s = world.config.remote_fetch.corrupt_retry_ms / 1000 + 10
+        if world.store.faults.corrupting_share:
+            world.corrupt_until = now + remembered_s
+        if faults.corrupting_share:
+            world.corrupt_until = float("inf")
+        if faults is NO_FAULTS:
+            world.fair_since = min(world.fair_since, now)
+        elif now > world.fair_since + world.recovery_s:
+            world.faulty_since = now
+        if faults is not NO_FAULTS:
+            world.fair_since = float("inf")
+        world.store.faults = faults
+        world.note("store", faults)
+
+    async def _network_weather(self) -> None:
+        world, rng = self.world, Random(self.world.rng.random())
+        pause_s = rng.choice([0.5, 3.0, 1e9])
+        while True:
+            await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+            if world.faults_over:
+                return
+            open_ones = world.network.connections
+            fate = rng.random()
+            if fate < 0.05:
+                node = rng.choice(world.cluster.nodes)
+                world.note("unreachable", node.node_id)
+                world.network.cut_off(node.address)
+                await asyncio.sleep(rng.uniform(0.1, 2))
+                world.network.unreachable.discard(node.address)
+            elif open_ones and fate < 0.5:
+                rng.choice(open_ones).reset()
+            elif open_ones:
+                rng.choice(open_ones).stall(rng.uniform(0, STALL_S_MAX))
+
+    async def _broker_weather(self) -> None:
+        """Brokers forget fetch sessions when their cache is full."""
+        world, rng = self.world, Random(self.world.rng.random())
+        pause_s = rng.choice([4.0, 1e9])
+        while True:
+            await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+            if world.faults_over:
+                return
+            sessions = rng.choice(world.cluster.nodes).sessions
+            if sessions:
+                del sessions[rng.choice(list(sessions))]
+
+    async def _forget_forever(self) -> None:
+        """Brokers trim their logs: never above what is archived, sometimes right at it."""
+        world, rng = self.world, Random(self.world.rng.random())
+        rsm = RemoteStorageManager(world.store.inner)
+        async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as truth:
+            while True:
+                await asyncio.sleep(rng.uniform(0.1, 4))
+                log = rng.choice(world.logs)
+                view = await truth.refresh(log.tip, asyncio.get_running_loop().time())
+                if view.log_end_offset is not None:
+                    world.archived_end[log.tip] = view.log_end_offset
+                self._trim(log)
+
+    def _trim(self, log: SimulatedLog) -> None:
+        end = self.world.archived_end[log.tip]
+        if end > log.start_offset:
+            log.trim(self.rng.choice([end, end, self.rng.randint(log.start_offset, end)]))
+            self.world.note("trimmed", str(log.tip), log.start_offset, end)
+            self.world.cluster.moved()
+
+    # -- the end ---------------------------------------------------------------------------------
+    async def _check_rest(self, gateway: GatewayServer) -> None:
+        """Nobody asks any more: sessions, reads and budgets come back to nothing by themselves."""
+        world, config = self.world, self.world.config.remote_fetch
+        await asyncio.sleep(60 + 10 * config.chunk_read_max_ms / 1000)
+        assert gateway.connections == 0
+        status = self._purgatory.status()
+        assert (status.entries, status.entries_unwatched, status.pending_reads) == (0, 0, 0)
+        assert (status.store_reads, status.store_reads_waiting, status.inflight_bytes) == (0, 0, 0)
+        assert not status.reads
+        assert status.cached_bytes <= config.chunk_cache_bytes_max
+        to_gateway = [c for c in world.network.connections if c.address[0] == BOOTSTRAP[0]]
+        assert not to_gateway
+        for log in world.logs:
+            assert log.complete
+        world.note("at rest", world.network.pieces)
+
+
+def _conditions(rng: Random) -> Conditions:
+    return Conditions(
+        latency_s_min=0.0001,
+        latency_s_max=rng.choice([0.0005, 0.005, 0.02]),
+        cutting=rng.choice(["whole", "parts", "bytes"]),
+        window_bytes=rng.choice([8, 64, 1024]) * KiB,
+        sends_at_once=rng.random() < 0.7,
+    )
+
+
+def _logs(rng: Random) -> list[SimulatedLog]:
+    topics = [("weather", random_uuid(rng)), ("harvest", random_uuid(rng))]
+    logs = []
+    for name, topic_id in topics[: rng.choice([1, 1, 2])]:
+        for partition in range(rng.randint(1, 3)):
+            tip = TopicIdPartition(topic_id, name, partition)
+            noise_bytes_max = rng.choice([50, 400, 3_000])
+            generator = LogGenerator(Random(rng.random()), noise_bytes_max)
+            logs.append(generator.generate(tip, rng.randint(30, 150)))
+    return logs
+
+
+def _start(rng: Random, log: SimulatedLog) -> int:
+    return rng.choice([log.first_offset, rng.randint(log.first_offset, log.high_watermark)])
+
+
+def _config(rng: Random, cluster: SimulatedCluster, folder: Path) -> Config:
+    return Config(
+        cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=5_000),
+        gateway=GatewayConfig(
+            listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}",
+            inflight_requests_max=rng.choice([1, 2, 64]),
+            buffer_bytes_max=rng.choice([KiB, 64 * KiB, MiB]),
+            permit_ttl_ms=rng.choice([300, 5_000, 60_000]),
+        ),
+        remote_fetch=RemoteFetchConfig(
+            remote_fetch_max_wait_ms=rng.choice([100, 500]),
+            fetcher_tasks_max=rng.choice([1, 2, 16]),
+            purgatory_entries_max=rng.choice([1, 2, 100]),
+            inflight_bytes_max=MiB,
+            chunk_bytes=rng.choice([1, 4, 32]) * KiB,
+            chunk_cache_bytes_max=rng.choice([0, 5 * KiB, 40 * KiB, MiB]),
+            read_ahead_chunks_max=rng.choice([0, 1, 4]),
+            chunk_read_max_ms=rng.choice([500, 3_000]),
+            backoff_initial_ms=50,
+            backoff_max_ms=2_000,
+            remote_error_after_ms=rng.choice([2_000, 5_000, 60_000]),
+            unasked_read_max_ms=rng.choice([100, 5_000]),
+            corrupt_retry_ms=1_000,
+        ),
+        metadata=MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000])),
+        archive=ArchiveConfig(
+            topics=rng.choice([None, "weather|harvest"]),
+            segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
+            segment_age_max_ms=rng.choice([500, 3_000]),
+            rlm_process_interval_ms=rng.choice([100, 1_000]),
+            rlm_retry_interval_ms=500,
+            copy_max_ms=5_000,
+            fetch_bytes_max=rng.choice([1, 64]) * KiB,
+            spool_dir=folder,
+        ),
+    )

@@ -1,0 +1,89 @@
+"""What the parts of a session simulation share: the truth, the weather, the bounds and the trace."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+from random import Random
+
+from broker import SimulatedCluster
+from broker_log import SimulatedLog
+from faulty_store import FaultyObjectStore
+from network import Conditions, SimulatedNetwork
+from virtual_loop import START_S
+
+from fetchproxy.config.sections import Config
+from fetchproxy.gateway.fetch_handler import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
+from fetchproxy.model import TopicIdPartition
+
+PARKED_S = PARKED_WAIT_MAX_MS / 1000
+STALL_S_MAX = 0.3
+# Hops that one fetch may need: up and down both connections, a parked poll before it, and the
+# connection to the broker itself where it is the connection's first.
+HOPS = 12
+
+
+@dataclass(slots=True)
+class World:
+    rng: Random
+    network: SimulatedNetwork
+    cluster: SimulatedCluster
+    store: FaultyObjectStore
+    config: Config
+    faults_end_s: float
+    archived_end: dict[TopicIdPartition, int] = field(default_factory=dict)
+    # When the store's faults began that go on, or went on up to `fair_since`. Breaks that a read
+    # may have slept through (see `recovery_s`) are none.
+    faulty_since: float = 0.0
+    fair_since: float = float("-inf")
+    corrupt_until: float = 0.0  # damaged answers may still be remembered as such
+    production_over: bool = False
+    answers: int = 0
+    consumed_batches: int = 0
+    storage_errors: int = 0
+    sessions_lost: int = 0
+    slowest_s: float = 0.0  # over the client's own wait
+    failures: list[BaseException | str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @property
+    def logs(self) -> list[SimulatedLog]:
+        return list(self.cluster.logs.values())
+
+    @property
+    def faults_over(self) -> bool:
+        return asyncio.get_running_loop().time() >= self.faults_end_s
+
+    @property
+    def recovery_s(self) -> float:
+        """A read that failed, or hangs, knows after so long that the store is well again."""
+        config = self.config.remote_fetch
+        pause_ms = config.backoff_max_ms * (1 + config.backoff_jitter)
+        return (pause_ms + config.chunk_read_max_ms) / 1000
+
+    def outage_s(self, now: float) -> float:
+        """How long the store may have kept a read from its data by now."""
+        return now - self.faulty_since if now <= self.fair_since + self.recovery_s else 0.0
+
+    def log_of(self, tip: TopicIdPartition) -> SimulatedLog:
+        return self.cluster.logs[tip.topic, tip.partition]
+
+    def note(self, *event: object) -> None:
+        line = f"{asyncio.get_running_loop().time() - START_S:.6f} {event}"
+        self._hash.update(line.encode())
+        self.events.append(line)
+
+    def trace_hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def margin_s(self, size: int) -> float:
+        """How long after the client's own wait an answer of `size` bytes may be there.
+
+        The parked poll, the grace for tail data, and what the network itself may take.
+        """
+        c: Conditions = self.network.conditions
+        windows = 2 + size / c.window_bytes  # each needs a round trip on both connections
+        network_s = (HOPS + 4 * windows) * c.latency_s_max + 2 * STALL_S_MAX
+        return PARKED_S + TAIL_GRACE_S + network_s
