@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks import report
 from benchmarks.contestants import DIRECT, FETCHPROXY, KROXYLICIOUS, Contestant, contestants
+from benchmarks.drain import CONSUMERS
 from benchmarks.process_usage import cpu_seconds, resident_mib_max
 from benchmarks.report import Row, percentile, row
 from lab.errors import PartMissing
@@ -52,9 +53,9 @@ class Drain:
 
 @dataclass(slots=True)
 class Measured:
-    """By contestant, one entry a round."""
+    """By contestant, for `drains` by consumer and contestant: one entry a round."""
 
-    drains: dict[str, list[Drain]] = field(default_factory=dict)
+    drains: dict[tuple[str, str], list[Drain]] = field(default_factory=dict)
     latencies_ms: dict[str, list[list[float]]] = field(default_factory=dict)
     resident_mib: dict[str, float] = field(default_factory=dict)
 
@@ -78,9 +79,9 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
         raise KafkaException("the broker does not take the benchmark's records")
 
 
-def drain_once(kafka: KafkaServer, way: Contestant, records: int) -> Drain:
+def drain_once(kafka: KafkaServer, consumer: str, way: Contestant, records: int) -> Drain:
     before = _cpu_of(kafka, way)
-    arguments = [way.bootstrap, TOPIC, str(PARTITIONS), str(records)]
+    arguments = [consumer, way.bootstrap, TOPIC, str(PARTITIONS), str(records)]
     outcome = _child("benchmarks.drain", *arguments)
     broker, proxy = (now - then for now, then in zip(_cpu_of(kafka, way), before, strict=True))
     mb = records * RECORD_BYTES / 1e6
@@ -137,34 +138,52 @@ def measure(
         # another contestant each, since who comes first is often the slower one.
         turn = number % len(ways)
         ordered = [*ways[turn:], *ways[:turn]]
-        drains = {way.name: drain_once(kafka, way, records) for way in ordered}
+        drains = {
+            (consumer, way.name): drain_once(kafka, consumer, way, records)
+            for consumer in CONSUMERS
+            for way in ordered
+        }
         latencies = latency_once(kafka, ordered, options.samples)
-        speeds = ", ".join(f"{name} {each.mb_per_s:.0f}" for name, each in sorted(drains.items()))
-        p50s = ", ".join(f"{n} {percentile(each, 50):.2f}" for n, each in sorted(latencies.items()))
-        label = f"round {number} of {options.rounds}" if number else "warm-up"
-        console.print(f"{label}: MB/s {speeds}; p50 ms {p50s}")
+        console.print(_progress(number, options.rounds, drains, latencies))
         if number:
-            for way in ways:
-                measured.drains.setdefault(way.name, []).append(drains[way.name])
-                measured.latencies_ms.setdefault(way.name, []).append(latencies[way.name])
+            for key, each in drains.items():
+                measured.drains.setdefault(key, []).append(each)
+            for name, samples in latencies.items():
+                measured.latencies_ms.setdefault(name, []).append(samples)
     for way in ways:
         if way.pid is not None:
             measured.resident_mib[way.name] = resident_mib_max(way.pid)
     return measured
 
 
+def _progress(
+    number: int,
+    rounds: int,
+    drains: dict[tuple[str, str], Drain],
+    latencies: dict[str, list[float]],
+) -> str:
+    label = f"round {number} of {rounds}" if number else "warm-up"
+    parts = []
+    for consumer in CONSUMERS:
+        speeds = (f"{key[1]} {d.mb_per_s:.0f}" for key, d in drains.items() if key[0] == consumer)
+        parts.append(f"MB/s, {consumer} consumer: {', '.join(speeds)}")
+    p50s = (f"{name} {percentile(each, 50):.2f}" for name, each in latencies.items())
+    return f"{label}\n  " + "\n  ".join([*parts, f"p50 ms: {', '.join(p50s)}"])
+
+
 def rows_of(measured: Measured, mib: int) -> list[Row]:
     gigabytes = mib * MIB / 1e9
-    rows = [
-        row(f"throughput {name}", "MB/s", [each.mb_per_s for each in drains])
-        for name, drains in measured.drains.items()
-    ]
-    rows += _ratio_rows(measured)
-    for name, drains in measured.drains.items():
-        for process in ("proxy_cpu", "client_cpu", "broker_cpu"):
+    rows = []
+    for (consumer, name), drains in measured.drains.items():
+        speeds = [each.mb_per_s for each in drains]
+        rows.append(row(f"throughput, {consumer} consumer, {name}", "MB/s", speeds))
+    for consumer in CONSUMERS:
+        rows += _ratio_rows(measured, consumer)
+    for process in ("proxy_cpu", "client_cpu", "broker_cpu"):
+        for (consumer, name), drains in measured.drains.items():
             used = [getattr(each, process) for each in drains]
             if None not in used:
-                label = f"CPU of the {process.removesuffix('_cpu')}, {name}"
+                label = f"CPU of the {process.removesuffix('_cpu')}, {consumer} consumer, {name}"
                 rows.append(row(label, "s/GB", [seconds / gigabytes for seconds in used]))
     for name, rounds in measured.latencies_ms.items():
         for percent in (50, 99):
@@ -176,19 +195,17 @@ def rows_of(measured: Measured, mib: int) -> list[Row]:
     return rows
 
 
-def _ratio_rows(measured: Measured) -> list[Row]:
-    ours = measured.drains[FETCHPROXY]
+def _ratio_rows(measured: Measured, consumer: str) -> list[Row]:
+    ours = measured.drains[consumer, FETCHPROXY]
     goals = {DIRECT: THROUGHPUT_TO_DIRECT_MIN, KROXYLICIOUS: THROUGHPUT_TO_KROXYLICIOUS_MIN}
-    return [
-        row(
-            f"throughput {FETCHPROXY} / {other}",
-            "x",
-            [a.mb_per_s / b.mb_per_s for a, b in zip(ours, measured.drains[other], strict=True)],
-            at_least=goal,
-        )
-        for other, goal in goals.items()
-        if other in measured.drains
-    ]
+    rows = []
+    for other, goal in goals.items():
+        theirs = measured.drains.get((consumer, other))
+        if theirs is not None:
+            ratios = [a.mb_per_s / b.mb_per_s for a, b in zip(ours, theirs, strict=True)]
+            name = f"throughput, {consumer} consumer, {FETCHPROXY} / {other}"
+            rows.append(row(name, "x", ratios, at_least=goal))
+    return rows
 
 
 def _added_rows(measured: Measured) -> list[Row]:
@@ -236,7 +253,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     settings = dict(text.split("=", 1) for text in options.settings)
     machine = report.machine()  # before the benchmark's own load
     try:

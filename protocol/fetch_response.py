@@ -294,7 +294,7 @@ class FetchResponseScan:
         """The ids in place, so that head and body leave in one piece; False where it cannot be."""
         if patch.correlation_id != head.correlation_id:
             INT32.pack_into(buf, 4, patch.correlation_id)
-        if patch.session_id != head.session_id:
+        if patch.session_id != head.session_id and self._version >= SESSIONS_FROM:
             if self._version >= FLEXIBLE_FROM and buf[8]:
                 return False  # tags in the header: the fields behind them lie elsewhere
             INT32.pack_into(buf, head_bytes(self._version) - 4, patch.session_id)
@@ -493,13 +493,15 @@ def _plain_run(buf: memoryview, pos: int, end: int, partitions: int) -> tuple[in
     (position, partitions left): stops before the first that is not so, or not whole.
     """
     unpack = _PARTITION_V12.unpack_from
-    while partitions and pos + 40 <= end:  # 40: the longest partition without records and tags
+    while partitions and pos + 36 <= end:
         fields = unpack(buf, pos)
         if fields[1] or fields[5] > 1:
             break
         length = buf[pos + 35]
         at = pos + 35 + (length or 1)
         if length >= 0x80:
+            if pos + 40 > end:  # the length takes up to five bytes
+                break
             length, at = decode_uvarint(buf, pos + 35)
             at += length - 1
         if at >= end or buf[at]:

@@ -58,7 +58,10 @@ class GatewayConfig(Section):
         64, description="unanswered requests per connection; then reading pauses", ge=1
     )
     buffer_bytes_max: int = Field(
-        1 * MiB, description="bytes waiting for a slow reader; then the other side pauses", ge=KiB
+        64 * KiB,
+        description="bytes waiting for a slow reader; then the other side pauses (sockets' own "
+        "buffers come on top; more than this is only copied once more)",
+        ge=KiB,
     )
     permit_ttl_ms: int = Field(
         60_000,

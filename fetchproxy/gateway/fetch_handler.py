@@ -34,6 +34,7 @@ from fetchproxy.gateway.remote_side import (
     partition_answers,
     watermarks,
 )
+from fetchproxy.gateway.topic_identity import TopicIdentities
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.observability.recent import RECENT_EVENTS
@@ -59,14 +60,10 @@ if TYPE_CHECKING:
 
 # A poll that may be parked holds up the crossing back, and requests behind it, at most this long.
 PARKED_WAIT_MAX_MS = 500
-# Remote data is ready and the broker was asked not to wait: so long its answer may join.
+# So long one tier may wait for the other: for an answer that is due at once, or a look at Metadata.
 TAIL_GRACE_S = 0.05
 
 NOTHING_INJECTED = EncodedTopics(0, ())
-_SESSION_ERRORS = {
-    FetchKind.UNKNOWN_SESSION: ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-    FetchKind.WRONG_EPOCH: ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-}
 
 
 @dataclass(slots=True)
@@ -86,6 +83,7 @@ class FetchHandler:
         self._mirror = FetchSessionMirror(parts.new_session_id)
         self._marks = FetchMarks(parts.config.permit_ttl_ms / 1000)
         self._known = Knowledge(parts.rlmm.view, parts.cluster.cached_log_edges, self._identify)
+        self._identities = TopicIdentities(parts.cluster, parts.clock)
         self._by_id = False
         self._busy = False  # a fetch that passed is not answered yet
         self._idle = asyncio.Event()
@@ -105,8 +103,9 @@ class FetchHandler:
             return True
         self._by_id = request.version >= TOPIC_IDS_FROM
         kind = self._mirror.on_request(request)
-        if kind in _SESSION_ERRORS:
-            self._session.mute_while(self._refuse(request, kind), "fetch-session-error")
+        if kind.error_code:
+            refusal = self._refuse(request, kind.error_code)
+            self._session.mute_while(refusal, "fetch-session-error")
             return True
         split = self._marks.split(self._mirror.asked, self._parts.clock(), self._known)
         nothing_upstream = not self._mirror.in_lockstep and not self._mirror.asked
@@ -124,9 +123,8 @@ class FetchHandler:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _refuse(self, request: FetchRequest, kind: FetchKind) -> None:
+    async def _refuse(self, request: FetchRequest, code: int) -> None:
         await self._session.drained()
-        code = _SESSION_ERRORS[kind]
         self._session.write_to_client(
             encode_error_response(request.version, request.correlation_id, code)
         )
@@ -191,7 +189,8 @@ class FetchHandler:
     async def _judge(self, key: PartitionKey, mark: Mark) -> None:
         parts = self._parts
         topic, partition = key
-        judgement = await judge(parts, topic, self._by_id, partition, mark.offset, parts.clock())
+        caught_at = parts.clock()
+        judgement = await judge(parts, topic, self._by_id, partition, mark.offset, caught_at)
         mark.withheld_until = parts.clock() + parts.remote_fetch.remote_fetch_max_wait_ms / 1000
         mark.judgement = judgement
         self._judged.set()
@@ -202,17 +201,18 @@ class FetchHandler:
             parts.purgatory.warm(
                 RemoteReadRequest(tip, mark.offset, size, IsolationLevel.READ_UNCOMMITTED)
             )
-            self._refresh_edges(tip)
+            await self._ask_edges(tip, not_older_than=caught_at)
 
     def _refresh_edges(self, tip: TopicIdPartition) -> None:
         """Keep the shown watermarks current while the archive is read; off the fetch's path."""
         if tip not in self._refreshing:
             self._refreshing.add(tip)
-            self._session.spawn(self._ask_edges(tip), "refresh-log-edges")
+            oldest = self._parts.clock() - EDGES_AGE_MAX_MS / 1000
+            self._session.spawn(self._ask_edges(tip, oldest), "refresh-log-edges")
 
-    async def _ask_edges(self, tip: TopicIdPartition) -> None:
+    async def _ask_edges(self, tip: TopicIdPartition, not_older_than: float) -> None:
         try:
-            await self._parts.cluster.log_edges(tip, max_age_ms=EDGES_AGE_MAX_MS)
+            await self._parts.cluster.log_edges(tip, not_older_than=not_older_than)
         except ClusterError:
             pass  # lag figures stay as they were; the cluster client has counted the failure
         finally:
@@ -233,6 +233,7 @@ class FetchHandler:
         wait_ms = min(request.max_wait_ms, self._parts.remote_fetch.remote_fetch_max_wait_ms)
         deadline = clock() + wait_ms / 1000
         asked = self._mirror.asked
+        split = await self._without_lost_topics(split, deadline)
         offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
         side = RemoteSide(self._parts, request, offsets)
         side.watch(split.remote, deadline)
@@ -249,6 +250,16 @@ class FetchHandler:
             side.cancel()
         for tip in split.remote.values():
             self._refresh_edges(tip)
+
+    async def _without_lost_topics(self, split: Split, deadline: float) -> Split:
+        if len(split.withheld) < len(self._mirror.asked):  # partitions of the tail wait too
+            deadline = min(deadline, self._parts.clock() + TAIL_GRACE_S)
+        lost = await self._identities.lost(split.remote.values(), deadline)
+        if lost:
+            topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
+            self._marks.forget_topics(topics)
+            split = self._marks.split(self._mirror.asked, self._parts.clock(), self._known)
+        return split
 
     async def _poll_upstream(
         self, request: FetchRequest, split: Split, ready: bool

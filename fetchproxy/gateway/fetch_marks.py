@@ -8,7 +8,7 @@ without asking again (DESIGN §3.6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from fetchproxy.gateway.judgement import Judgement, Verdict
@@ -21,6 +21,8 @@ from protocol.fetch_request import FetchPartition, PartitionKey, TopicRef
 class Mark:
     """`judgement` is None while it is being judged; it is about `offset`.
 
+    `caught` is the highest offset that the broker itself called out of range (-1: none): up to
+    there its log start is known to be higher, whatever log edges say that were asked before.
     `withheld_until`: a judgement that is no decision (HOLD, LOCAL) is not asked for again before
     this, or client, proxy and broker would go round as fast as the network lets them.
     """
@@ -28,6 +30,7 @@ class Mark:
     offset: int
     judgement: Judgement | None = None
     withheld_until: float = 0.0
+    caught: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,9 @@ class FetchMarks:
                 del self.marks[key]
                 return None
             if mark.judgement.verdict is Verdict.REMOTE:
+                mark.caught = offset
                 return mark  # a renewal of the permit
-        mark = Mark(offset)
+        mark = Mark(offset, caught=offset)
         self.marks[key] = mark
         return mark
 
@@ -91,8 +95,13 @@ class FetchMarks:
         """What was known of a partition turned out wrong (its segment is gone)."""
         mark = self.marks.get(key)
         if mark is not None:
-            mark = self.marks[key] = Mark(mark.offset)
+            mark = self.marks[key] = Mark(mark.offset, caught=mark.caught)
         return mark
+
+    def forget_topics(self, topics: Collection[TopicRef]) -> None:
+        """They are no longer what was archived: the broker decides anew, also who may read."""
+        self.marks = {key: mark for key, mark in self.marks.items() if key[0] not in topics}
+        self.permits = {topic: at for topic, at in self.permits.items() if topic not in topics}
 
     def split(
         self, asked: Mapping[PartitionKey, FetchPartition], now: float, known: Knowledge
@@ -134,7 +143,7 @@ class FetchMarks:
             if mark.offset != offset:
                 del self.marks[key]
         elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
-            if not _archive_serves(judgement.tip, offset, known):
+            if not _archive_serves(judgement.tip, offset, known, mark.caught):
                 del self.marks[key]
             elif key[0] in self.permits:
                 mark.offset = offset
@@ -165,10 +174,12 @@ class FetchMarks:
                 remote[key] = tip
 
 
-def _archive_serves(tip: TopicIdPartition, offset: int, known: Knowledge) -> bool:
+def _archive_serves(tip: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1) -> bool:
     """The archive has the offset, and the broker, as far as known, has not."""
     view = known.view(tip)
     if view is None or not view.covers(offset):
         return False
+    if offset <= caught:
+        return True
     edges = known.edges(tip)
     return edges is None or offset < edges.log_start_offset

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
+from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
     INITIAL_EPOCH,
     SESSIONLESS_EPOCH,
@@ -40,6 +41,13 @@ class FetchKind(Enum):
     @property
     def lists_all(self) -> bool:
         return self in (FetchKind.SESSIONLESS, FetchKind.FULL)
+
+    @property
+    def error_code(self) -> int:
+        """What the request is refused with, without asking the broker; 0: it is in order."""
+        if self is FetchKind.UNKNOWN_SESSION:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        return ErrorCode.INVALID_FETCH_SESSION_EPOCH if self is FetchKind.WRONG_EPOCH else 0
 
 
 @dataclass(frozen=True, slots=True)

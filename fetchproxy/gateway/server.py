@@ -182,6 +182,8 @@ class GatewayServer:
                 if begun is not None and now - begun > half:
                     LIMITS_REACHED.labels("half_frame_max_ms").inc()
                     session.close("half_frame_max_ms", waited_s=round(now - begun, 1))
+                elif now - session.last_activity > idle and session.closing:
+                    session.abort()  # it never took what was still to be written
                 elif now - session.last_activity > idle:
                     LIMITS_REACHED.labels("idle_max_ms").inc()
                     session.close("idle_max_ms")

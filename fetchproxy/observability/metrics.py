@@ -96,7 +96,7 @@ REMOTE_COPY_LAG_SEGMENTS = _gauge(
 CONNECTIONS = _gauge("fetchproxy_connections", "Client connections that are open")
 CONNECTIONS_REFUSED = _counter(
     "fetchproxy_connections_refused",
-    "Client connections closed at once: limit, broker_unreachable or shutdown",
+    "Client connections closed at once: limit or broker_unreachable",
     "reason",
 )
 RELAYED_BYTES = _counter(

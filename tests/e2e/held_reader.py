@@ -40,7 +40,9 @@ class HeldReader:
         self.read: Records = {partition: [] for partition in ends}
         self.errors: list[object] = []
         self.arrived_at: dict[tuple[int, int], float] = {}  # (partition, offset): monotonic s
-        self._open = {"kafka-python": self._kafka_python, "confluent-kafka": self._confluent}[client]
+        self._open = {"kafka-python": self._kafka_python, "confluent-kafka": self._confluent}[
+            client
+        ]
         self._bootstrap, self._topic, self._ends, self._more = bootstrap, topic, ends, more
         self._hold_at = hold_at
         self._held, self._go_on, self._stop = (threading.Event() for _ in range(3))

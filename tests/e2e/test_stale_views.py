@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, produce, trim
 
+from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -21,12 +23,17 @@ NEVER_REFRESHED: dict[str, object] = {**SETTINGS, "metadata.refresh_interval_ms"
 OUT_OF_RANGE = 1
 
 
+def new_store(folder: Path) -> str:
+    (folder / "store").mkdir()
+    return (folder / "store").as_uri()
+
+
 @pytest.mark.parametrize("client", ["kafka-python", "confluent-kafka"])
 def test_the_archive_grew_right_before_the_trim(
     kafka_server: KafkaServer, tmp_path: Path, client: str
 ) -> None:
     name = f"stale-{client}"
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 300)
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
@@ -58,7 +65,7 @@ def test_the_archive_grew_right_before_the_trim(
 def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -> None:
     """The archiver was away while the broker forgot: only those offsets are out of range."""
     name = "with-a-gap"
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 300)
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
@@ -97,7 +104,7 @@ def test_a_gap_ends_a_stock_consumer_that_may_not_reset(
 ) -> None:
     """One that reads across a gap is told, as at a broker, and not silently moved on."""
     name = "read-into-a-gap"
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 100)
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
@@ -119,14 +126,12 @@ def test_a_gap_ends_a_stock_consumer_that_may_not_reset(
                 assert len(reader.errors) == 1
 
 
-def test_a_topic_that_was_made_anew_has_no_past(
-    kafka_server: KafkaServer, tmp_path: Path
-) -> None:
+def test_a_topic_that_was_made_anew_has_no_past(kafka_server: KafkaServer, tmp_path: Path) -> None:
     """Identity is the topic's id: what the old one had is served to nobody who asks for the new."""
     from confluent_kafka.admin import AdminClient
 
     name = "made-anew"
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     old = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, old, 400)
     with ProxyProcess(
@@ -140,6 +145,7 @@ def test_a_topic_that_was_made_anew_has_no_past(
             admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
             admin.delete_topics([name])[name].result(30)
             wait_for("the end", lambda: name not in admin.list_topics(timeout=20).topics)
+            time.sleep(IDENTITY_AGE_MAX_MS / 1000)
             new = new_topic(kafka_server, name)
             produce(kafka_server.bootstrap, new, 30, size=77)
             with RawConnection(proxy.bootstrap) as other:
@@ -147,6 +153,8 @@ def test_a_topic_that_was_made_anew_has_no_past(
                     check_only_the_new_is_served(connection, kafka_server.bootstrap, name, old_id)
             # Its own past, when it has one, is served under the new id.
             produce(kafka_server.bootstrap, new, 300, size=77)
+            # the store has two topics of this name, so it is not asked by name alone
+            wait_for("it", lambda: any(row["last_offset"] == 329 for row in segments(store, name)))
             trim(kafka_server.bootstrap, name, {0: 310})
             with HeldReader("kafka-python", proxy.bootstrap, name, {0: 330}) as reader:
                 assert reader.records() == new.written

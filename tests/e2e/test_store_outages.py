@@ -90,27 +90,27 @@ def test_a_proxy_that_starts_in_an_outage(
     data = archived_topic(kafka_server, store, tmp_path, name)
     start = 503
     store.take_away()
-    with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as proxy:
-        with (
-            HeldReader(CLIENTS[0], proxy.bootstrap, name, {0: 600}) as first,
-            HeldReader(CLIENTS[1], proxy.bootstrap, name, {0: 600}) as second,
-            RawConnection(proxy.bootstrap) as raw,
-        ):
-            until = time.monotonic() + OUTAGE_S
-            while time.monotonic() < until:
-                fetched = raw.fetch(12, name, None, 0, wait_ms=300)
-                assert (fetched.error, fetched.records) == (0, b"")
-                # seek_to_beginning: a retriable error, never the broker's own start
-                error, _, offset = raw.list_offset(6, name, -2)
-                assert (error, offset) == (56, -1)
-            # the log that the broker has is served all the time
-            assert raw.fetch_until_data(12, name, None, start).error == 0
-            for reader in (first, second):
-                assert (reader.count, reader.errors, reader.finished) == (0, [], False)
-            store.bring_back()
-            for reader in (first, second):
-                assert reader.records() == data.written
-            wait_for("the beginning", lambda: raw.list_offset(6, name, -2) == (0, -1, 0))
+    with (
+        ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as proxy,
+        HeldReader(CLIENTS[0], proxy.bootstrap, name, {0: 600}) as first,
+        HeldReader(CLIENTS[1], proxy.bootstrap, name, {0: 600}) as second,
+        RawConnection(proxy.bootstrap) as raw,
+    ):
+        until = time.monotonic() + OUTAGE_S
+        while time.monotonic() < until:
+            fetched = raw.fetch(12, name, None, 0, wait_ms=300)
+            assert (fetched.error, fetched.records) == (0, b"")
+            # seek_to_beginning: a retriable error, never the broker's own start
+            error, _, offset = raw.list_offset(6, name, -2)
+            assert (error, offset) == (56, -1)
+        # the log that the broker has is served all the time
+        assert raw.fetch_until_data(12, name, None, start).error == 0
+        for reader in (first, second):
+            assert (reader.count, reader.errors, reader.finished) == (0, [], False)
+        store.bring_back()
+        for reader in (first, second):
+            assert reader.records() == data.written
+        wait_for("the beginning", lambda: raw.list_offset(6, name, -2) == (0, -1, 0))
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -7,6 +7,7 @@ as clients do; a lost connection is opened again and reading goes on where it wa
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -32,6 +33,10 @@ STARVING_S_MAX = 10.0
 CLOCK_SLACK_S = 1e-6
 # Whatever comes is checked against its own, tighter bound; this one is for what never comes.
 UNANSWERED_S_MAX = 30.0
+# Answers in a row that have nothing and do not wait for it either: a catch, a parked poll.
+EARLY_MAX = 8
+# Turns per partition in which others have data and an archived one has none.
+PASSED_OVER_MAX = 10
 
 
 @dataclass(slots=True)
@@ -75,6 +80,9 @@ class SimulatedConsumer:
     rng: Random
     habits: Habits
     positions: dict[TopicIdPartition, int]
+    early: int = 0
+    turns: int = 0
+    passed_over: Counter[TopicIdPartition] = field(default_factory=Counter)
     _starving_since: dict[TopicIdPartition, float] = field(default_factory=dict)
     _paused: set[TopicIdPartition] = field(default_factory=set)
 
@@ -139,7 +147,9 @@ class SimulatedConsumer:
             await asyncio.sleep(0.05)
             return
         if not habits.sessions:
-            rng.shuffle(order)  # as clients do that have no broker to be fair for them
+            self.turns += 1  # as clients do that have no session whose broker is fair to all
+            at = self.turns % len(order)
+            order = order[at:] + order[:at]
         wanted = {tip: Wanted(self.positions[tip], habits.partition_bytes) for tip in order}
         limits = {
             "max_wait_ms": habits.max_wait_ms,
@@ -160,9 +170,12 @@ class SimulatedConsumer:
                 answered = await waiting
         except TimeoutError:
             raise AssertionError(f"{self.name}: no answer for {wanted}") from None
-        _FetchCheck(self, wanted, before, answered, incremental).run(session)
+        check = _FetchCheck(self, wanted, before, answered, incremental)
+        check.run(session)
         if behind is not None:
             await behind
+        if not habits.max_wait_ms and check.empty:
+            await asyncio.sleep(0.02)  # who does not wait in the fetch waits here
 
     def _change_mind(self, tips: list[TopicIdPartition]) -> None:
         """Now and then a consumer goes back, or leaves a partition alone for a while."""
@@ -196,6 +209,7 @@ class _FetchCheck:
     tail: set[TopicIdPartition]  # at the time of asking
     answered: Answered
     incremental: bool
+    empty: bool = True  # neither records nor an error
 
     def run(self, session: ClientFetchSession) -> None:
         consumer, answer = self.consumer, self.answered.message
@@ -214,12 +228,15 @@ class _FetchCheck:
         for tip, part in found.items():
             size = len(part.records or b"")
             summary.append((tip.topic, tip.partition, self.wanted[tip].offset, size))
+            self.empty = self.empty and not part.error_code and not size
             if part.error_code:
                 self._check_error(tip, part)
             else:
                 self._check_data(tip, part)
         world.note(consumer.name, *summary)
         self._check_size(found)
+        self._check_not_in_a_loop(self.incremental and bool(found))
+        self._check_fair(found)
         for tip in self.wanted:
             part = found.get(tip)
             self._check_tail(tip, part is not None and bool(part.records))
@@ -252,6 +269,34 @@ class _FetchCheck:
             self.consumer.world.slowest_s = max(self.consumer.world.slowest_s, late_s)
         margin_s = self.consumer.world.margin_s(answered.size + min(habits.max_bytes, 200_000))
         assert late_s <= margin_s, f"{late_s:.3f} s late, where {margin_s:.3f} s are allowed"
+
+    def _check_fair(self, found: dict[TopicIdPartition, Any]) -> None:
+        """While the store is well, no archived partition waits until another one is read up."""
+        consumer, world = self.consumer, self.consumer.world
+        passed_over = consumer.passed_over
+        served = [tip for tip, part in found.items() if part.records]
+        archived = {
+            tip
+            for tip, asked in self.wanted.items()
+            if asked.offset < min(world.archived_end[tip], world.log_of(tip).start_offset)
+        }
+        well = self.answered.began_at > world.fair_since + world.recovery_s
+        if not well or not archived.intersection(served):
+            return
+        passed_over.update(archived.difference(served))
+        for tip in {*served, *(tip for tip in passed_over if tip not in archived)}:
+            passed_over.pop(tip, None)
+        turns_max = PASSED_OVER_MAX * len(self.wanted)
+        for tip, turns in passed_over.items():
+            assert turns <= turns_max, f"{consumer.name}: {tip} was passed over {turns} times"
+
+    def _check_not_in_a_loop(self, has_news: bool) -> None:
+        """Now and then an answer comes early with nothing in it; one after the other is a loop."""
+        consumer = self.consumer
+        took_s = self.answered.at - self.answered.began_at
+        early = took_s < min(consumer.habits.max_wait_ms / 1000, 0.1) / 2
+        consumer.early = consumer.early + 1 if self.empty and early and not has_news else 0
+        assert consumer.early <= EARLY_MAX, f"{consumer.name}: {consumer.early} answers of nothing"
 
     def _check_tail(self, tip: TopicIdPartition, has_data: bool) -> None:
         consumer, answered = self.consumer, self.answered

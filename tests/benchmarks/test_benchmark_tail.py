@@ -1,0 +1,88 @@
+"""The tail benchmark runs from end to end, and its figures are computed as its table says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.contestants import DIRECT, FETCHPROXY, KROXYLICIOUS
+from benchmarks.drain import STOCK, UNPAUSED
+from benchmarks.report import percentile, row
+from benchmarks.tail import Drain, Measured, rows_of
+from lab.kafka import kafka_jars
+from tests.conftest import FindPart
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_percentiles_are_samples() -> None:
+    assert percentile([3.0, 1.0, 2.0, 4.0], 50) == 2.0
+    assert percentile([3.0, 1.0, 2.0, 4.0], 99) == 4.0
+    assert percentile([7.0], 50) == 7.0
+
+
+def test_a_row_says_whether_its_goal_is_met() -> None:
+    assert row("r", "x", [0.9, 1.0, 1.2], at_least=1.0).met is True
+    assert row("r", "x", [0.9, 0.99, 1.2], at_least=1.0).met is False
+    assert row("r", "ms", [0.3, 0.1, 0.2], at_most=0.2).met is True
+    assert row("r", "ms", [0.3, 0.1, 0.3], at_most=0.2).met is False
+    found = row("r", "ms", [0.3, 0.1, 0.2])
+    assert (found.value, found.min, found.max, found.goal, found.met) == (0.2, 0.1, 0.3, None, None)
+
+
+def drains(*mb_per_s: float, proxy_cpu: float | None) -> list[Drain]:
+    return [Drain(speed, 1.0, 0.5, proxy_cpu) for speed in mb_per_s]
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    measured = Measured(
+        drains={
+            (consumer, name): each
+            for consumer in (STOCK, UNPAUSED)
+            for name, each in (
+                (DIRECT, drains(100.0, 400.0, proxy_cpu=None)),
+                (FETCHPROXY, drains(110.0, 360.0, proxy_cpu=0.25)),
+            )
+        },
+        latencies_ms={DIRECT: [[1.0, 2.0], [4.0, 5.0]], FETCHPROXY: [[1.5, 2.5], [4.1, 5.1]]},
+        resident_mib={FETCHPROXY: 70.0},
+    )
+    rows = {each.name: each for each in rows_of(measured, mib=1000)}
+    ratio = rows["throughput, stock consumer, fetchproxy / direct"]
+    assert (ratio.value, ratio.min, ratio.max) == (1.0, 0.9, 1.1)
+    assert ratio.met is True
+    added = rows["latency p50 added by fetchproxy"]
+    assert (added.value, added.min, added.max) == (0.3, 0.1, 0.5)
+    assert added.met is False
+    cpu = rows["CPU of the proxy, unpaused consumer, fetchproxy"]
+    assert cpu.value == pytest.approx(0.25 / 1.048576, abs=1e-4)
+    assert not any(KROXYLICIOUS in name for name in rows)
+
+
+@pytest.mark.kafka
+def test_the_benchmark_runs(find_part: FindPart[Path], tmp_path: Path) -> None:
+    find_part("kafka", kafka_jars)
+    results = tmp_path / "tail.json"
+    arguments = ["--quick", "--without", KROXYLICIOUS, "--results", str(results)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tail", *arguments],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(results.read_text())
+    rows = {each["name"]: each for each in document["rows"]}
+    assert rows["throughput, stock consumer, fetchproxy"]["value"] > 0
+    assert rows["CPU of the proxy, unpaused consumer, fetchproxy"]["value"] > 0
+    assert rows["latency p50 added by fetchproxy"]["goal"] == "<= 0.2"
+    assert document["not_compared"] == [f"{KROXYLICIOUS}: left out as asked"]
+    assert "not compared: kroxylicious" in done.stdout
+    assert set(rows["memory at most, fetchproxy"]) == {
+        *("name", "value", "unit", "goal", "met", "min", "max")
+    }

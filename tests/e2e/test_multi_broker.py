@@ -1,0 +1,91 @@
+"""Three brokers behind one proxy: each has an address of its own there, and no other is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka
+import kafka
+import pytest
+from client_readers import PYTHON_CLIENTS
+from confluent_kafka.admin import AdminClient
+from proxy_process import ProxyProcess, wait_for
+from topic_data import TopicData, archived_ends, produce
+
+from lab.mock_cluster import MockCluster
+
+TOPIC = "e2e-three"
+PARTITIONS = 4  # the mock cluster's choice; its partitions have leaders on all brokers
+ARCHIVE: dict[str, object] = {
+    "archive.segment_bytes_max": 200_000,
+    "archive.segment_age_max_ms": 300,
+    "archive.rlm_process_interval_ms": 50,
+    "archive.discovery_interval_ms": 200,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    with MockCluster(broker_count=3) as three:
+        yield three
+
+
+@pytest.fixture(scope="module")
+def through(
+    cluster: MockCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    folder = tmp_path_factory.mktemp("three")
+    with ProxyProcess(
+        cluster.bootstrap, (folder / "store").as_uri(), folder, archive=TOPIC, settings=ARCHIVE
+    ) as proxy:
+        yield proxy
+        assert not proxy.logged("session_crashed") + proxy.logged("part_failed")
+
+
+def test_only_the_proxys_addresses_are_shown(cluster: MockCluster, through: ProxyProcess) -> None:
+    real = set(cluster.addresses.values())
+    shown = AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=30).brokers
+    assert set(shown) == set(cluster.addresses)
+    addresses = {f"{broker.host}:{broker.port}" for broker in shown.values()}
+    assert len(addresses) == 3
+    assert not addresses & real
+    assert through.bootstrap not in addresses
+    consumer = kafka.KafkaConsumer(bootstrap_servers=through.bootstrap)
+    try:
+        consumer.topics()
+        seen = {f"{b.host}:{b.port}" for b in consumer._client.cluster.brokers()}
+    finally:
+        consumer.close()
+    assert seen - {through.bootstrap} <= addresses
+
+
+def test_all_partitions_are_written_archived_and_read(
+    cluster: MockCluster, through: ProxyProcess, tmp_path: Path
+) -> None:
+    """More than a mock broker keeps (5 MiB a partition): the first part comes from the archive."""
+    data = TopicData(TOPIC)
+    store = through.log.parent.joinpath("store").as_uri()
+    for _ in range(3):  # not faster than the archiver, whose only source is the broker
+        produce(
+            through.bootstrap, data, 1_100, partition_count=PARTITIONS, size=2_000,
+            batch_records=100,
+        )  # fmt: skip
+        ends = {p: len(records) for p, records in data.written.items()}
+        wait_for(f"archive of {ends}", lambda ends=ends: archived_ends(store, TOPIC) == ends)
+    metadata = AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=30)
+    leaders = {p.leader for p in metadata.topics[TOPIC].partitions.values()}
+    assert len(leaders) > 1, "partitions on one broker alone show nothing"
+    for partition in range(PARTITIONS):
+        assert forgets(cluster.bootstrap, partition)
+    for read in PYTHON_CLIENTS.values():
+        assert read(through.bootstrap, TOPIC, ends) == data.written
+
+
+def forgets(bootstrap: str, partition: int) -> bool:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "low"})
+    try:
+        where = confluent_kafka.TopicPartition(TOPIC, partition)
+        return consumer.get_watermark_offsets(where, timeout=20)[0] > 0
+    finally:
+        consumer.close()

@@ -1,0 +1,90 @@
+"""The proxy or the broker restarts under a reader in the middle of the archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from archived_topics import SETTINGS, archive_and_trim, new_topic
+from held_reader import HeldReader
+from proxy_process import ProxyProcess, wait_for
+from topic_data import produce
+
+from lab.kafka import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+CLIENTS = ("kafka-python", "confluent-kafka")
+# A reader below the archive's end has the broker's leave again and again.
+SHORT_PERMITS: dict[str, object] = {**SETTINGS, "gateway.permit_ttl_ms": 50}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_the_proxy_restarts(kafka_server: KafkaServer, tmp_path: Path, killed: bool) -> None:
+    name = f"proxy-restarts-{killed}"
+    store = (tmp_path / "store").as_uri()
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 600)
+    # Clients know the node's address too, so it has to be the same in the next life.
+    settings = {**SHORT_PERMITS, "gateway.node_port_base": node_port_base()}
+    (tmp_path / "store").mkdir()
+    with ProxyProcess(
+        kafka_server.bootstrap, store, tmp_path, archive=name, settings=settings
+    ) as proxy:
+        archive_and_trim(kafka_server.bootstrap, store, data)
+        with (
+            HeldReader(CLIENTS[0], proxy.bootstrap, name, {0: 600}, hold_at=200) as first,
+            HeldReader(CLIENTS[1], proxy.bootstrap, name, {0: 600}, hold_at=200) as second,
+        ):
+            for reader in (first, second):
+                reader.wait_until_held()
+            if killed:
+                proxy.kill()
+            else:
+                proxy.stop()
+            for reader in (first, second):
+                reader.go_on()
+            proxy.start()
+            for reader in (first, second):
+                assert reader.records() == data.written
+
+
+def node_port_base() -> int:
+    """The lab's broker has node id 1."""
+    from lab.process import free_port
+
+    return free_port() - 1
+
+
+def test_the_broker_restarts(own_kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """The archive needs it for permits only; what is read is complete, whatever happens."""
+    kafka, name = own_kafka_server, "broker-restarts"
+    (tmp_path / "store").mkdir()
+    store = (tmp_path / "store").as_uri()
+    data = new_topic(kafka, name)
+    produce(kafka.bootstrap, data, 600)
+    with ProxyProcess(
+        kafka.bootstrap, store, tmp_path, archive=name, settings=SHORT_PERMITS
+    ) as proxy:
+        archive_and_trim(kafka.bootstrap, store, data)
+        with (
+            HeldReader(CLIENTS[0], proxy.bootstrap, name, {0: 700}, hold_at=200) as first,
+            HeldReader(CLIENTS[1], proxy.bootstrap, name, {0: 700}, hold_at=200) as second,
+        ):
+            for reader in (first, second):
+                reader.wait_until_held()
+            kafka.kill()
+            for reader in (first, second):
+                reader.go_on()
+            kafka.start()
+            produce(kafka.bootstrap, data, 100)
+            for reader in (first, second):
+                assert reader.records() == data.written
+        wait_for("the archiver goes on", lambda: _archived(store, name) == 700)
+        assert not proxy.logged("session_crashed") + proxy.logged("part_failed")
+
+
+def _archived(store: str, name: str) -> int:
+    from topic_data import archived_ends
+
+    return archived_ends(store, name)[0]

@@ -1,0 +1,128 @@
+"""Answers with nothing to put in front: patched where they lie, and leaving in one piece."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchResponse as OracleResponse
+from test_fetch_wire import responses
+
+from protocol import fetch_response as fr
+from protocol.primitives import Buffer
+
+CORRELATION_ID = 5
+TWO_ENDPOINTS = b"\x01\x00\x02\x01\x00"  # tag 0 with an empty array: shorter than the broker's
+
+
+def framed_of(oracle: OracleResponse) -> bytes:
+    oracle.with_header(correlation_id=CORRELATION_ID)
+    return bytes(oracle.encode(header=True, framed=True))
+
+
+def scan_in_place(
+    version: int, framed: bytes, cuts: list[int], session_id: int, splice: fr.SpliceTags
+) -> list[list[bytes]]:
+    """The pieces that leave, by chunk fed."""
+    scanner = fr.FetchResponseScan(
+        version,
+        len(framed),
+        lambda head: fr.HeadPatch(head.correlation_id, session_id),
+        lambda topic, partition, code: fr.PartitionPatch(7, 6, 5) if code == 1 else None,
+        splice,
+    )
+    edges = sorted({0, len(framed), *(c for c in cuts if c < len(framed))})
+    fed = []
+    for a, b in pairwise(edges):
+        pieces: list[Buffer] = scanner.feed(memoryview(bytearray(framed[a:b])))
+        fed.append([bytes(piece) for piece in pieces])
+    assert scanner.done
+    return fed
+
+
+def is_plain(oracle: OracleResponse) -> bool:
+    partitions = [p for topic in oracle.responses for p in topic.partitions]
+    return not oracle.node_endpoints and not any(
+        p.error_code or p.aborted_transactions for p in partitions
+    )
+
+
+@given(responses(), st.lists(st.integers(1, 60_000), max_size=6), st.booleans(), st.booleans())
+def test_an_answer_patched_in_place_is_otherwise_unchanged(
+    case: tuple[int, OracleResponse], cuts: list[int], every_byte: bool, same_session: bool
+) -> None:
+    version, oracle = case
+    framed = framed_of(oracle)
+    if every_byte and len(framed) < 3000:
+        cuts = list(range(len(framed)))
+    session_id = oracle.session_id if same_session else 1234
+    fed = scan_in_place(version, framed, cuts, session_id, fr.hide_node_endpoints)
+    got = b"".join(piece for pieces in fed for piece in pieces)
+
+    expected = OracleResponse[version].decode(framed, header=True, framed=True)
+    expected.session_id = session_id if version >= 7 else 0
+    expected.node_endpoints = []
+    for topic in expected.responses:
+        for p in topic.partitions:
+            if p.error_code == 1:
+                p.error_code, p.high_watermark, p.last_stable_offset = 0, 7, 6
+                p.log_start_offset = 5 if version >= 5 else -1
+    seen = OracleResponse[version].decode(got, header=True, framed=True)
+    assert len(got) == len(framed)
+    assert seen.header.correlation_id == CORRELATION_ID
+    seen.unknown_tags = expected.unknown_tags = {}  # the endpoints under a number of no meaning
+    assert seen.to_dict() == expected.to_dict()
+
+
+@given(responses(), st.lists(st.integers(1, 60_000), max_size=6))
+def test_every_chunk_leaves_in_at_most_one_piece(
+    case: tuple[int, OracleResponse], cuts: list[int]
+) -> None:
+    version, oracle = case
+    fed = scan_in_place(version, framed_of(oracle), cuts, 1234, fr.hide_node_endpoints)
+    assert max(len(pieces) for pieces in fed) == 1
+
+
+@given(responses())
+def test_spliced_endpoints_of_another_length_change_the_size_prefix(
+    case: tuple[int, OracleResponse],
+) -> None:
+    version, oracle = case
+    framed = framed_of(oracle)
+    fed = scan_in_place(version, framed, [], 1234, lambda tags: TWO_ENDPOINTS)
+    got = b"".join(fed[0])
+    assert int.from_bytes(got[:4], "big") == len(got) - 4
+    if version >= fr.NODE_ENDPOINTS_FROM and len(framed) <= fr.HELD_BYTES_MAX:
+        assert got.endswith(TWO_ENDPOINTS) or not oracle.node_endpoints
+
+
+@given(responses())
+def test_exactly_the_answers_without_anything_to_look_at_are_plain(
+    case: tuple[int, OracleResponse],
+) -> None:
+    version, oracle = case
+    framed = framed_of(oracle)
+    if version < 12:
+        return
+    found = fr.plain_head(memoryview(framed), version)
+    parsed = fr.parse_head(framed, version)
+    assert parsed is not None
+    assert found == (parsed[0] if is_plain(oracle) else None)
+
+
+@given(responses(), st.data())
+def test_a_damaged_answer_is_not_plain(
+    case: tuple[int, OracleResponse], data: st.DataObject
+) -> None:
+    version, oracle = case
+    framed = framed_of(oracle)
+    if version < 12:
+        return
+    for at in (8, -1):  # the header's tags and the answer's, which then are not there
+        tagged = bytearray(framed)
+        tagged[at] += 1
+        assert fr.plain_head(memoryview(tagged), version) is None
+    kept = data.draw(st.integers(20, len(framed) - 1))
+    assert fr.plain_head(memoryview(framed[:kept]), version) is None
+    assert fr.plain_head(memoryview(framed + b"\x00"), version) is None
