@@ -30,7 +30,7 @@ check: venv  ## lint, formatting, types, import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy lab
+	$(BIN)/mypy lab benchmarks
 	$(BIN)/lint-imports
 
 format: venv  ## let ruff format and fix what it can

@@ -132,7 +132,10 @@ def measure(
         kafka.create_topic(_latency_topic(way))
     console.print(f"writing {options.mib} MiB in records of {RECORD_BYTES} bytes")
     fill(kafka.bootstrap, TOPIC, records)
-    measured = Measured()
+    measured = Measured(
+        drains={(consumer, way.name): [] for consumer in CONSUMERS for way in ways},
+        latencies_ms={way.name: [] for way in ways},
+    )
     for number in range(options.rounds + 1):
         # Round 0 warms up: page cache, connections, Java's compiler. Later rounds begin with
         # another contestant each, since who comes first is often the slower one.
@@ -147,9 +150,9 @@ def measure(
         console.print(_progress(number, options.rounds, drains, latencies))
         if number:
             for key, each in drains.items():
-                measured.drains.setdefault(key, []).append(each)
+                measured.drains[key].append(each)
             for name, samples in latencies.items():
-                measured.latencies_ms.setdefault(name, []).append(samples)
+                measured.latencies_ms[name].append(samples)
     for way in ways:
         if way.pid is not None:
             measured.resident_mib[way.name] = resident_mib_max(way.pid)

@@ -1,18 +1,18 @@
 """Domain errors. The wire's own errors are `protocol.errors`; anything else raised is a bug.
 
-    FetchProxyError
-    ├── RemoteStorageError         a backend said no; subclasses say why
-    │   ├── ObjectNotFound         not retriable
-    │   ├── RangeNotSatisfiable    not retriable
-    │   ├── StorageDenied          not retriable: credentials or policy
-    │   ├── StorageThrottled       retriable
-    │   └── StorageUnavailable     retriable: timeout, refused, reset, 5xx
-    ├── CorruptSegment             bytes that fail their own checksum or shape
-    ├── LogTruncated               the broker's log ends below what was archived from it
-    ├── OffsetNotArchived          no finished segment holds this offset
-    ├── ClusterError               an answer of the brokers to one of the proxy's own requests
-    │   └── ClusterUnavailable     retriable: no broker reachable, time-out
-    └── ConfigError                the user's configuration; the message names key and place
+FetchProxyError
+├── RemoteStorageError         a backend said no; subclasses say why
+│   ├── ObjectNotFound         not retriable
+│   ├── RangeNotSatisfiable    not retriable
+│   ├── StorageDenied          not retriable: credentials or policy
+│   ├── StorageThrottled       retriable
+│   └── StorageUnavailable     retriable: timeout, refused, reset, 5xx
+├── CorruptSegment             bytes that fail their own checksum or shape
+├── LogTruncated               the broker's log ends below what was archived from it
+├── OffsetNotArchived          no finished segment holds this offset
+├── ClusterError               an answer of the brokers to one of the proxy's own requests
+│   └── ClusterUnavailable     retriable: no broker reachable, time-out
+└── ConfigError                the user's configuration; the message names key and place
 """
 
 from __future__ import annotations

@@ -1,26 +1,18 @@
-"""FetchResponse v4–18 as a stream: walked while it passes, patched in place, extended at its front.
+"""FetchResponse v4–18: its head, read and written, and the entries that the proxy adds to one.
 
-A response may be 50 MiB and more, so it is never held. `FetchResponseScan.feed` takes the bytes as
-they arrive and gives back the bytes that may leave, jumping over records. On the way it
-  - patches the head (correlation and session id) and puts further topics before the broker's,
-  - asks `on_error` about every partition with an error and may turn it into an empty one
-    (fixed-width fields, the length is unchanged),
-  - replaces the NodeEndpoints tag (v16+) where the frame is small enough to be held, and else
-    renames it to a tag that no client knows: endpoints are optional (KIP-951), but the broker's
-    own addresses must not reach a client.
-
-Layout: Kafka's FetchResponse.json.
+Records are never touched here: whoever composes an answer puts them between
+`encode_partition_start` and `encode_partition_end`. Layout: Kafka's FetchResponse.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from protocol.errors import MalformedMessage, Truncated
+from protocol.errors import Truncated
 from protocol.fetch_request import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM, TopicRef
 from protocol.primitives import (
     INT16,
@@ -33,19 +25,11 @@ from protocol.primitives import (
     encode_uvarint,
 )
 
-NODE_ENDPOINTS_FROM = 16
-NODE_ENDPOINTS_TAG = 0
-UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka version
-
-# Errors travel in small answers; up to here an answer is held so that its endpoints are rewritten.
-HELD_BYTES_MAX = 16 * 1024
-
-_WATERMARKS = Struct(">qqq")
-_WATERMARKS_V4 = Struct(">qq")
+WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
+WATERMARKS_V4 = Struct(">qq")
 _SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
 # A partition up to its aborted transactions' count, which takes one byte where there are few.
 _PARTITION_V12 = Struct(">ihqqqB")
-_NO_TAGS = b"\x00"
 
 
 # One of each per answer: a named tuple is made in a third of a frozen dataclass's time.
@@ -147,9 +131,9 @@ def encode_partition_start(
     out = bytearray(INT32.pack(partition) + INT16.pack(error_code))
     w = watermarks
     if version >= 5:
-        out += _WATERMARKS.pack(w.high_watermark, w.last_stable_offset, w.log_start_offset)
+        out += WATERMARKS.pack(w.high_watermark, w.last_stable_offset, w.log_start_offset)
     else:
-        out += _WATERMARKS_V4.pack(w.high_watermark, w.last_stable_offset)
+        out += WATERMARKS_V4.pack(w.high_watermark, w.last_stable_offset)
     out += encode_count(None if aborted is None else len(aborted), flexible)
     for producer_id, first_offset in aborted or ():
         out += INT64.pack(producer_id) + INT64.pack(first_offset)
@@ -170,286 +154,6 @@ def encode_error_response(version: int, correlation_id: int, error_code: int) ->
     tail = b"\x00" if version >= FLEXIBLE_FROM else b""
     head = FetchResponseHead(correlation_id, 0, error_code, 0, 0)
     return encode_head(version, head, len(tail)) + tail
-
-
-OnHead = Callable[[FetchResponseHead], HeadPatch]
-OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
-SpliceTags = Callable[[bytes], bytes]
-
-_TOPIC, _PARTITION, _PARTITION_TAGS, _TOPIC_TAGS, _TAIL = range(5)
-
-
-class _NeedMore(Exception):
-    """The bytes end inside a structure; it is looked at again when more have come."""
-
-
-class FetchResponseScan:
-    """One response, from its size prefix to its last byte.
-
-    `on_head(head)` is asked once; `on_error(topic, partition, code)` for each partition with an
-    error; `splice_tags` rewrites the trailing tagged fields of a held answer.
-    """
-
-    __slots__ = (
-        "_carry",
-        "_held",
-        "_on_error",
-        "_on_head",
-        "_partitions",
-        "_skip",
-        "_splice_tags",
-        "_state",
-        "_topic",
-        "_topics",
-        "_version",
-        "left",
-    )
-
-    def __init__(
-        self,
-        version: int,
-        frame_bytes: int,
-        on_head: OnHead,
-        on_error: OnError,
-        splice_tags: SpliceTags,
-    ) -> None:
-        self._version = version
-        self.left = frame_bytes  # of the whole frame, not yet fed
-        self._on_head: OnHead | None = on_head
-        self._on_error = on_error
-        self._splice_tags = splice_tags
-        self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
-        self._carry = bytearray()
-        self._skip = 0  # bytes of records that just pass
-        self._state = _TOPIC
-        self._topics = 0
-        self._partitions = 0
-        self._topic: TopicRef = b""
-
-    @property
-    def done(self) -> bool:
-        return self.left == 0
-
-    def feed(self, view: memoryview) -> list[Buffer]:
-        """Bytes in, bytes that may leave out. `view` is writable and may be given back.
-
-        Takes at most `left` bytes; the caller cuts. Raises WireError; the connection is then lost,
-        as part of the answer has left already.
-        """
-        size = len(view)
-        self.left -= size
-        if size <= self._skip and not self._carry:
-            self._skip -= size
-            return [view]
-        buf: memoryview = view
-        if self._carry:
-            self._carry += view
-            buf = memoryview(self._carry)
-            self._carry = bytearray()
-        if self._on_head is None:
-            return self._body(buf, 0, 0)
-        if self._held and self.left:
-            self._carry = bytearray(buf)
-            return []
-        if not self.left and self._version >= FLEXIBLE_FROM:
-            plain = plain_head(buf, self._version)
-            if plain is not None:
-                return self._front(buf, plain, head_bytes(self._version) + 1, plain=True)
-        parsed = parse_head(buf, self._version)
-        if parsed is None:
-            if not self.left:
-                raise Truncated(f"Fetch v{self._version} answer ends inside its head")
-            self._carry = bytearray(buf)
-            return []
-        return self._front(buf, *parsed)
-
-    def _front(
-        self, buf: memoryview, head: FetchResponseHead, at: int, plain: bool = False
-    ) -> list[Buffer]:
-        """`plain`: behind its head the answer is whole and needs no look."""
-        assert self._on_head is not None
-        patch = self._on_head(head)
-        self._on_head = None
-        self._topics = head.topics
-        if not patch.injected_topics and self._patch_head(buf, head, patch):
-            if plain:
-                return [buf]
-            pieces = self._body(buf, at, 0)
-            if len(pieces) > 1:  # a held answer whose tags have another length now
-                INT32.pack_into(buf, 0, sum(map(len, pieces)) - 4)
-            return pieces
-        rest = self._body(buf, at, at)
-        body_bytes = sum(map(len, rest)) if self._held else INT32.unpack_from(buf)[0] + 4 - at
-        new_head = FetchResponseHead(
-            patch.correlation_id,
-            head.throttle_time_ms,
-            head.error_code,
-            patch.session_id,
-            head.topics + patch.injected_topics,
-        )
-        body_bytes += sum(map(len, patch.injected))
-        return [encode_head(self._version, new_head, body_bytes), *patch.injected, *rest]
-
-    def _patch_head(self, buf: memoryview, head: FetchResponseHead, patch: HeadPatch) -> bool:
-        """The ids in place, so that head and body leave in one piece; False where it cannot be."""
-        if patch.correlation_id != head.correlation_id:
-            INT32.pack_into(buf, 4, patch.correlation_id)
-        if patch.session_id != head.session_id and self._version >= SESSIONS_FROM:
-            if self._version >= FLEXIBLE_FROM and buf[8]:
-                return False  # tags in the header: the fields behind them lie elsewhere
-            INT32.pack_into(buf, head_bytes(self._version) - 4, patch.session_id)
-        return True
-
-    def _body(self, buf: memoryview, at: int, start: int) -> list[Buffer]:
-        """Walk on from `at`; what may leave of `buf` from `start` on.
-
-        What is incomplete is carried over to the next call.
-        """
-        pos = at + self._skip
-        self._skip = 0
-        end = len(buf)
-        try:
-            while pos < end and self._state != _TAIL:
-                pos = self._step(buf, pos, end)
-        except _NeedMore as need:
-            pos = need.args[0]
-        if pos > end:
-            self._skip = pos - end
-            if self._skip > self.left:
-                raise MalformedMessage(
-                    f"records of {self._topic!r} reach {self._skip} bytes past the frame's end"
-                )
-            return [buf[start:]]
-        if self.left:
-            self._carry = bytearray(buf[pos:])
-            return [buf[start:pos]] if pos > start else []
-        tail = self._tail(buf, pos)
-        if len(tail) == end - pos:  # one piece is one system call, and wakes the client once
-            buf[pos:] = tail
-            return [buf[start:]]
-        return [buf[start:pos], tail]
-
-    def _tail(self, buf: memoryview, pos: int) -> bytes:
-        if self._state == _TOPIC and not self._topics:
-            self._state = _TAIL
-        if self._state != _TAIL:
-            raise Truncated(f"Fetch v{self._version} answer ends inside {self._topic!r}")
-        tail = bytes(buf[pos:])
-        if self._version < FLEXIBLE_FROM:
-            if tail:
-                raise MalformedMessage(f"{len(tail)} bytes after the end of a Fetch answer")
-            return tail
-        if self._version < NODE_ENDPOINTS_FROM or tail == _NO_TAGS:
-            return tail
-        return self._splice_tags(tail) if self._held else hide_node_endpoints(tail)
-
-    def _step(self, buf: memoryview, pos: int, end: int) -> int:
-        state = self._state
-        if state == _PARTITION:
-            if self._version >= FLEXIBLE_FROM:
-                plain = self._plain_partitions(buf, pos, end)
-                if plain != pos:
-                    return plain
-            return self._partition(buf, pos, end)
-        if state == _PARTITION_TAGS:
-            pos = _after_tags(buf, pos, end)
-            self._partitions -= 1
-            self._state = _PARTITION if self._partitions else _TOPIC_TAGS
-            return pos
-        if state == _TOPIC_TAGS:
-            pos = _after_tags(buf, pos, end)
-            self._topics -= 1
-            self._state = _TOPIC if self._topics else _TAIL
-            return pos
-        if not self._topics:
-            self._state = _TAIL
-            return pos
-        return self._topic_start(buf, pos, end)
-
-    def _topic_start(self, buf: memoryview, pos: int, end: int) -> int:
-        version, at = self._version, pos
-        if version >= TOPIC_IDS_FROM:
-            length = 16
-        elif version >= FLEXIBLE_FROM:
-            length, at = _uvarint(buf, at, end, pos)
-            length -= 1
-        else:
-            length, at = _int(INT16, buf, at, end, pos)
-        if length < 0:
-            raise MalformedMessage("topic without a name in a Fetch answer")
-        if at + length > end:
-            raise _NeedMore(pos)
-        self._topic = bytes(buf[at : at + length])
-        at += length
-        if version >= FLEXIBLE_FROM:
-            count, at = _uvarint(buf, at, end, pos)
-            self._partitions = count - 1
-        else:
-            self._partitions, at = _int(INT32, buf, at, end, pos)
-        if self._partitions > 0:
-            self._state = _PARTITION
-        elif version >= FLEXIBLE_FROM:
-            self._state = _TOPIC_TAGS
-        else:
-            self._topics -= 1
-            self._state = _TOPIC if self._topics else _TAIL
-        return at
-
-    def _partition(self, buf: memoryview, pos: int, end: int) -> int:
-        version = self._version
-        flexible = version >= FLEXIBLE_FROM
-        at = pos + (30 if version >= 5 else 22)
-        if at + 4 > end:
-            raise _NeedMore(pos)
-        if flexible:
-            aborted, at = _uvarint(buf, at, end, pos)
-            for _ in range(aborted - 1):
-                at = _after_tags(buf, at + 16, end, pos)
-        else:
-            aborted, at = _int(INT32, buf, at, end, pos)
-            at += 16 * max(aborted, 0)
-        if version >= 11:
-            at += 4
-        if flexible:
-            length, at = _uvarint(buf, at, end, pos)
-            length -= 1
-        else:
-            length, at = _int(INT32, buf, at, end, pos)
-        error_code = INT16.unpack_from(buf, pos + 4)[0]
-        if error_code:
-            self._ask(buf, pos, error_code)
-        if flexible:
-            self._state = _PARTITION_TAGS
-        else:
-            self._partitions -= 1
-            if not self._partitions:
-                self._topics -= 1
-                self._state = _TOPIC if self._topics else _TAIL
-        return at + max(length, 0)
-
-    def _plain_partitions(self, buf: memoryview, pos: int, end: int) -> int:
-        """Step over what needs no look; `_partition` takes it from there."""
-        pos, self._partitions = _plain_run(buf, pos, end, self._partitions)
-        if not self._partitions:
-            self._state = _TOPIC_TAGS
-        return pos
-
-    def _ask(self, buf: memoryview, pos: int, error_code: int) -> None:
-        partition = INT32.unpack_from(buf, pos)[0]
-        patch = self._on_error(self._topic, partition, error_code)
-        if patch is None:
-            return
-        INT16.pack_into(buf, pos + 4, 0)
-        if self._version >= 5:
-            _WATERMARKS.pack_into(
-                buf,
-                pos + 6,
-                patch.high_watermark,
-                patch.last_stable_offset,
-                patch.log_start_offset,
-            )
-        else:
-            _WATERMARKS_V4.pack_into(buf, pos + 6, patch.high_watermark, patch.last_stable_offset)
 
 
 def plain_head(frame: memoryview, version: int) -> FetchResponseHead | None:
@@ -475,7 +179,7 @@ def plain_head(frame: memoryview, version: int) -> FetchResponseHead | None:
             partitions = frame[pos] - 1
             if not (0 < length < 0x80 and 0 <= partitions < 0x7F):
                 return None
-            pos, left = _plain_run(frame, pos + 1, end, partitions)
+            pos, left = plain_run(frame, pos + 1, end, partitions)
             if left or frame[pos]:
                 return None
             pos += 1
@@ -487,7 +191,7 @@ def plain_head(frame: memoryview, version: int) -> FetchResponseHead | None:
     return FetchResponseHead(correlation_id, throttle_time_ms, error_code, session_id, topics)
 
 
-def _plain_run(buf: memoryview, pos: int, end: int, partitions: int) -> tuple[int, int]:
+def plain_run(buf: memoryview, pos: int, end: int, partitions: int) -> tuple[int, int]:
     """Step over partitions (v12+) without error, aborted transactions and tags.
 
     (position, partitions left): stops before the first that is not so, or not whole.
@@ -509,49 +213,3 @@ def _plain_run(buf: memoryview, pos: int, end: int, partitions: int) -> tuple[in
         pos = at + 1
         partitions -= 1
     return pos, partitions
-
-
-def hide_node_endpoints(tags: bytes) -> bytes:
-    """The tagged fields with NodeEndpoints under a number that clients skip; same length."""
-    cursor = Cursor(tags)
-    out = bytearray(tags)
-    for _ in range(cursor.uvarint()):
-        at = cursor.pos
-        tag = cursor.uvarint()
-        size = cursor.uvarint()
-        start = cursor.skip(size, "tagged field")
-        if tag == NODE_ENDPOINTS_TAG:
-            out[at] = UNKNOWN_TAG
-            out[start : start + size] = bytes(size)
-    return bytes(out)
-
-
-def _int(kind: Struct, buf: memoryview, pos: int, end: int, begin: int) -> tuple[int, int]:
-    if pos + kind.size > end:
-        raise _NeedMore(begin)
-    return kind.unpack_from(buf, pos)[0], pos + kind.size
-
-
-def _uvarint(buf: memoryview, pos: int, end: int, begin: int) -> tuple[int, int]:
-    if pos >= end:
-        raise _NeedMore(begin)
-    first = buf[pos]
-    if first < 0x80:
-        return first, pos + 1
-    try:
-        return decode_uvarint(buf, pos)
-    except Truncated:
-        raise _NeedMore(begin) from None
-
-
-def _after_tags(buf: memoryview, pos: int, end: int, begin: int | None = None) -> int:
-    """Position after a tagged-field section; none is the common case."""
-    begin = pos if begin is None else begin
-    count, at = _uvarint(buf, pos, end, begin)
-    for _ in range(count):
-        _, at = _uvarint(buf, at, end, begin)
-        size, at = _uvarint(buf, at, end, begin)
-        at += size
-    if at > end:
-        raise _NeedMore(begin)
-    return at

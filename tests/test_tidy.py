@@ -17,10 +17,7 @@ NAMES_THAT_SAY_NOTHING = {"common", "helper", "helpers", "misc", "util", "utils"
 PYTHON_OUTSIDE = ("tests", "lab", "demo", "benchmarks")
 
 # Files above the limit, with the lines they may have. Entries only shrink, and go.
-FILE_RED_ZONE: dict[str, int] = {
-    "fetchproxy/gateway/client_session.py": 440,
-    "protocol/fetch_response.py": 449,
-}
+FILE_RED_ZONE: dict[str, int] = {}
 
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 

@@ -14,7 +14,7 @@ import structlog
 from fetchproxy.config.addresses import parse_host_port
 from fetchproxy.config.sections import GatewayConfig
 from protocol import addresses
-from protocol.fetch_response import hide_node_endpoints
+from protocol.fetch_scan import hide_node_endpoints
 from protocol.primitives import Buffer
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from protocol.fetch_response import FetchResponseScan, OnError, OnHead, SpliceTags
+from protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
 from protocol.primitives import Buffer
 
 Payload = Sequence[Buffer]

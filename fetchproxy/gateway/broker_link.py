@@ -16,7 +16,7 @@ from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT
 from protocol.errors import FrameTooLarge, MalformedMessage, WireError
-from protocol.fetch_response import FetchResponseScan
+from protocol.fetch_scan import FetchResponseScan
 from protocol.primitives import INT32, Buffer
 
 _FRAME_START = Struct(">ii")

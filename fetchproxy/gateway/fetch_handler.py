@@ -10,8 +10,7 @@ archive does not wait for the broker's long poll, which is then *parked* until t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -24,7 +23,7 @@ from fetchproxy.gateway.fetch_answer import (
     encode_topics,
 )
 from fetchproxy.gateway.fetch_marks import FetchMarks, Knowledge, Mark, Split
-from fetchproxy.gateway.fetch_session import FetchKind, FetchSessionMirror, UpstreamFetch
+from fetchproxy.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.gateway.first_of import first_of
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.judgement import Verdict, judge
@@ -35,6 +34,7 @@ from fetchproxy.gateway.remote_side import (
     watermarks,
 )
 from fetchproxy.gateway.topic_identity import TopicIdentities
+from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.observability.recent import RECENT_EVENTS
@@ -45,7 +45,6 @@ from protocol.fetch_request import (
     FetchRequest,
     PartitionKey,
     TopicRef,
-    encode_fetch_request,
     parse_fetch_request,
 )
 from protocol.fetch_response import (
@@ -64,16 +63,6 @@ PARKED_WAIT_MAX_MS = 500
 TAIL_GRACE_S = 0.05
 
 NOTHING_INJECTED = EncodedTopics(0, ())
-
-
-@dataclass(slots=True)
-class UpstreamPoll:
-    """A fetch that the broker works on for some of the client's partitions."""
-
-    answer: FetchAnswer
-    offsets: Mapping[PartitionKey, int]
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FetchHandler:
@@ -134,7 +123,7 @@ class FetchHandler:
         if not self._mirror.rejoin():
             upstream = self._mirror.upstream_request(frozenset())
             if upstream is not None:
-                frame = self._encode(request, upstream_wait_ms=request.max_wait_ms, of=upstream)
+                frame = encode_poll(request, upstream, request.max_wait_ms)
         answer = self._expect(request)
         answer.attach(
             lambda head: self._on_head(request, head, NOTHING_INJECTED),
@@ -279,21 +268,9 @@ class FetchHandler:
         poll = UpstreamPoll(self._expect(request), local)
         poll.answer.on_arrival = poll.arrived.set
         self.parked = poll
-        frame = self._encode(request, upstream_wait_ms=wait_ms, of=upstream)
+        frame = encode_poll(request, upstream, wait_ms)
         self._session.send_upstream(frame, poll.answer)
         return poll
-
-    def _encode(self, request: FetchRequest, *, upstream_wait_ms: int, of: UpstreamFetch) -> bytes:
-        return encode_fetch_request(
-            request,
-            partitions=of.partitions,
-            forgotten=of.forgotten,
-            session_id=of.session_id,
-            session_epoch=of.session_epoch,
-            max_wait_ms=upstream_wait_ms,
-            min_bytes=request.min_bytes if upstream_wait_ms else 0,
-            bytes_max=request.bytes_max,
-        )
 
     async def _first_ready(
         self, split: Split, side: RemoteSide, poll: UpstreamPoll | None, deadline: float

@@ -24,7 +24,7 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 PARTITIONS = 2
-MANY_SMALL = {"archive.segment_bytes_max": 8_000, "archive.fetch_bytes_max": 16_384}
+MANY_SMALL = {"archive.segment_bytes_max": 6_000, "archive.fetch_bytes_max": 16_384}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,6 @@ def test_killed_at_random_moments(kafka_server: KafkaServer, tmp_path: Path, kil
     stop = threading.Event()
     producing = threading.Thread(target=produce_until, args=(stop, kafka_server.bootstrap, data))
     producing.start()
-    met_a_copy = 0
     try:
         for _ in range(kills):
             before = sum(archived_ends(store, name).values())
@@ -55,7 +54,6 @@ def test_killed_at_random_moments(kafka_server: KafkaServer, tmp_path: Path, kil
             )
             time.sleep(rng.uniform(0.0, 0.4))
             archiver.kill()
-            met_a_copy += sum(row["state"] != "COPY_SEGMENT_FINISHED" for row in rows(store, name))
     finally:
         stop.set()
         producing.join()
@@ -72,12 +70,8 @@ def test_killed_at_random_moments(kafka_server: KafkaServer, tmp_path: Path, kil
 
 def produce_until(stop: threading.Event, bootstrap: str, data: TopicData) -> None:
     while not stop.is_set():
-        produce(bootstrap, data, 40, partition_count=PARTITIONS, batch_records=10)
-        stop.wait(0.1)
-
-
-def rows(store: str, name: str) -> list[dict[str, object]]:
-    return segments(store, name)
+        produce(bootstrap, data, 15, partition_count=PARTITIONS, batch_records=5)
+        stop.wait(0.25)
 
 
 def check_archive(store: str, name: str, data: TopicData) -> None:

@@ -10,6 +10,7 @@ from kafka.protocol.consumer import FetchResponse as OracleResponse
 from test_fetch_wire import responses
 
 from protocol import fetch_response as fr
+from protocol import fetch_scan as fs
 from protocol.primitives import Buffer
 
 CORRELATION_ID = 5
@@ -22,10 +23,10 @@ def framed_of(oracle: OracleResponse) -> bytes:
 
 
 def scan_in_place(
-    version: int, framed: bytes, cuts: list[int], session_id: int, splice: fr.SpliceTags
+    version: int, framed: bytes, cuts: list[int], session_id: int, splice: fs.SpliceTags
 ) -> list[list[bytes]]:
     """The pieces that leave, by chunk fed."""
-    scanner = fr.FetchResponseScan(
+    scanner = fs.FetchResponseScan(
         version,
         len(framed),
         lambda head: fr.HeadPatch(head.correlation_id, session_id),
@@ -57,7 +58,7 @@ def test_an_answer_patched_in_place_is_otherwise_unchanged(
     if every_byte and len(framed) < 3000:
         cuts = list(range(len(framed)))
     session_id = oracle.session_id if same_session else 1234
-    fed = scan_in_place(version, framed, cuts, session_id, fr.hide_node_endpoints)
+    fed = scan_in_place(version, framed, cuts, session_id, fs.hide_node_endpoints)
     got = b"".join(piece for pieces in fed for piece in pieces)
 
     expected = OracleResponse[version].decode(framed, header=True, framed=True)
@@ -80,7 +81,7 @@ def test_every_chunk_leaves_in_at_most_one_piece(
     case: tuple[int, OracleResponse], cuts: list[int]
 ) -> None:
     version, oracle = case
-    fed = scan_in_place(version, framed_of(oracle), cuts, 1234, fr.hide_node_endpoints)
+    fed = scan_in_place(version, framed_of(oracle), cuts, 1234, fs.hide_node_endpoints)
     assert max(len(pieces) for pieces in fed) == 1
 
 
@@ -93,7 +94,7 @@ def test_spliced_endpoints_of_another_length_change_the_size_prefix(
     fed = scan_in_place(version, framed, [], 1234, lambda tags: TWO_ENDPOINTS)
     got = b"".join(fed[0])
     assert int.from_bytes(got[:4], "big") == len(got) - 4
-    if version >= fr.NODE_ENDPOINTS_FROM and len(framed) <= fr.HELD_BYTES_MAX:
+    if version >= fs.NODE_ENDPOINTS_FROM and len(framed) <= fs.HELD_BYTES_MAX:
         assert got.endswith(TWO_ENDPOINTS) or not oracle.node_endpoints
 
 

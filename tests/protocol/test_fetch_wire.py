@@ -13,6 +13,7 @@ from kafka.protocol.consumer import FetchRequest as OracleRequest
 from kafka.protocol.consumer import FetchResponse as OracleResponse
 
 from protocol import fetch_response as fr
+from protocol import fetch_scan as fs
 from protocol.errors import WireError
 from protocol.fetch_request import encode_fetch_request, parse_fetch_request
 from protocol.primitives import Buffer
@@ -141,12 +142,12 @@ def responses(draw: st.DrawFn) -> tuple[int, OracleResponse]:
 
 
 def scan(
-    version: int, framed: bytes, cuts: list[int], patch: fr.HeadPatch, splice: fr.SpliceTags
+    version: int, framed: bytes, cuts: list[int], patch: fr.HeadPatch, splice: fs.SpliceTags
 ) -> bytes:
     def on_error(topic: bytes, partition: int, code: int) -> fr.PartitionPatch | None:
         return fr.PartitionPatch(111, 110, 0) if code == 1 else None
 
-    scanner = fr.FetchResponseScan(version, len(framed), lambda head: patch, on_error, splice)
+    scanner = fs.FetchResponseScan(version, len(framed), lambda head: patch, on_error, splice)
     out: list[Buffer] = []
     edges = sorted({0, len(framed), *(c for c in cuts if c < len(framed))})
     for a, b in pairwise(edges):
@@ -170,7 +171,7 @@ def test_a_scanned_answer_is_patched_and_otherwise_unchanged(
     )
     injected += b"stored" + fr.encode_partition_end(version) + fr.encode_topic_end(version)
     patch = fr.HeadPatch(99, 1234, 1, [injected])
-    got = scan(version, framed, cuts, patch, fr.hide_node_endpoints)
+    got = scan(version, framed, cuts, patch, fs.hide_node_endpoints)
     seen = OracleResponse[version].decode(got, header=True, framed=True)
     assert int.from_bytes(got[:4], "big") == len(got) - 4
     assert seen.header.correlation_id == 99

@@ -261,9 +261,12 @@ class _Simulation:
         """Of the store: fair, usual and bad turns, the long outage somewhere among them."""
         world, rng, loop = self.world, Random(self.world.rng.random()), asyncio.get_running_loop()
         outage_at = START_S + rng.uniform(2, 12) if self._outage_s else world.faults_end_s
+        always_fair = rng.random() < 0.2
         while not world.faults_over:
             usual = Faults(0.001, rng.choice([0.01, 0.3, 2.0]), 0.1, 0.03, 0.05, INTACT)
             kind, seconds = rng.choice([NO_FAULTS, usual, usual, OUTAGE, HANG]), rng.uniform(0.5, 8)
+            if always_fair:
+                kind = NO_FAULTS
             if loop.time() >= outage_at:
                 outage_at = world.faults_end_s
                 kind, seconds = rng.choice([OUTAGE, HANG]), self._outage_s
