@@ -209,9 +209,7 @@ class BrokerNode:
         asked = _keyed(request.topics, version)
         error, session_id, session, incremental = self._context(request, asked, version)
         if error:
-            return FetchResponse(
-                throttle_time_ms=0, error_code=error, session_id=0, responses=[]
-            )
+            return FetchResponse(throttle_time_ms=0, error_code=error, session_id=0, responses=[])
         partitions = session.partitions if session is not None else asked
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.max_wait_ms / 1000
@@ -295,7 +293,8 @@ class BrokerNode:
             edges = (-1, -1)
             if log is not None and not read.error_code:
                 edges = (log.high_watermark, log.start_offset)
-            if not incremental or read.records or read.error_code or session.shown.get(key) != edges:
+            news = read.records or read.error_code or not incremental
+            if news or session.shown.get(key) != edges:
                 kept[key] = read
             session.shown[key] = edges
             if read.records:

@@ -371,7 +371,7 @@ class SimulatedTransport(asyncio.Transport):
     def _call(self, name: str) -> None:
         try:
             getattr(self._protocol, name)()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as asyncio: whatever a protocol raises
             self._loop.call_exception_handler(
                 {"message": f"protocol.{name} failed", "exception": error, "transport": self}
             )
@@ -405,7 +405,7 @@ class SimulatedTransport(asyncio.Transport):
             self._end = None
             try:
                 keep_open = cast(asyncio.Protocol, self._protocol).eof_received()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - as asyncio: whatever a protocol raises
                 self._crash("eof_received", error)
                 return
             if not keep_open:
@@ -426,7 +426,7 @@ class SimulatedTransport(asyncio.Transport):
                 data = bytes(self._inbox)
                 self._read(len(data))
                 cast(asyncio.Protocol, self._protocol).data_received(data)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as asyncio: whatever a protocol raises
             self._crash("buffer_updated", error)
 
     def _read(self, size: int) -> None:
@@ -460,6 +460,6 @@ class NetworkLoop(VirtualTimeLoop):
         done = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as asyncio: whatever a protocol raises
             done.set_exception(error)
         return done

@@ -1,4 +1,4 @@
-"""Whole sessions against the world: consumers, the unmodified proxy, a faulty network, store, broker.
+"""Whole sessions: consumers, the unmodified proxy, and a faulty network, store and broker.
 
 `simulate(seed)` runs the gateway with everything behind it on a virtual-time loop. A broker writes
 and forgets; its log is archived, by the real RemoteLogManager or by a simpler one that the proxy
@@ -181,9 +181,9 @@ class _Simulation:
         """Some of the log is there from the start, and mostly some of it archived and forgotten."""
         world, rng = self.world, self.rng
         world.archived_end[log.tip] = log.first_offset
-        log.write(rng.randint(1, len(log.batches) // 2))
+        log.write(rng.randint(1, len(log.batches) * 4 // 5))
         log.replicate(asyncio.get_running_loop().time())
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(rng.randint(1, 10)):
             await self._plant(log)
         self._trim(log)
 
@@ -261,7 +261,7 @@ class _Simulation:
         """Of the store: fair, usual and bad turns, the long outage somewhere among them."""
         world, rng, loop = self.world, Random(self.world.rng.random()), asyncio.get_running_loop()
         outage_at = START_S + rng.uniform(2, 12) if self._outage_s else world.faults_end_s
-        always_fair = rng.random() < 0.2
+        always_fair = rng.random() < 0.25
         while not world.faults_over:
             usual = Faults(0.001, rng.choice([0.01, 0.3, 2.0]), 0.1, 0.03, 0.05, INTACT)
             kind, seconds = rng.choice([NO_FAULTS, usual, usual, OUTAGE, HANG]), rng.uniform(0.5, 8)
@@ -383,7 +383,9 @@ def _logs(rng: Random) -> list[SimulatedLog]:
 
 
 def _start(rng: Random, log: SimulatedLog) -> int:
-    return rng.choice([log.first_offset, rng.randint(log.first_offset, log.high_watermark)])
+    return rng.choice(
+        [log.first_offset, log.first_offset, rng.randint(log.first_offset, log.high_watermark)]
+    )
 
 
 def _config(rng: Random, cluster: SimulatedCluster, folder: Path) -> Config:

@@ -1,4 +1,4 @@
-"""What the parts of a session simulation share: the truth, the weather, the bounds and the trace."""
+"""What the parts of a session simulation share: truth, weather, bounds and trace."""
 
 from __future__ import annotations
 

@@ -329,7 +329,8 @@ class _FetchCheck:
         world.storage_errors += 1
         world.note(where)
         after_s = world.config.remote_fetch.remote_error_after_ms / 1000
-        assert world.outage_s(now) >= after_s or now <= world.corrupt_until, f"{where} without an outage"
+        excused = world.outage_s(now) >= after_s or now <= world.corrupt_until
+        assert excused, f"{where} without an outage"
         others = self.tail - {tip}
         assert not others, f"{where} beside the tail of {sorted(map(str, others))}"
         wait_ms = min(
