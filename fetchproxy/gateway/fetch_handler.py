@@ -230,7 +230,7 @@ class FetchHandler:
             poll = await self._poll_upstream(request, split, side.ready)
             await self._first_ready(split, side, poll, deadline)
             if poll is not None and side.ready and not poll.arrived.is_set():
-                await first_of([poll.arrived.wait()], TAIL_GRACE_S)
+                await first_of([poll.arrived.wait()], poll.due_at - clock())
             if poll is not None and poll.arrived.is_set():
                 await self._merge(request, kind, split, side, poll)
             else:
@@ -265,7 +265,8 @@ class FetchHandler:
         if upstream is None:
             return None
         wait_ms = 0 if ready else min(request.max_wait_ms, PARKED_WAIT_MAX_MS)
-        poll = UpstreamPoll(self._expect(request), local)
+        due_at = self._parts.clock() + (0 if wait_ms else TAIL_GRACE_S)
+        poll = UpstreamPoll(self._expect(request), local, due_at)
         poll.answer.on_arrival = poll.arrived.set
         self.parked = poll
         frame = encode_poll(request, upstream, wait_ms)
@@ -294,7 +295,7 @@ class FetchHandler:
         """Start reading what was found in the archive; True if an error must reach the client."""
         found: dict[PartitionKey, TopicIdPartition] = {}
         passed_on = False
-        for key in list(judging):
+        for key in sorted(judging):
             mark = self._marks.marks.get(key)
             if mark is None or mark.judgement is None:
                 continue
@@ -311,7 +312,7 @@ class FetchHandler:
     ) -> list[PartitionAnswer]:
         """What the archive has to say now, for every withheld partition that must be named."""
         tips: dict[PartitionKey, TopicIdPartition | None] = {}
-        for key in split.withheld:
+        for key in sorted(split.withheld):
             mark = self._marks.marks.get(key)
             judged = mark.judgement.tip if mark is not None and mark.judgement else None
             tips[key] = split.remote.get(key) or judged

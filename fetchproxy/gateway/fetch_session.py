@@ -85,7 +85,7 @@ class FetchSessionMirror:
         self._sent_full = False
         self._told: dict[PartitionKey, FetchPartition] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchPartition | None] = {}
-        self._dirty: set[PartitionKey] = set()
+        self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
         self._withheld: Set[PartitionKey] = frozenset()
 
     @property
@@ -110,7 +110,7 @@ class FetchSessionMirror:
         if self.in_lockstep:
             self._undo = {key: self.asked.get(key) for key in changed}
         else:
-            self._dirty.update(changed)
+            self._dirty.update(dict.fromkeys(changed))
         self.asked.update(request.partitions)
         for key in request.forgotten:
             self.asked.pop(key, None)
@@ -121,7 +121,7 @@ class FetchSessionMirror:
         if self._told is not None:
             return
         self._told = dict(self.asked)
-        self._dirty = set(self._undo)
+        self._dirty = dict.fromkeys(self._undo)
         if self._kind is FetchKind.INCREMENTAL:
             self._upstream_id, self._upstream_epoch = self._client_id, self._client_epoch
             for key, before in self._undo.items():
@@ -137,7 +137,7 @@ class FetchSessionMirror:
         """
         self.part()
         assert self._told is not None
-        self._dirty |= withheld ^ self._withheld
+        self._dirty.update(dict.fromkeys(sorted(withheld ^ self._withheld)))
         self._withheld = frozenset(withheld)
         if len(withheld) >= len(self.asked):
             if self._kind is FetchKind.SESSIONLESS:
@@ -229,5 +229,5 @@ class FetchSessionMirror:
     def _reset_lockstep(self) -> None:
         self._told = None
         self._undo = {}
-        self._dirty = set()
+        self._dirty = {}
         self._withheld = frozenset()

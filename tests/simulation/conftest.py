@@ -7,5 +7,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("storage_contract", "manager_contract", "read_side_simulation")
+pytest.register_assert_rewrite(
+    "storage_contract",
+    "manager_contract",
+    "read_side_simulation",
+    "session_simulation",
+    "simulated_consumer",
+    "client_connection",
+    "broker",
+)
 sys.path.insert(0, str(Path(__file__).parent.parent / "contracts"))

@@ -109,7 +109,7 @@ class _Simulation:
         for node in cluster.nodes:
             node.sessions_max = rng.choice([1, 100, 100])
         store = FaultyObjectStore(MemoryObjectStore(), Random(rng.random()))
-        faults_s = rng.uniform(15, 40) + self._outage_s
+        faults_s = rng.uniform(8, 20) + self._outage_s
         self.world = World(
             Random(rng.random()), network, cluster, store, _config(rng, cluster, self._folder),
             START_S + faults_s,
@@ -346,7 +346,8 @@ class _Simulation:
     async def _check_rest(self, gateway: GatewayServer) -> None:
         """Nobody asks any more: sessions, reads and budgets come back to nothing by themselves."""
         world, config = self.world, self.world.config.remote_fetch
-        await asyncio.sleep(60 + 10 * config.chunk_read_max_ms / 1000)
+        unasked_s = config.unasked_read_max_ms / 1000
+        await asyncio.sleep(unasked_s + 2 * world.recovery_s)
         assert gateway.connections == 0
         status = self._purgatory.status()
         assert (status.entries, status.entries_unwatched, status.pending_reads) == (0, 0, 0)
