@@ -10,6 +10,7 @@ from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
 from fetchproxy.gateway.address_map import AddressMap
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
@@ -31,6 +32,7 @@ class GatewayParts:
     receive: ReceiveBuffer
     random: random.Random
     clock: Callable[[], float]
+    warnings: SparingWarnings
     is_archiving: Callable[[TopicIdPartition], bool]
 
     def new_session_id(self) -> int:

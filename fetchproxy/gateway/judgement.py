@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
-import structlog
-
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from protocol.fetch_request import TopicRef
-
-log = structlog.get_logger(__name__)
 
 _UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 
@@ -73,16 +69,23 @@ async def judge(
         if error.error_code in _UNKNOWN_TOPIC:
             judgement = Judgement(Verdict.LOCAL)  # the broker says so itself when asked again
         else:
-            judgement = _held(tip, partition, offset, error)
+            judgement = _held(parts, tip, partition, offset, error)
     except RemoteStorageError as error:
-        judgement = _held(tip, partition, offset, error)
+        judgement = _held(parts, tip, partition, offset, error)
     CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
     return judgement
 
 
-def _held(tip: TopicIdPartition | None, partition: int, offset: int, error: Exception) -> Judgement:
-    log.warning(
+def _held(
+    parts: GatewayParts,
+    tip: TopicIdPartition | None,
+    partition: int,
+    offset: int,
+    error: Exception,
+) -> Judgement:
+    parts.warnings.warn(
         "judgement_without_fresh_knowledge",
+        tip or partition,
         topic=tip.topic if tip else None,
         partition=partition,
         offset=offset,
@@ -117,8 +120,9 @@ async def _judge_known(
     edges = await parts.cluster.log_edges(tip, not_older_than=caught_at)
     verdict = decide(offset, view, edges, parts.is_archiving(tip))
     if verdict is Verdict.HOLD:
-        log.warning(
+        parts.warnings.warn(
             "offset_in_neither_tier",
+            tip,
             topic=tip.topic,
             partition=tip.partition,
             offset=offset,

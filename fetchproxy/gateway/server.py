@@ -19,6 +19,7 @@ from fetchproxy.gateway.broker_link import BrokerLink
 from fetchproxy.gateway.client_session import ClientSession
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import CONNECTIONS, CONNECTIONS_REFUSED, LIMITS_REACHED
@@ -56,6 +57,7 @@ class GatewayServer:
             receive=ReceiveBuffer(),
             random=rng or random.Random(),
             clock=loop.time,
+            warnings=SparingWarnings(loop.time),
             is_archiving=is_archiving,
         )
         self._sessions: set[ClientSession] = set()
