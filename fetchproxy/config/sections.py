@@ -37,7 +37,8 @@ class GatewayConfig(Section):
     )
     node_port_base: int = Field(
         0,
-        description="the broker with node id N listens on this port + N; 0: the first free ports",
+        description="the broker with node id N listens on this port + N; 0: on the bootstrap "
+        "listener's port + 1 + N, so that clients find it after a restart, or on a free port",
         ge=0,
         le=65000,
     )

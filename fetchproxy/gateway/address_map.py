@@ -20,6 +20,7 @@ from protocol.primitives import Buffer
 log = structlog.get_logger(__name__)
 
 Address = tuple[str, int]
+PORTS = 1 << 16
 OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port) -> its server
 
 
@@ -33,6 +34,14 @@ class AddressMap:
         self._brokers: dict[int, Address] = {}
         self._servers: dict[int, asyncio.Server] = {}
         self._opening = asyncio.Lock()
+        self._default_base = 0
+
+    def number_from(self, port: int) -> None:
+        """Where `gateway.node_port_base` is not set, node N listens on `port` + N if that is free.
+
+        So a proxy that is started again has the ports that its clients remember.
+        """
+        self._default_base = port
 
     def broker_address(self, node_id: int) -> Address:
         """Where the broker itself listens, as its cluster last said."""
@@ -57,8 +66,7 @@ class AddressMap:
                     await self._open(node_id)
 
     async def _open(self, node_id: int) -> None:
-        base = self._config.node_port_base
-        server = await self._open_listener(node_id, base + node_id if base else 0)
+        server = await self._listen_for(node_id)
         port: int = server.sockets[0].getsockname()[1]
         self._servers[node_id] = server
         self._proxied[node_id] = (self.advertised_host(), port)
@@ -66,6 +74,17 @@ class AddressMap:
         log.info(
             "node_listener_opened", broker_id=node_id, port=port, broker=f"{host}:{broker_port}"
         )
+
+    async def _listen_for(self, node_id: int) -> asyncio.Server:
+        configured = self._config.node_port_base
+        port = (configured or self._default_base) + node_id
+        if configured:
+            return await self._open_listener(node_id, port)
+        try:
+            return await self._open_listener(node_id, port if port < PORTS else 0)
+        except OSError as error:
+            log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
+            return await self._open_listener(node_id, 0)
 
     def lookup(self, node_id: int, host: str, port: int) -> Address:
         """For the splicers: what the client is told instead of (host, port)."""

@@ -74,6 +74,7 @@ class GatewayServer:
         except OSError:
             await self._stack.aclose()
             raise
+        self._addresses.number_from(self.port + 1)
         self._sweeper = self._tasks.create_task(self._sweep(), name="connection-sweeper")
         log.info("gateway_listening", host=listen.host, port=self.port)
         return self

@@ -31,7 +31,8 @@ _ASYNCIO_HIGH_WATER = 64 * 1024
 class Conditions:
     """`cutting`: "whole" keeps what was written in one piece, "parts" cuts it in a few places,
     "bytes" also lets the first ones come one by one. `window_bytes` are under way or unread at
-    most. `sends_at_once` is asyncio's way; uvloop gathers writes until the turn's end.
+    most, on connections to hosts without a window of their own (`windows`). `sends_at_once` is
+    asyncio's way; uvloop gathers writes until the turn's end.
     """
 
     latency_s_min: float = 0.0001
@@ -47,6 +48,7 @@ class SimulatedNetwork:
         self.conditions = conditions
         self.listeners: dict[Address, ListeningServer] = {}
         self.unreachable: set[Address] = set()
+        self.windows: dict[str, int] = {}  # bytes, by host that listens
         self.connections: list[Connection] = []  # open ones, in the order of their opening
         self.opened = self.pauses = self.pieces = self.resets = 0
         self._next_port = _FIRST_FREE_PORT
@@ -86,6 +88,10 @@ class SimulatedNetwork:
             raise
         return connection.client, connection.client.get_protocol()
 
+    @property
+    def smallest_window(self) -> int:
+        return min([self.conditions.window_bytes, *self.windows.values()])
+
     def latency(self) -> float:
         c = self.conditions
         return self.rng.uniform(c.latency_s_min, c.latency_s_max)
@@ -119,6 +125,7 @@ class Connection:
         self.network = network
         self.address = listener.address
         self.latency_s = network.latency()
+        self.window = network.windows.get(self.address[0], network.conditions.window_bytes)
         server = listener.factory()
         self.client = SimulatedTransport(self, protocol, client_address, self.address)
         self.server = SimulatedTransport(self, server, self.address, client_address)
@@ -314,7 +321,7 @@ class SimulatedTransport(asyncio.Transport):
     # -- sending ---------------------------------------------------------------------------------
     def _send(self, view: memoryview) -> int:
         """Give the window what it takes; returns how many bytes that were."""
-        taken = min(len(view), self._network.conditions.window_bytes - self.unacknowledged)
+        taken = min(len(view), self._connection.window - self.unacknowledged)
         if taken <= 0:
             return 0
         self.unacknowledged += taken

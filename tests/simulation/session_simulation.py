@@ -104,6 +104,7 @@ class _Simulation:
     async def run(self, loop: NetworkLoop) -> None:
         rng = self.rng
         loop.network = network = SimulatedNetwork(Random(rng.random()), _conditions(rng))
+        network.windows[BOOTSTRAP[0]] = rng.choice([2, 8, 64, 1024]) * KiB
         logs = _logs(rng)
         cluster = SimulatedCluster(network, Random(rng.random()), logs, rng.choice([1, 1, 2]))
         for node in cluster.nodes:
@@ -261,9 +262,10 @@ class _Simulation:
         """Of the store: fair, usual and bad turns, the long outage somewhere among them."""
         world, rng, loop = self.world, Random(self.world.rng.random()), asyncio.get_running_loop()
         outage_at = START_S + rng.uniform(2, 12) if self._outage_s else world.faults_end_s
-        always_fair = rng.random() < 0.25
+        always_fair, damages = rng.random() < 0.25, rng.random() < 0.3
         while not world.faults_over:
-            usual = Faults(0.001, rng.choice([0.01, 0.3, 2.0]), 0.1, 0.03, 0.05, INTACT)
+            latency_s_max = rng.choice([0.01, 0.3, 2.0])
+            usual = Faults(0.001, latency_s_max, 0.1, 0.03, 0.05 if damages else 0.0, INTACT)
             kind, seconds = rng.choice([NO_FAULTS, usual, usual, OUTAGE, HANG]), rng.uniform(0.5, 8)
             if always_fair:
                 kind = NO_FAULTS

@@ -1,0 +1,40 @@
+"""A topic that was made anew loses its archive within a second; a silent broker changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from confluent_kafka.admin import AdminClient
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS, TopicIdentities
+from fetchproxy.model import TopicIdPartition
+from lab.mock_cluster import MockCluster
+
+
+async def test_only_the_id_that_the_name_stands_for_is_kept() -> None:
+    with MockCluster() as brokers:
+        AdminClient({"bootstrap.servers": brokers.bootstrap}).list_topics("made", timeout=20)
+        async with Cluster(ClusterConfig(bootstrap=brokers.bootstrap)) as cluster:
+            info = await cluster.topic_by_name("made")
+            now = 100.0
+            identities = TopicIdentities(cluster, lambda: now)
+            kept = TopicIdPartition(info.topic_id, "made", 0)
+            gone = TopicIdPartition(UUID(int=7), "made", 0)
+            assert await identities.lost([kept, gone], now + 5) == {UUID(int=7)}
+
+
+async def test_a_broker_that_does_not_answer_says_nothing_against_an_id() -> None:
+    with MockCluster() as brokers:
+        async with Cluster(ClusterConfig(bootstrap=brokers.bootstrap)) as cluster:
+            brokers.pause()
+            clock = asyncio.get_running_loop().time
+            identities = TopicIdentities(cluster, clock)
+            tip = TopicIdPartition(UUID(int=7), "made", 0)
+            assert await identities.lost([tip], clock() + 0.1) == set()
+            begun = clock()
+            assert await identities.lost([tip], clock() + 30) == set(), "not asked again so soon"
+            assert clock() - begun < IDENTITY_AGE_MAX_MS / 1000
+            brokers.resume()
