@@ -84,6 +84,8 @@ class World:
         The parked poll, the grace for tail data, and what the network itself may take.
         """
         c: Conditions = self.network.conditions
-        windows = 2 + size / self.network.smallest_window  # each needs a round trip on both connections
+        windows = (
+            2 + size / self.network.smallest_window
+        )  # each needs a round trip on both connections
         network_s = (HOPS + 4 * windows) * c.latency_s_max + 2 * STALL_S_MAX
         return PARKED_S + TAIL_GRACE_S + network_s

@@ -271,8 +271,14 @@ class _FetchCheck:
         assert late_s <= margin_s, f"{late_s:.3f} s late, where {margin_s:.3f} s are allowed"
 
     def _check_fair(self, found: dict[TopicIdPartition, Any]) -> None:
-        """While the store is well, no archived partition waits until another one is read up."""
+        """While the store is well, no archived partition waits until another one is read up.
+
+        That needs a cache: without one, who comes second has his data thrown away each time.
+        """
         consumer, world = self.consumer, self.consumer.world
+        config = world.config.remote_fetch
+        if config.chunk_cache_bytes_max < 8 * config.chunk_bytes:
+            return
         passed_over = consumer.passed_over
         served = [tip for tip, part in found.items() if part.records]
         archived = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,13 @@ def error(status: str, code: str) -> bytes:
     return http(status, body.encode(), "Content-Type: application/xml")
 
 
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Closed before its loop is, or some later test is blamed for it."""
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
 @asynccontextmanager
 async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3ObjectStore]:
     """A store whose server gives this answer; `silent`: and then keeps the connection open."""
@@ -49,14 +56,16 @@ async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3
     served: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = re.search(r"(?i)content-length: (\d+)", head)
-        await reader.readexactly(int(length[1]) if length else 0)
-        writer.write(answer(head))
-        await writer.drain()
-        if silent:
-            await reader.read()  # until the client has had enough
-        writer.close()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = re.search(r"(?i)content-length: (\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            writer.write(answer(head))
+            await writer.drain()
+            if silent:
+                await reader.read()  # until the client has had enough
+        finally:
+            await closed(writer)
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(serve(reader, writer))
@@ -162,7 +171,7 @@ async def test_a_server_that_stops_taking_bytes() -> None:
                 await store.put("k", bytes(32 * MiB))
     server.close()
     for writer in connections:
-        writer.close()
+        await closed(writer)
     await server.wait_closed()
 
 
