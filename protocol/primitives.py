@@ -56,12 +56,6 @@ def encode_string(value: str | None, flexible: bool) -> bytes:
     return (encode_uvarint(len(raw) + 1) if flexible else INT16.pack(len(raw))) + raw
 
 
-def encode_bytes(value: Buffer | None, flexible: bool) -> bytes:
-    if value is None:
-        return b"\x00" if flexible else b"\xff\xff\xff\xff"
-    return (encode_uvarint(len(value) + 1) if flexible else INT32.pack(len(value))) + value
-
-
 def encode_count(count: int | None, flexible: bool) -> bytes:
     """The length before an array's elements; None is the null array."""
     if count is None:
