@@ -14,6 +14,7 @@ pytest.register_assert_rewrite(
     "session_simulation",
     "simulated_consumer",
     "client_connection",
+    "fetch_check",
     "broker",
 )
 sys.path.insert(0, str(Path(__file__).parent.parent / "contracts"))

@@ -19,26 +19,18 @@ from typing import Any
 from uuid import UUID
 
 from broker import SimulatedCluster
-from broker_log import LogGenerator, SimulatedLog
+from broker_log import SimulatedLog
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
 from generated_archive import random_uuid, store_segment
-from network import Conditions, NetworkLoop, SimulatedNetwork
+from network import NetworkLoop, SimulatedNetwork
+from session_scenario import draw_conditions, draw_config, draw_logs, draw_start
 from session_world import STALL_S_MAX, World
 from simulated_consumer import BOOTSTRAP, Habits, SimulatedConsumer
 from structlog.testing import capture_logs
 from virtual_loop import START_S, run_virtual
 
 from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import (
-    ArchiveConfig,
-    ClusterConfig,
-    Config,
-    GatewayConfig,
-    KiB,
-    MetadataConfig,
-    MiB,
-    RemoteFetchConfig,
-)
+from fetchproxy.config.sections import KiB, MetadataConfig
 from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -103,16 +95,16 @@ class _Simulation:
 
     async def run(self, loop: NetworkLoop) -> None:
         rng = self.rng
-        loop.network = network = SimulatedNetwork(Random(rng.random()), _conditions(rng))
+        loop.network = network = SimulatedNetwork(Random(rng.random()), draw_conditions(rng))
         network.windows[BOOTSTRAP[0]] = rng.choice([2, 8, 64, 1024]) * KiB
-        logs = _logs(rng)
+        logs = draw_logs(rng)
         cluster = SimulatedCluster(network, Random(rng.random()), logs, rng.choice([1, 1, 2]))
         for node in cluster.nodes:
             node.sessions_max = rng.choice([1, 100, 100])
         store = FaultyObjectStore(MemoryObjectStore(), Random(rng.random()))
         faults_s = rng.uniform(8, 20) + self._outage_s
         self.world = World(
-            Random(rng.random()), network, cluster, store, _config(rng, cluster, self._folder),
+            Random(rng.random()), network, cluster, store, draw_config(rng, cluster, self._folder),
             START_S + faults_s,
         )  # fmt: skip
         loop.set_exception_handler(self._on_exception)
@@ -251,7 +243,7 @@ class _Simulation:
         while not turn or not world.faults_over:
             await asyncio.sleep(rng.uniform(0, 3))
             logs = rng.sample(world.logs, rng.randint(1, len(world.logs)))
-            positions = {log.tip: _start(rng, log) for log in logs}
+            positions = {log.tip: draw_start(rng, log) for log in logs}
             habits = Habits.draw(rng)
             name = f"consumer-{number}.{turn}"
             world.note(name, habits, *((str(tip), at) for tip, at in positions.items()))
@@ -361,69 +353,3 @@ class _Simulation:
         for log in world.logs:
             assert log.complete
         world.note("at rest", world.network.pieces)
-
-
-def _conditions(rng: Random) -> Conditions:
-    return Conditions(
-        latency_s_min=0.0001,
-        latency_s_max=rng.choice([0.0005, 0.005, 0.02]),
-        cutting=rng.choice(["whole", "parts", "bytes"]),
-        window_bytes=rng.choice([8, 64, 1024]) * KiB,
-        sends_at_once=rng.random() < 0.7,
-    )
-
-
-def _logs(rng: Random) -> list[SimulatedLog]:
-    topics = [("weather", random_uuid(rng)), ("harvest", random_uuid(rng))]
-    logs = []
-    for name, topic_id in topics[: rng.choice([1, 1, 2])]:
-        for partition in range(rng.randint(1, 3)):
-            tip = TopicIdPartition(topic_id, name, partition)
-            noise_bytes_max = rng.choice([50, 400, 3_000])
-            generator = LogGenerator(Random(rng.random()), noise_bytes_max)
-            logs.append(generator.generate(tip, rng.randint(30, 150)))
-    return logs
-
-
-def _start(rng: Random, log: SimulatedLog) -> int:
-    return rng.choice(
-        [log.first_offset, log.first_offset, rng.randint(log.first_offset, log.high_watermark)]
-    )
-
-
-def _config(rng: Random, cluster: SimulatedCluster, folder: Path) -> Config:
-    return Config(
-        cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=5_000),
-        gateway=GatewayConfig(
-            listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}",
-            inflight_requests_max=rng.choice([1, 2, 64]),
-            buffer_bytes_max=rng.choice([KiB, 64 * KiB, MiB]),
-            permit_ttl_ms=rng.choice([300, 5_000, 60_000]),
-        ),
-        remote_fetch=RemoteFetchConfig(
-            remote_fetch_max_wait_ms=rng.choice([100, 500]),
-            fetcher_tasks_max=rng.choice([1, 2, 16]),
-            purgatory_entries_max=rng.choice([1, 2, 100]),
-            inflight_bytes_max=MiB,
-            chunk_bytes=rng.choice([1, 4, 32]) * KiB,
-            chunk_cache_bytes_max=rng.choice([0, 5 * KiB, 40 * KiB, MiB]),
-            read_ahead_chunks_max=rng.choice([0, 1, 4]),
-            chunk_read_max_ms=rng.choice([500, 3_000]),
-            backoff_initial_ms=50,
-            backoff_max_ms=2_000,
-            remote_error_after_ms=rng.choice([2_000, 5_000, 60_000]),
-            unasked_read_max_ms=rng.choice([100, 5_000]),
-            corrupt_retry_ms=1_000,
-        ),
-        metadata=MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000])),
-        archive=ArchiveConfig(
-            topics=rng.choice([None, "weather|harvest"]),
-            segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
-            segment_age_max_ms=rng.choice([500, 3_000]),
-            rlm_process_interval_ms=rng.choice([100, 1_000]),
-            rlm_retry_interval_ms=500,
-            copy_max_ms=5_000,
-            fetch_bytes_max=rng.choice([1, 64]) * KiB,
-            spool_dir=folder,
-        ),
-    )

@@ -10,33 +10,23 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from client_connection import (
     FETCH_RESPONSE,
-    Answered,
     ClientConnection,
     ClientFetchSession,
     Wanted,
     metadata_request,
 )
+from fetch_check import FetchCheck
 from session_world import World
 
 from fetchproxy.model import TopicIdPartition
-from protocol.record_batch import check_crc, walk
 
 BOOTSTRAP = ("127.0.0.1", 9192)
-KAFKA_STORAGE_ERROR = 56
-SESSION_ERRORS = (70, 71)
-# Tail data that is there and is not given: so long at most, as other partitions fill answers.
-STARVING_S_MAX = 10.0
-CLOCK_SLACK_S = 1e-6
+OFFSET_OUT_OF_RANGE = 1
 # Whatever comes is checked against its own, tighter bound; this one is for what never comes.
 UNANSWERED_S_MAX = 30.0
-# Answers in a row that have nothing and do not wait for it either: a catch, a parked poll.
-EARLY_MAX = 8
-# Turns per partition in which others have data and an archived one has none.
-PASSED_OVER_MAX = 10
 
 
 @dataclass(slots=True)
@@ -83,7 +73,7 @@ class SimulatedConsumer:
     early: int = 0
     turns: int = 0
     passed_over: Counter[TopicIdPartition] = field(default_factory=Counter)
-    _starving_since: dict[TopicIdPartition, float] = field(default_factory=dict)
+    starving_since: dict[TopicIdPartition, float] = field(default_factory=dict)
     _paused: set[TopicIdPartition] = field(default_factory=set)
 
     async def run(self) -> None:
@@ -105,12 +95,14 @@ class SimulatedConsumer:
                 connection = await self._dial(node_id)
                 while not self._done(tips):
                     await self._fetch(connection, session, tips)
+                if not self.habits.sessions and self.rng.random() < 0.3:
+                    await self._ask_above_the_end(connection, self.rng.choice(tips))
             except OSError as error:
                 self.world.note(self.name, "lost", type(error).__name__)
                 await asyncio.sleep(self.rng.uniform(0.02, 0.2))
             finally:
                 session.disconnected()
-                self._starving_since.clear()
+                self.starving_since.clear()
                 if connection is not None:
                     await connection.close()
 
@@ -170,12 +162,27 @@ class SimulatedConsumer:
                 answered = await waiting
         except TimeoutError:
             raise AssertionError(f"{self.name}: no answer for {wanted}") from None
-        check = _FetchCheck(self, wanted, before, answered, incremental)
+        check = FetchCheck(self, wanted, before, answered, incremental)
         check.run(session)
         if behind is not None:
             await behind
         if not habits.max_wait_ms and check.empty:
             await asyncio.sleep(0.02)  # who does not wait in the fetch waits here
+
+    async def _ask_above_the_end(self, connection: ClientConnection, tip: TopicIdPartition) -> None:
+        """That stays out of range, once it is known for sure; until then there is no data."""
+        offset = self.world.log_of(tip).final_offset + self.rng.choice([1, 1_000])
+        limits = {"max_wait_ms": 100, "min_bytes": 1, "max_bytes": 1_000, "isolation_level": 0}
+        session = ClientFetchSession(False)
+        while True:
+            request, _ = session.request({tip: Wanted(offset, 1_000)}, self.habits.version, limits)
+            answered = await connection.ask(request, FETCH_RESPONSE, self.habits.version)
+            part = answered.message.responses[0].partitions[0]
+            assert not part.records, f"{self.name}: records above the end of {tip}"
+            self.world.note(self.name, "above the end", part.error_code)
+            if part.error_code == OFFSET_OUT_OF_RANGE:
+                return
+            assert part.error_code == 0
 
     def _change_mind(self, tips: list[TopicIdPartition]) -> None:
         """Now and then a consumer goes back, or leaves a partition alone for a while."""
@@ -184,12 +191,12 @@ class SimulatedConsumer:
             tip = rng.choice(tips)
             first = self.world.log_of(tip).first_offset
             self.positions[tip] = rng.randint(first, self.positions[tip])
-            self._starving_since.pop(tip, None)
+            self.starving_since.pop(tip, None)
             self.world.note(self.name, "seeks", str(tip), self.positions[tip])
         if rng.random() < self.habits.pauses:
             tip = rng.choice(tips)
             self._paused ^= {tip}
-            self._starving_since.pop(tip, None)
+            self.starving_since.pop(tip, None)
         if self.world.faults_over:
             self._paused.clear()
 
@@ -200,211 +207,3 @@ class SimulatedConsumer:
             for tip, asked in wanted.items()
             if self.world.log_of(tip).start_offset <= asked.offset
         }
-
-
-@dataclass(slots=True)
-class _FetchCheck:
-    consumer: SimulatedConsumer
-    wanted: dict[TopicIdPartition, Wanted]
-    tail: set[TopicIdPartition]  # at the time of asking
-    answered: Answered
-    incremental: bool
-    empty: bool = True  # neither records nor an error
-
-    def run(self, session: ClientFetchSession) -> None:
-        consumer, answer = self.consumer, self.answered.message
-        world, error = consumer.world, getattr(answer, "error_code", 0)
-        world.answers += 1
-        self._in_time(None)
-        session.answered(error, getattr(answer, "session_id", 0))
-        if error:
-            assert error in SESSION_ERRORS, f"{consumer.name}: top-level error {error}"
-            assert consumer.habits.sessions
-            world.sessions_lost += 1
-            world.note(consumer.name, "session error", error)
-            return
-        found = self._named(answer)
-        summary = []
-        for tip, part in found.items():
-            size = len(part.records or b"")
-            summary.append((tip.topic, tip.partition, self.wanted[tip].offset, size))
-            self.empty = self.empty and not part.error_code and not size
-            if part.error_code:
-                self._check_error(tip, part)
-            else:
-                self._check_data(tip, part)
-        world.note(consumer.name, *summary)
-        self._check_size(found)
-        self._check_not_in_a_loop(self.incremental and bool(found))
-        self._check_fair(found)
-        for tip in self.wanted:
-            part = found.get(tip)
-            self._check_tail(tip, part is not None and bool(part.records))
-
-    def _named(self, answer: Any) -> dict[TopicIdPartition, Any]:
-        """Each partition once; all that were asked unless the answer is incremental."""
-        by_id = self.consumer.habits.version >= 13
-        known = {(t.topic_id if by_id else t.topic, t.partition): t for t in self.wanted}
-        found: dict[TopicIdPartition, Any] = {}
-        for topic in answer.responses:
-            for part in topic.partitions:
-                tip = known.get((topic.topic_id if by_id else topic.topic, part.partition_index))
-                assert tip is not None, f"{part.partition_index} was not asked for"
-                assert tip not in found, f"{tip} is answered twice"
-                found[tip] = part
-        if not self.incremental:
-            missing = [str(tip) for tip in self.wanted if tip not in found]
-            assert not missing, f"not answered: {missing}"
-        return found
-
-    # -- time ------------------------------------------------------------------------------------
-    def _in_time(self, ready_at: float | None) -> None:
-        """Not later than the client's own wait, or (tail data) than `ready_at`, and the margin."""
-        habits, answered = self.consumer.habits, self.answered
-        due = answered.began_at + habits.max_wait_ms / 1000
-        if ready_at is not None:
-            due = min(due, max(ready_at, answered.began_at))
-        late_s = answered.at - due - answered.dawdled_s
-        if ready_at is None:
-            self.consumer.world.slowest_s = max(self.consumer.world.slowest_s, late_s)
-        margin_s = self.consumer.world.margin_s(answered.size + min(habits.max_bytes, 200_000))
-        assert late_s <= margin_s, f"{late_s:.3f} s late, where {margin_s:.3f} s are allowed"
-
-    def _check_fair(self, found: dict[TopicIdPartition, Any]) -> None:
-        """While the store is well, no archived partition waits until another one is read up.
-
-        That needs a cache: without one, who comes second has his data thrown away each time.
-        """
-        consumer, world = self.consumer, self.consumer.world
-        config = world.config.remote_fetch
-        if config.chunk_cache_bytes_max < 8 * config.chunk_bytes:
-            return
-        passed_over = consumer.passed_over
-        served = [tip for tip, part in found.items() if part.records]
-        archived = {
-            tip
-            for tip, asked in self.wanted.items()
-            if asked.offset < min(world.archived_end[tip], world.log_of(tip).start_offset)
-        }
-        well = self.answered.began_at > world.fair_since + world.recovery_s
-        if not well or not archived.intersection(served):
-            return
-        passed_over.update(archived.difference(served))
-        for tip in {*served, *(tip for tip in passed_over if tip not in archived)}:
-            passed_over.pop(tip, None)
-        turns_max = PASSED_OVER_MAX * len(self.wanted)
-        for tip, turns in passed_over.items():
-            assert turns <= turns_max, f"{consumer.name}: {tip} was passed over {turns} times"
-
-    def _check_not_in_a_loop(self, has_news: bool) -> None:
-        """Now and then an answer comes early with nothing in it; one after the other is a loop."""
-        consumer = self.consumer
-        took_s = self.answered.at - self.answered.began_at
-        early = took_s < min(consumer.habits.max_wait_ms / 1000, 0.1) / 2
-        consumer.early = consumer.early + 1 if self.empty and early and not has_news else 0
-        assert consumer.early <= EARLY_MAX, f"{consumer.name}: {consumer.early} answers of nothing"
-
-    def _check_tail(self, tip: TopicIdPartition, has_data: bool) -> None:
-        consumer, answered = self.consumer, self.answered
-        log = consumer.world.log_of(tip)
-        offset = self.wanted[tip].offset
-        if tip not in self.tail or log.start_offset > offset:
-            consumer._starving_since.pop(tip, None)
-            return
-        index = log.index_of(offset)
-        end = log.last_stable_offset if consumer.habits.isolation else log.high_watermark
-        there = index < log.replicated and log.batches[index].base_offset < end
-        if not there:
-            consumer._starving_since.pop(tip, None)
-            return
-        if not consumer.habits.isolation:
-            self._in_time(log.committed_at[index])
-        if has_data:
-            consumer._starving_since.pop(tip, None)
-            return
-        since = consumer._starving_since.setdefault(tip, answered.at)
-        starved_s = answered.at - since
-        assert starved_s <= STARVING_S_MAX, f"{tip} at {offset}: tail kept back for {starved_s} s"
-
-    # -- contents --------------------------------------------------------------------------------
-    def _check_error(self, tip: TopicIdPartition, part: Any) -> None:
-        consumer, now = self.consumer, self.answered.at
-        world, offset = consumer.world, self.wanted[tip].offset
-        where = f"{consumer.name}: {tip} at {offset}: error {part.error_code}"
-        assert part.error_code == KAFKA_STORAGE_ERROR, where
-        world.storage_errors += 1
-        world.note(where)
-        after_s = world.config.remote_fetch.remote_error_after_ms / 1000
-        excused = world.outage_s(now) >= after_s or now <= world.corrupt_until
-        assert excused, f"{where} without an outage"
-        others = self.tail - {tip}
-        assert not others, f"{where} beside the tail of {sorted(map(str, others))}"
-        wait_ms = min(
-            consumer.habits.max_wait_ms, world.config.remote_fetch.remote_fetch_max_wait_ms
-        )
-        assert now - self.answered.began_at >= wait_ms / 1000 - CLOCK_SLACK_S, f"{where} too early"
-
-    def _check_data(self, tip: TopicIdPartition, part: Any) -> None:
-        """The log's own batches from the asked offset on, each once, nothing left out."""
-        consumer = self.consumer
-        log = consumer.world.log_of(tip)
-        records = part.records or b""
-        asked = self.wanted[tip].offset
-        index = log.index_of(asked)
-        first = index
-        for header in walk(records):
-            batch = log.batches[index]
-            assert records[header.position : header.end] == batch.content, (
-                f"{consumer.name}: {tip} asked at {asked}: got {header.base_offset}, "
-                f"where {batch.base_offset} is next"
-            )
-            assert check_crc(records, header)
-            index += 1
-        self._check_watermarks(tip, part, index)
-        if index == first:
-            return
-        consumer.world.consumed_batches += index - first
-        if consumer.habits.isolation:
-            self._check_aborted(tip, part, first, index)
-        if consumer.positions[tip] == asked:
-            consumer.positions[tip] = log.batches[index - 1].last_offset + 1
-
-    def _check_watermarks(self, tip: TopicIdPartition, part: Any, index: int) -> None:
-        log = self.consumer.world.log_of(tip)
-        end = log.batches[index - 1].last_offset + 1 if index else log.first_offset
-        if part.records:
-            assert part.high_watermark == -1 or part.high_watermark >= end, "watermark below data"
-        assert part.high_watermark <= log.high_watermark
-        assert part.last_stable_offset <= log.last_stable_offset
-        start = getattr(part, "log_start_offset", -1)
-        assert start <= log.start_offset
-
-    def _check_aborted(self, tip: TopicIdPartition, part: Any, first: int, end: int) -> None:
-        """All that overlap what was given are listed; none that the log does not know."""
-        log = self.consumer.world.log_of(tip)
-        given = log.batches[first:end]
-        listed = {(a.producer_id, a.first_offset) for a in part.aborted_transactions or ()}
-        needed = {
-            (a.producer_id, a.first_offset)
-            for a in log.overlapping(given[0].base_offset, given[-1].last_offset + 1)
-        }
-        # Of a first batch only what lies at or above the asked offset counts.
-        needed &= {
-            (a.producer_id, a.first_offset)
-            for a in log.aborted
-            if a.marker_offset >= self.wanted[tip].offset
-        }
-        assert needed <= listed, f"{tip}: aborted transactions {needed - listed} are not listed"
-        known = {(a.producer_id, a.first_offset) for a in log.aborted}
-        assert listed <= known, f"{tip}: {listed - known} were never aborted"
-
-    def _check_size(self, found: dict[TopicIdPartition, Any]) -> None:
-        """Both tiers keep to max_bytes, but for the first batch, which is given whole."""
-        habits = self.consumer.habits
-        largest = max(
-            len(batch.content)
-            for tip in self.wanted
-            for batch in self.consumer.world.log_of(tip).batches
-        )
-        total = sum(len(part.records or b"") for part in found.values())
-        assert total <= 2 * max(habits.max_bytes, largest), f"{total} bytes of {habits.max_bytes}"

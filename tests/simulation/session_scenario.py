@@ -1,0 +1,90 @@
+"""What a seed decides before a session simulation begins: network, logs, configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from broker import SimulatedCluster
+from broker_log import LogGenerator, SimulatedLog
+from generated_archive import random_uuid
+from network import Conditions
+from simulated_consumer import BOOTSTRAP
+
+from fetchproxy.config.sections import (
+    ArchiveConfig,
+    ClusterConfig,
+    Config,
+    GatewayConfig,
+    KiB,
+    MetadataConfig,
+    MiB,
+    RemoteFetchConfig,
+)
+from fetchproxy.model import TopicIdPartition
+
+
+def draw_conditions(rng: Random) -> Conditions:
+    return Conditions(
+        latency_s_min=0.0001,
+        latency_s_max=rng.choice([0.0005, 0.005, 0.02]),
+        cutting=rng.choice(["whole", "parts", "bytes"]),
+        window_bytes=rng.choice([8, 64, 1024]) * KiB,
+        sends_at_once=rng.random() < 0.7,
+    )
+
+
+def draw_logs(rng: Random) -> list[SimulatedLog]:
+    topics = [("weather", random_uuid(rng)), ("harvest", random_uuid(rng))]
+    logs = []
+    for name, topic_id in topics[: rng.choice([1, 1, 2])]:
+        for partition in range(rng.randint(1, 3)):
+            tip = TopicIdPartition(topic_id, name, partition)
+            noise_bytes_max = rng.choice([50, 400, 3_000])
+            generator = LogGenerator(Random(rng.random()), noise_bytes_max)
+            logs.append(generator.generate(tip, rng.randint(30, 150)))
+    return logs
+
+
+def draw_start(rng: Random, log: SimulatedLog) -> int:
+    return rng.choice(
+        [log.first_offset, log.first_offset, rng.randint(log.first_offset, log.high_watermark)]
+    )
+
+
+def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> Config:
+    return Config(
+        cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=5_000),
+        gateway=GatewayConfig(
+            listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}",
+            inflight_requests_max=rng.choice([1, 2, 64]),
+            buffer_bytes_max=rng.choice([KiB, 64 * KiB, MiB]),
+            permit_ttl_ms=rng.choice([300, 5_000, 60_000]),
+        ),
+        remote_fetch=RemoteFetchConfig(
+            remote_fetch_max_wait_ms=rng.choice([100, 500]),
+            fetcher_tasks_max=rng.choice([1, 2, 16]),
+            purgatory_entries_max=rng.choice([1, 2, 100]),
+            inflight_bytes_max=MiB,
+            chunk_bytes=rng.choice([1, 4, 32]) * KiB,
+            chunk_cache_bytes_max=rng.choice([0, 5 * KiB, 40 * KiB, MiB]),
+            read_ahead_chunks_max=rng.choice([0, 1, 4]),
+            chunk_read_max_ms=rng.choice([500, 3_000]),
+            backoff_initial_ms=50,
+            backoff_max_ms=2_000,
+            remote_error_after_ms=rng.choice([2_000, 5_000, 60_000]),
+            unasked_read_max_ms=rng.choice([100, 5_000]),
+            corrupt_retry_ms=1_000,
+        ),
+        metadata=MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000])),
+        archive=ArchiveConfig(
+            topics=rng.choice([None, "weather|harvest"]),
+            segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
+            segment_age_max_ms=rng.choice([500, 3_000]),
+            rlm_process_interval_ms=rng.choice([100, 1_000]),
+            rlm_retry_interval_ms=500,
+            copy_max_ms=5_000,
+            fetch_bytes_max=rng.choice([1, 64]) * KiB,
+            spool_dir=folder,
+        ),
+    )
