@@ -15,8 +15,8 @@ from typing import cast
 import structlog
 
 from fetchproxy.gateway.answers import Answer, HeldAnswer, Payload
+from fetchproxy.gateway.apis.fetch import FetchHandler
 from fetchproxy.gateway.broker_link import BrokerLink
-from fetchproxy.gateway.fetch_handler import FetchHandler
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.request_reader import RequestReader
 from fetchproxy.observability.metrics import CONNECTIONS_REFUSED, LIMITS_REACHED, WIRE_ERRORS

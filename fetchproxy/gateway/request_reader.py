@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from fetchproxy.gateway.answers import Answer, HeldAnswer, Payload
+from fetchproxy.gateway.apis.list_offsets import ListOffsetsHandler
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.gateway.list_offsets_handler import ListOffsetsHandler
 from fetchproxy.gateway.requests import Treatment, produce_answer_is_relayed, treatment_of
 from fetchproxy.observability.metrics import LIMITS_REACHED, RELAYED_BYTES_TO_BROKER
 from protocol.api_versions import intersect_response, unsupported_version_response
