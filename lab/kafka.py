@@ -4,6 +4,7 @@ published jars. It must not hide what Kafka does: a test's properties win over t
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import subprocess
 import tempfile
@@ -13,14 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lab import jars
 from lab.errors import PartFailed
-from lab.jars import Artifact
 from lab.java import find_java
+from lab.kafka_versions import KAFKA_VERSION, kafka_jars
 from lab.process import ServerProcess, free_port, port_answers
 
-KAFKA_VERSION = "4.1.1"
-_LOG4J_VERSION = "2.24.3"
 _START_ATTEMPTS_MAX = 3
 
 _LOG4J = """\
@@ -56,31 +54,21 @@ _SINGLE_NODE: dict[str, str] = {
 }
 
 
-def kafka_jars() -> Path:
-    """The folder of Kafka's jars, downloaded on first use. Raises PartMissing."""
-    kafka = "org.apache.kafka"
-    log4j = "org.apache.logging.log4j"
-    return jars.fetch(
-        f"kafka-{KAFKA_VERSION}",
-        [
-            Artifact(kafka, "kafka_2.13", KAFKA_VERSION),
-            Artifact(kafka, "kafka-tools", KAFKA_VERSION),
-            Artifact(kafka, "kafka-storage", KAFKA_VERSION),
-            # LocalTieredStorage, Kafka's own tiered storage to compare with, is in the test jar.
-            Artifact(kafka, "kafka-storage", KAFKA_VERSION, "test"),
-            # Nothing else brings a log back end, and readiness is read from the log.
-            Artifact(log4j, "log4j-core", _LOG4J_VERSION),
-            Artifact(log4j, "log4j-slf4j-impl", _LOG4J_VERSION),
-        ],
-    )
+def class_path(version: str = KAFKA_VERSION) -> str:
+    return f"{kafka_jars(version)}/*"
 
 
-def class_path() -> str:
-    return f"{kafka_jars()}/*"
+def new_cluster_id() -> str:
+    """A random one, in the form that Kafka wants: 16 bytes in URL-safe base64, no padding."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 def run_tool(
-    main_class: str, *arguments: str, timeout_s: float = 120.0, check: bool = True
+    main_class: str,
+    *arguments: str,
+    timeout_s: float = 120.0,
+    check: bool = True,
+    version: str = KAFKA_VERSION,
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of Kafka's tools, such as `org.apache.kafka.tools.DeleteRecordsCommand`.
 
@@ -88,7 +76,7 @@ def run_tool(
     subprocess.TimeoutExpired after `timeout_s`.
     """
     with tempfile.TemporaryDirectory(prefix="lab-kafka-tool-") as folder:
-        command = tool_command(Path(folder), main_class, *arguments)
+        command = tool_command(Path(folder), main_class, *arguments, version=version)
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=timeout_s
         )
@@ -98,12 +86,14 @@ def run_tool(
     return done
 
 
-def tool_command(folder: Path, main_class: str, *arguments: str) -> list[str]:
+def tool_command(
+    folder: Path, main_class: str, *arguments: str, version: str = KAFKA_VERSION
+) -> list[str]:
     """The command line of a tool, for a caller that runs it itself; `folder` gets a log config."""
     log4j = folder / "log4j2-tool.properties"
     log4j.write_text(_LOG4J.format(level="WARN", target="SYSTEM_ERR"))
     return find_java().command(
-        class_path(),
+        class_path(version),
         "-Xmx256m",
         "-XX:+UseSerialGC",
         f"-Dlog4j2.configurationFile={log4j}",
@@ -117,7 +107,8 @@ class KafkaServer:
 
     `properties` are server.properties on top of the lab's own (`listeners` may use `{port}` and
     `{controller_port}`). Without `data_dir` data lives in a temporary folder that `stop()` removes;
-    with it, data and log stay, and a later server continues from them.
+    with it, data and log stay, and a later server continues from them. `port` 0 takes a free one.
+    `jars_behind` is a folder for the end of the class path (a plugin).
     """
 
     def __init__(
@@ -127,14 +118,22 @@ class KafkaServer:
         heap: str = "512m",
         log: Path | None = None,
         start_timeout_s: float = 120.0,
+        port: int = 0,
+        cluster_id: str = "",
+        version: str = KAFKA_VERSION,
+        jars_behind: Path | None = None,
     ) -> None:
+        self.version = version
+        self._jars_behind = jars_behind
         self._properties = dict(properties or {})
         self._keeps_data = data_dir is not None
         self._folder = data_dir or Path(tempfile.mkdtemp(prefix="lab-kafka-"))
         self._heap = heap
         self._log = log or self._folder / "server.log"
         self._start_timeout_s = start_timeout_s
-        self._port = 0
+        self._chosen_port = port
+        self._cluster_id = cluster_id or new_cluster_id()
+        self._port = port
         self._process: ServerProcess | None = None
 
     @property
@@ -148,6 +147,11 @@ class KafkaServer:
     @property
     def pid(self) -> int:
         return self._server().pid
+
+    @property
+    def running(self) -> bool:
+        """Also while it is paused."""
+        return self._process is not None and self._process.running
 
     @property
     def data_dir(self) -> Path:
@@ -201,6 +205,11 @@ class KafkaServer:
         if not self._keeps_data:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def restart(self) -> None:
+        """An orderly shutdown and a start, with port and data."""
+        self._server().stop(timeout_s=60.0)
+        self.start()
+
     def kill(self) -> None:
         """SIGKILL; data stay, so that `start()` shows a broker after a crash."""
         self._server().kill()
@@ -236,19 +245,24 @@ class KafkaServer:
     def _prepare(self) -> None:
         """Chooses ports, writes the configuration and formats the log directory."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._port = free_port()
+        self._port = self._chosen_port or free_port()
         settings = self._settings(controller_port=free_port())
         config = self._folder / "server.properties"
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         log4j = self._folder / "log4j2-server.properties"
         log4j.write_text(_LOG4J.format(level="INFO", target="SYSTEM_OUT"))
         if not (self.data_dir / "meta.properties").exists():
-            cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             # One word, since an id may begin with a dash.
-            chosen = f"--cluster-id={cluster_id}"
-            run_tool("kafka.tools.StorageTool", "format", chosen, "-c", str(config))
+            chosen = f"--cluster-id={self._cluster_id}"
+            run_tool(
+                *("kafka.tools.StorageTool", "format", chosen, "-c", str(config)),
+                version=self.version,
+            )
+        path = class_path(self.version)
+        if self._jars_behind is not None:
+            path = f"{path}{os.pathsep}{self._jars_behind}/*"
         command = find_java().command(
-            class_path(),
+            path,
             f"-Xmx{self._heap}",
             "-XX:+ExitOnOutOfMemoryError",
             f"-Dlog4j2.configurationFile={log4j}",

