@@ -1,7 +1,8 @@
 """The API table: keys, the first flexible version of each, and the versions whose bodies we read.
 
 Source: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1 for the inter-broker
-APIs 4 to 7, which 4.x no longer describes), checked against 4.3.0. What is not in `ApiKey` is
+APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0, which adds keys 93 and 94,
+ApiVersions v5 and versions of APIs that are relayed unread. What is not in `ApiKey` is
 never advertised to a client: such an answer might carry a broker's address that we cannot see.
 DescribeQuorum is relayed as it is although it names the *controllers'* listeners: clients do not
 connect to them, and operators want to see the true ones.
@@ -13,7 +14,7 @@ from enum import IntEnum
 
 
 class ApiKey(IntEnum):
-    """Every key of Kafka 4.1, by Kafka's own name."""
+    """Every key of Kafka 4.4, by Kafka's own name."""
 
     PRODUCE = 0
     FETCH = 1
@@ -108,6 +109,8 @@ class ApiKey(IntEnum):
     DESCRIBE_SHARE_GROUP_OFFSETS = 90
     ALTER_SHARE_GROUP_OFFSETS = 91
     DELETE_SHARE_GROUP_OFFSETS = 92
+    STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE = 93
+    UNREGISTER_CONTROLLER = 94
 
 
 NEVER_FLEXIBLE = 0x7FFF
@@ -207,6 +210,8 @@ FLEXIBLE_FROM: dict[int, int] = {
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: 0,
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: 0,
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE: 0,
+    ApiKey.UNREGISTER_CONTROLLER: 0,
 }
 
 # The APIs whose bodies are read or rewritten, with the versions understood: a client is offered
@@ -220,7 +225,10 @@ PROXIED_VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.FIND_COORDINATOR: (0, 6),
     # After v0 come raw SASL tokens without any header: that form is refused.
     ApiKey.SASL_HANDSHAKE: (1, 1),
-    ApiKey.API_VERSIONS: (0, 4),
+    # v5 tells the broker which cluster and node the client means (KIP-1242); both are true ones.
+    ApiKey.API_VERSIONS: (0, 5),
+    ApiKey.DELETE_RECORDS: (0, 2),
+    # v0 and v1 have no fencing, and were for the replicas of old brokers.
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.SHARE_FETCH: (0, 2),

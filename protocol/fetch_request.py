@@ -21,6 +21,7 @@ SESSIONS_FROM = 7
 
 SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the one named
 INITIAL_EPOCH = 0
+NO_LEADER_EPOCH = -1
 
 # A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
 TopicRef = bytes
@@ -31,16 +32,21 @@ _ENTRY_V5 = Struct(">iqqi")  # + log start
 _ENTRY_V9 = Struct(">iiqqi")  # + leader epoch
 _ENTRY_V12 = Struct(">iiqiqi")  # + last fetched epoch
 _HEAD = Struct(">iii")  # max wait, min bytes, max bytes
+_SESSION = Struct(">ii")  # id, epoch
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPartition:
-    """One asked partition. `raw` is its entry as the client sent it (with tags)."""
+    """One asked partition. `raw` is its entry as the client sent it (with tags).
+
+    `leader_epoch` is the one that the client believes in; -1 (and all below v9): none to check.
+    """
 
     partition: int
     fetch_offset: int
     bytes_max: int
     raw: bytes
+    leader_epoch: int = NO_LEADER_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
     at = cursor.skip(13, "fetch limits")
     max_wait_ms, min_bytes, bytes_max = _HEAD.unpack_from(payload, at)
     isolation_level = payload[at + 12]
+    if isolation_level not in (0, 1):  # the broker's IsolationLevel.forId takes no other
+        raise MalformedMessage(f"isolation level {isolation_level} in a Fetch")
     session_id, session_epoch = 0, SESSIONLESS_EPOCH
     if version >= SESSIONS_FROM:
         session_id, session_epoch = cursor.int32(), cursor.int32()
@@ -86,9 +94,9 @@ def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
     tags = b""
     if flexible:
         start = cursor.pos
-        for tag, tag_at, _end in cursor.tags():
+        for tag, tag_at, tag_end in cursor.tags():
             if tag == 1 and version >= 15:  # ReplicaState: a follower, not a consumer
-                replica_id = INT32.unpack_from(payload, tag_at)[0]
+                replica_id = Cursor(payload, tag_at, tag_end).int32()
         tags = bytes(payload[start : cursor.pos])
     if cursor.remaining:
         raise MalformedMessage(f"{cursor.remaining} bytes after the end of Fetch v{version}")
@@ -130,7 +138,8 @@ def _entry_struct(version: int) -> Struct:
 def _parse_partitions(cursor: Cursor, version: int) -> dict[PartitionKey, FetchPartition]:
     flexible = version >= FLEXIBLE_FROM
     entry = _entry_struct(version)
-    offset_field = 2 if version >= 9 else 1
+    has_epoch = version >= 9
+    offset_field = 2 if has_epoch else 1
     found: dict[PartitionKey, FetchPartition] = {}
     for _ in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
@@ -140,7 +149,11 @@ def _parse_partitions(cursor: Cursor, version: int) -> dict[PartitionKey, FetchP
             if flexible:
                 cursor.skip_tags()
             found[topic, fields[0]] = FetchPartition(
-                fields[0], fields[offset_field], fields[-1], bytes(cursor.buf[start : cursor.pos])
+                fields[0],
+                fields[offset_field],
+                fields[-1],
+                bytes(cursor.buf[start : cursor.pos]),
+                fields[1] if has_epoch else NO_LEADER_EPOCH,
             )
         if flexible:
             cursor.skip_tags()
@@ -207,6 +220,19 @@ def encode_fetch_request(
     out += request.rack
     out += request.tags
     INT32.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+def with_session(
+    frame: bytes, body_at: int, version: int, session_id: int, session_epoch: int
+) -> bytes:
+    """A framed request (v7+) in another session, and else as it came.
+
+    `body_at` is where the header ends behind the size prefix.
+    """
+    out = bytearray(frame)
+    at = 4 + body_at + (4 if version < 15 else 0) + _HEAD.size + 1
+    _SESSION.pack_into(out, at, session_id, session_epoch)
     return bytes(out)
 
 

@@ -42,21 +42,23 @@ class FetchResponseHead(NamedTuple):
 
 
 class HeadPatch(NamedTuple):
-    """What the client sees instead: its own ids, and `topics` encoded entries in front."""
+    """What the client sees instead: its own ids, and `injected_topics` entries in front."""
 
     correlation_id: int
     session_id: int
     injected_topics: int = 0
     injected: Sequence[Buffer] = ()
+    throttle_time_ms: int = 0  # where it is longer than the broker's
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPatch:
-    """Makes an answer without error of one with; -1 where a value is not known."""
+    """Makes an answer without error of one with, or changes it; -1 where a value is not known."""
 
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
+    error_code: int = 0
 
 
 def head_bytes(version: int) -> int:

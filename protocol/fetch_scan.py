@@ -5,6 +5,7 @@ they arrive and gives back the bytes that may leave, jumping over records. On th
   - patches the head (correlation and session id) and puts further topics before the broker's,
   - asks `on_error` about every partition with an error and may turn it into an empty one
     (fixed-width fields, the length is unchanged),
+  - lowers the log start offset of partitions whose log goes on below what the broker has,
   - replaces the NodeEndpoints tag (v16+) where the frame is small enough to be held, and else
     renames it to a tag that no client knows: endpoints are optional (KIP-951), but the broker's
     own addresses must not reach a client.
@@ -14,7 +15,7 @@ Layout: Kafka's FetchResponse.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct
 
 from protocol.errors import MalformedMessage, Truncated
@@ -31,9 +32,10 @@ from protocol.fetch_response import (
     plain_head,
     plain_run,
 )
-from protocol.primitives import INT16, INT32, Buffer, Cursor, decode_uvarint
+from protocol.primitives import INT16, INT32, INT64, Buffer, Cursor, decode_uvarint
 
 NODE_ENDPOINTS_FROM = 16
+LOG_START_FROM = 5
 NODE_ENDPOINTS_TAG = 0
 UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka version
 
@@ -45,7 +47,11 @@ _NO_TAGS = b"\x00"
 OnHead = Callable[[FetchResponseHead], HeadPatch]
 OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
 SpliceTags = Callable[[bytes], bytes]
+# By topic, for those whose log may begin below the broker's: partition → the first offset to be
+# shown, -1: not known, None: the broker's own.
+LogStarts = Mapping[TopicRef, Callable[[int], int | None]]
 
+_LOG_START_AT = 22  # in a partition's entry (v5+)
 _TOPIC, _PARTITION, _PARTITION_TAGS, _TOPIC_TAGS, _TAIL = range(5)
 
 
@@ -57,12 +63,15 @@ class FetchResponseScan:
     """One response, from its size prefix to its last byte.
 
     `on_head(head)` is asked once; `on_error(topic, partition, code)` for each partition with an
-    error; `splice_tags` rewrites the trailing tagged fields of a held answer.
+    error; `splice_tags` rewrites the trailing tagged fields of a held answer. `log_starts` costs
+    nothing where it is empty, and a look at each partition of the topics that it names.
     """
 
     __slots__ = (
         "_carry",
         "_held",
+        "_log_start",
+        "_log_starts",
         "_on_error",
         "_on_head",
         "_partitions",
@@ -82,12 +91,15 @@ class FetchResponseScan:
         on_head: OnHead,
         on_error: OnError,
         splice_tags: SpliceTags,
+        log_starts: LogStarts | None = None,
     ) -> None:
         self._version = version
         self.left = frame_bytes  # of the whole frame, not yet fed
         self._on_head: OnHead | None = on_head
         self._on_error = on_error
         self._splice_tags = splice_tags
+        self._log_starts = log_starts if log_starts and version >= LOG_START_FROM else None
+        self._log_start: Callable[[int], int | None] | None = None  # of the topic that is walked
         self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
         self._carry = bytearray()
         self._skip = 0  # bytes of records that just pass
@@ -121,7 +133,7 @@ class FetchResponseScan:
         if self._held and self.left:
             self._carry = bytearray(buf)
             return []
-        if not self.left and self._version >= FLEXIBLE_FROM:
+        if not self.left and self._version >= FLEXIBLE_FROM and not self._log_starts:
             plain = plain_head(buf, self._version)
             if plain is not None:
                 return self._front(buf, plain, head_bytes(self._version) + 1, plain=True)
@@ -152,7 +164,7 @@ class FetchResponseScan:
         body_bytes = sum(map(len, rest)) if self._held else INT32.unpack_from(buf)[0] + 4 - at
         new_head = FetchResponseHead(
             patch.correlation_id,
-            head.throttle_time_ms,
+            max(head.throttle_time_ms, patch.throttle_time_ms),
             head.error_code,
             patch.session_id,
             head.topics + patch.injected_topics,
@@ -168,7 +180,7 @@ class FetchResponseScan:
             if self._version >= FLEXIBLE_FROM and buf[8]:
                 return False  # tags in the header: the fields behind them lie elsewhere
             INT32.pack_into(buf, head_bytes(self._version) - 4, patch.session_id)
-        return True
+        return patch.throttle_time_ms <= head.throttle_time_ms
 
     def _body(self, buf: memoryview, at: int, start: int) -> list[Buffer]:
         """Walk on from `at`; what may leave of `buf` from `start` on.
@@ -216,7 +228,7 @@ class FetchResponseScan:
     def _step(self, buf: memoryview, pos: int, end: int) -> int:
         state = self._state
         if state == _PARTITION:
-            if self._version >= FLEXIBLE_FROM:
+            if self._version >= FLEXIBLE_FROM and self._log_start is None:
                 plain = self._plain_partitions(buf, pos, end)
                 if plain != pos:
                     return plain
@@ -250,6 +262,8 @@ class FetchResponseScan:
         if at + length > end:
             raise _NeedMore(pos)
         self._topic = bytes(buf[at : at + length])
+        if self._log_starts:
+            self._log_start = self._log_starts.get(self._topic)
         at += length
         if version >= FLEXIBLE_FROM:
             count, at = _uvarint(buf, at, end, pos)
@@ -288,6 +302,8 @@ class FetchResponseScan:
         error_code = INT16.unpack_from(buf, pos + 4)[0]
         if error_code:
             self._ask(buf, pos, error_code)
+        elif self._log_start is not None:
+            self._show_log_start(buf, pos, self._log_start)
         if flexible:
             self._state = _PARTITION_TAGS
         else:
@@ -304,12 +320,22 @@ class FetchResponseScan:
             self._state = _TOPIC_TAGS
         return pos
 
+    def _show_log_start(
+        self, buf: memoryview, pos: int, first_offset: Callable[[int], int | None]
+    ) -> None:
+        shown = INT64.unpack_from(buf, pos + _LOG_START_AT)[0]
+        if shown <= 0:  # nothing lies below it
+            return
+        start = first_offset(INT32.unpack_from(buf, pos)[0])
+        if start is not None and start < shown:
+            INT64.pack_into(buf, pos + _LOG_START_AT, start)
+
     def _ask(self, buf: memoryview, pos: int, error_code: int) -> None:
         partition = INT32.unpack_from(buf, pos)[0]
         patch = self._on_error(self._topic, partition, error_code)
         if patch is None:
             return
-        INT16.pack_into(buf, pos + 4, 0)
+        INT16.pack_into(buf, pos + 4, patch.error_code)
         if self._version >= 5:
             WATERMARKS.pack_into(
                 buf,

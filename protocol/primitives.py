@@ -56,6 +56,12 @@ def encode_string(value: str | None, flexible: bool) -> bytes:
     return (encode_uvarint(len(raw) + 1) if flexible else INT16.pack(len(raw))) + raw
 
 
+def encode_bytes(value: bytes | None, flexible: bool) -> bytes:
+    if value is None:
+        return b"\x00" if flexible else b"\xff\xff\xff\xff"
+    return (encode_uvarint(len(value) + 1) if flexible else INT32.pack(len(value))) + value
+
+
 def encode_count(count: int | None, flexible: bool) -> bytes:
     """The length before an array's elements; None is the null array."""
     if count is None:
@@ -141,6 +147,13 @@ class Cursor:
 
     def skip_string(self, flexible: bool) -> None:
         self.skip(max(self._length(flexible, wide=False), 0), "string")
+
+    def nullable_bytes(self, flexible: bool) -> bytes | None:
+        length = self._length(flexible, wide=True)
+        if length < 0:
+            return None
+        start = self.skip(length, "bytes")
+        return bytes(self.buf[start : self.pos])
 
     def skip_bytes(self, flexible: bool) -> None:
         self.skip(max(self._length(flexible, wide=True), 0), "bytes")

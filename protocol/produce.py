@@ -1,12 +1,20 @@
-"""Produce requests: only `acks`, because a request with acks=0 has no answer."""
+"""Produce: `acks` of a request, as one with acks=0 has no answer, and the addresses in an answer.
+
+NodeEndpoints are a tagged field of the whole answer from v10 on (KIP-951). Records are not read.
+"""
 
 from __future__ import annotations
 
+from protocol.addresses import TaggedAddresses
 from protocol.apis import ApiKey, is_flexible
 from protocol.errors import Truncated
 from protocol.primitives import Buffer, Cursor
 
+ENDPOINTS_FROM = 10
 _TRANSACTIONAL_ID_FROM = 3
+
+# Null or empty record errors, null message, no tags: how a partition without an error ends.
+_QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
 
 
 def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None) -> int | None:
@@ -21,3 +29,52 @@ def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None
         return cursor.int16()
     except Truncated:
         return None
+
+
+def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
+    """Most Produce answers: one topic, one partition, no error. 0 for any other.
+
+    Every byte that has to be a length is looked at, so what passes here is not guessed.
+    """
+    try:
+        if buf[pos] != 2:
+            return 0
+        name = buf[pos + 1]
+        partitions = pos + (17 if version >= 13 else 1 + name)
+        if version < 13 and not 0 < name < 0x80:
+            return 0
+        ends = partitions + 31
+        quiet = buf[partitions] == 2 and bytes(buf[ends : ends + 3]) in _QUIET_PARTITION
+        # Behind the partition: the topic's tags (none) and the throttle time.
+        return ends + 4 if quiet and buf[ends + 3] == 0 and len(buf) >= ends + 8 else 0
+    except IndexError:
+        return 0
+
+
+def _tags_position(cursor: Cursor, version: int) -> int:
+    buf = cursor.buf
+    single = _behind_single_quiet_partition(buf, cursor.pos, version)
+    if single:
+        return single + 4
+    for _ in range(cursor.count(flexible=True) or 0):
+        if version >= 13:
+            cursor.skip(16, "topic id")
+        else:
+            cursor.skip_string(flexible=True)
+        for _ in range(cursor.count(flexible=True) or 0):
+            pos = cursor.skip(30, "partition result") + 30
+            if bytes(buf[pos : pos + 3]) in _QUIET_PARTITION:
+                cursor.pos = pos + 3
+                continue
+            for _ in range(cursor.count(flexible=True) or 0):
+                cursor.skip(4, "batch index")
+                cursor.skip_string(flexible=True)
+                cursor.skip_tags()
+            cursor.skip_string(flexible=True)
+            cursor.skip_tags()
+        cursor.skip_tags()
+    cursor.skip(4, "throttle time")
+    return cursor.pos
+
+
+ADDRESSES = TaggedAddresses(ApiKey.PRODUCE, ENDPOINTS_FROM, _tags_position)

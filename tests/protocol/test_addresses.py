@@ -12,17 +12,31 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 from message_schema import encode_response, uvarint, values
 
+from protocol import (
+    describe_cluster,
+    find_coordinator,
+    metadata,
+    produce,
+    share_acknowledge,
+    share_fetch,
+)
 from protocol.addresses import (
+    AnswerAddresses,
     NodeAddress,
-    carries_addresses,
-    node_addresses,
     node_endpoints_in,
-    splice,
     splice_node_endpoints_tag,
 )
 from protocol.apis import PROXIED_VERSIONS, ApiKey
 from protocol.errors import WireError
 
+ADDRESSES: dict[ApiKey, AnswerAddresses] = {
+    ApiKey.METADATA: metadata.ADDRESSES,
+    ApiKey.FIND_COORDINATOR: find_coordinator.ADDRESSES,
+    ApiKey.DESCRIBE_CLUSTER: describe_cluster.ADDRESSES,
+    ApiKey.PRODUCE: produce.ADDRESSES,
+    ApiKey.SHARE_FETCH: share_fetch.ADDRESSES,
+    ApiKey.SHARE_ACKNOWLEDGE: share_acknowledge.ADDRESSES,
+}
 # API -> (schema, name of the field that holds an address, name of its node id)
 PLACES = {
     ApiKey.METADATA: ("MetadataResponse", "Brokers", "NodeId"),
@@ -71,12 +85,11 @@ def test_only_addresses_change(key: ApiKey, version: int) -> None:
         expected = [
             NodeAddress(h[node_id], h["Host"], h["Port"]) for h in holders(key, version, value)
         ]
-        if not carries_addresses(key, version):
-            assert expected == []
-        assert node_addresses(payload, key, version) == expected
+        addresses = ADDRESSES[key]
+        assert addresses.find(payload, version) == expected
         wanted = encode_response(name, version, relocated(key, version, value))
-        assert splice(payload, key, version, lookup) == wanted
-        assert splice(memoryview(bytearray(payload)), key, version, lookup) == wanted
+        assert addresses.splice(payload, version, lookup) == wanted
+        assert addresses.splice(memoryview(bytearray(payload)), version, lookup) == wanted
 
     check()
 
@@ -94,8 +107,8 @@ def test_truncation_and_garbage_raise_only_wire_errors(key: ApiKey, version: int
             payload[at] = data.draw(st.integers(0, 255))
         for broken in (bytes(payload[:end]), data.draw(st.binary(max_size=60))):
             with contextlib.suppress(WireError):
-                node_addresses(broken, key, version)
-                splice(broken, key, version, lookup)
+                ADDRESSES[key].find(broken, version)
+                ADDRESSES[key].splice(broken, version, lookup)
 
     check()
 
@@ -110,7 +123,7 @@ def test_metadata_as_kafka_python_reads_it(version: int) -> None:
     message = response(brokers=brokers, topics=[], cluster_id="c", controller_id=3)
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    spliced = splice(payload, ApiKey.METADATA, version, lookup)
+    spliced = metadata.ADDRESSES.splice(payload, version, lookup)
     decoded = response.decode(spliced, header=True)
     assert decoded.header.correlation_id == 5
     assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [
@@ -136,8 +149,8 @@ def test_coordinator_error_without_address_is_left_alone(version: int) -> None:
         )
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    assert node_addresses(payload, ApiKey.FIND_COORDINATOR, version) == []
-    assert splice(payload, ApiKey.FIND_COORDINATOR, version, lookup) == payload
+    assert find_coordinator.ADDRESSES.find(payload, version) == []
+    assert find_coordinator.ADDRESSES.splice(payload, version, lookup) == payload
 
 
 def endpoints_section(value: dict[str, Any]) -> bytes:
@@ -178,11 +191,9 @@ def test_garbage_tag_section_raises_only_wire_errors(section: bytes) -> None:
         splice_node_endpoints_tag(section, lookup)
 
 
-def test_other_answers_come_back_as_they_are() -> None:
-    assert not carries_addresses(ApiKey.HEARTBEAT, 4)
-    assert not carries_addresses(ApiKey.PRODUCE, 9)
-    assert splice(b"any", ApiKey.HEARTBEAT, 4, lookup) == b"any"
-    assert node_addresses(b"any", ApiKey.PRODUCE, 9) == []
+def test_older_produce_answers_come_back_as_they_are() -> None:
+    assert produce.ADDRESSES.splice(b"any", 9, lookup) == b"any"
+    assert produce.ADDRESSES.find(b"any", 9) == []
 
 
 @pytest.mark.parametrize("version", [10, 12, 13])
@@ -217,10 +228,11 @@ def test_usual_produce_answers(
     moved = value | {"NodeEndpoints": [endpoint | {"Host": host, "Port": port}]}
     name = "ProduceResponse"
     plain = encode_response(name, version, value)
-    assert splice(plain, ApiKey.PRODUCE, version, lookup) == plain
+    addresses = produce.ADDRESSES
+    assert addresses.splice(plain, version, lookup) == plain
     payload = encode_response(name, version, with_endpoint)
-    assert node_addresses(payload, ApiKey.PRODUCE, version) == [NodeAddress(2, "broker-2", 9092)]
-    assert splice(payload, ApiKey.PRODUCE, version, lookup) == encode_response(name, version, moved)
+    assert addresses.find(payload, version) == [NodeAddress(2, "broker-2", 9092)]
+    assert addresses.splice(payload, version, lookup) == encode_response(name, version, moved)
     for end in range(4, len(payload)):
         with pytest.raises(WireError):
-            splice(payload[:end], ApiKey.PRODUCE, version, lookup)
+            addresses.splice(payload[:end], version, lookup)

@@ -43,7 +43,9 @@ def test_proxied_versions_end_where_a_schema_does(name: str) -> None:
     message = schema(name)
     if message["apiKey"] in PROXIED_VERSIONS:
         newest = int(message["validVersions"].rpartition("-")[2])
-        assert PROXIED_VERSIONS[message["apiKey"]][1] == newest
+        # Kafka 4.4 has a later one, of which kafka-python knows nothing: its body was compared.
+        known = newest + 1 if message["apiKey"] == ApiKey.API_VERSIONS else newest
+        assert PROXIED_VERSIONS[message["apiKey"]][1] == known
 
 
 def test_every_key_has_a_first_flexible_version() -> None:
@@ -56,7 +58,7 @@ def test_flexible_of_unknown_keys_and_borders() -> None:
     assert not is_flexible(ApiKey.SASL_HANDSHAKE, 1)
     assert not is_flexible(10_000, 5)
     assert not is_flexible(-1, 5)
-    assert not is_known(93)
+    assert not is_known(95)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,9 @@ def test_flexible_of_unknown_keys_and_borders() -> None:
         (ApiKey.PRODUCE, 0, 13, (0, 13)),
         (ApiKey.SASL_HANDSHAKE, 0, 1, (1, 1)),
         (ApiKey.DESCRIBE_LOG_DIRS, 1, 5, (1, 5)),
-        (93, 0, 1, None),
+        (ApiKey.UNREGISTER_CONTROLLER, 0, 1, (0, 1)),
+        (ApiKey.API_VERSIONS, 0, 6, (0, 5)),
+        (95, 0, 1, None),
         (10_000, 0, 1, None),
         (-1, 0, 1, None),
     ],

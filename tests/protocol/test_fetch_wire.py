@@ -50,6 +50,7 @@ def requests(draw: st.DrawFn) -> tuple[int, OracleRequest]:
             entry = OracleRequest.FetchTopic.FetchPartition(version=version)
             entry.partition = number
             entry.fetch_offset = draw(st.integers(0, 1 << 60))
+            entry.current_leader_epoch = draw(st.integers(-1, 99)) if version >= 9 else -1
             entry.partition_max_bytes = draw(st.integers(0, 1 << 30))
             topic.partitions.append(entry)
         request.topics.append(topic)
@@ -70,6 +71,7 @@ def test_a_request_parsed_and_composed_is_the_same_bytes(case: tuple[int, Oracle
             mine = parsed.partitions[ref, entry.partition]
             assert mine.fetch_offset == entry.fetch_offset
             assert mine.bytes_max == entry.partition_max_bytes
+            assert mine.leader_epoch == entry.current_leader_epoch
     again = encode_fetch_request(
         parsed,
         partitions=parsed.partitions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafka.protocol.sasl import SaslHandshakeResponse
 
-from protocol.sasl import handshake_refusal
+from protocol.sasl_handshake import handshake_refusal
 
 
 def test_handshake_refusal() -> None:

@@ -1,0 +1,88 @@
+"""DeleteRecords (v0–2): what is asked, and where in an answer each result lies.
+
+Results are patched in place: a result's fields have fixed widths, so an answer keeps its length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+from protocol.apis import ApiKey, is_flexible
+from protocol.headers import response_body
+from protocol.primitives import Buffer, Cursor
+
+HIGH_WATERMARK = -1  # in place of an offset: all that consumers can read
+INVALID_LOW_WATERMARK = -1  # beside an error
+
+_RESULT = Struct(">iqh")  # partition, low watermark, error code
+_PATCHED = Struct(">qh")
+_PATCHED_AT = 4
+
+
+class AskedDeletion(NamedTuple):
+    """Everything below `offset` is to go."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecordsRequest:
+    asked: tuple[AskedDeletion, ...]
+    timeout_ms: int
+
+
+class DeletionResult(NamedTuple):
+    """One partition's result; `position` is where its partition begins in the payload."""
+
+    topic: str
+    partition: int
+    low_watermark: int
+    error_code: int
+    position: int
+
+
+def parse_request(
+    buf: Buffer, body_pos: int, api_version: int, end: int | None = None
+) -> DeleteRecordsRequest:
+    """A whole request's body in `buf[body_pos:end]`. Raises `WireError`."""
+    cursor = Cursor(buf, body_pos, end)
+    flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
+    asked: list[AskedDeletion] = []
+    for _ in range(cursor.count(flexible) or 0):
+        topic = cursor.string(flexible)
+        for _ in range(cursor.count(flexible) or 0):
+            asked.append(AskedDeletion(topic, cursor.int32(), cursor.int64()))
+            if flexible:
+                cursor.skip_tags()
+        if flexible:
+            cursor.skip_tags()
+    return DeleteRecordsRequest(tuple(asked), cursor.int32())
+
+
+def parse_response(payload: Buffer, api_version: int) -> list[DeletionResult]:
+    """The results of an answer without its size prefix. Raises `WireError`."""
+    cursor = response_body(payload, ApiKey.DELETE_RECORDS, api_version)
+    flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
+    cursor.skip(4, "throttle time")
+    results: list[DeletionResult] = []
+    for _ in range(cursor.count(flexible) or 0):
+        topic = cursor.string(flexible)
+        for _ in range(cursor.count(flexible) or 0):
+            at = cursor.skip(_RESULT.size, "deletion result")
+            partition, low_watermark, error_code = _RESULT.unpack_from(payload, at)
+            results.append(DeletionResult(topic, partition, low_watermark, error_code, at))
+            if flexible:
+                cursor.skip_tags()
+        if flexible:
+            cursor.skip_tags()
+    return results
+
+
+def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:
+    """Write `result`'s low watermark and error code over those at its position."""
+    at = result.position + _PATCHED_AT
+    _PATCHED.pack_into(payload, at, result.low_watermark, result.error_code)

@@ -1,0 +1,96 @@
+"""DeleteRecords: requests and answers of every version, and answers patched in place."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
+from message_schema import encode_body, encode_response, values
+
+from protocol.delete_records import AskedDeletion, parse_request, parse_response, patch
+from protocol.errors import WireError
+from protocol.headers import peek_request_header
+
+REQUEST = "DeleteRecordsRequest"
+RESPONSE = "DeleteRecordsResponse"
+VERSIONS = range(3)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_request(version: int) -> None:
+    @settings(max_examples=60)
+    @given(values(REQUEST, version), st.binary(max_size=9))
+    def check(value: dict[str, Any], lead: bytes) -> None:
+        body = encode_body(REQUEST, version, value)
+        request = parse_request(lead + body + b"next", len(lead), version, len(lead) + len(body))
+        assert request.timeout_ms == value["TimeoutMs"]
+        assert list(request.asked) == [
+            AskedDeletion(t["Name"], p["PartitionIndex"], p["Offset"])
+            for t in value["Topics"]
+            for p in t["Partitions"]
+        ]
+
+    check()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_response_and_patch(version: int) -> None:
+    @settings(max_examples=60)
+    @given(values(RESPONSE, version), st.data())
+    def check(value: dict[str, Any], data: st.DataObject) -> None:
+        payload = bytearray(encode_response(RESPONSE, version, value))
+        results = parse_response(payload, version)
+        assert [r[:4] for r in results] == [
+            (t["Name"], p["PartitionIndex"], p["LowWatermark"], p["ErrorCode"])
+            for t in value["Topics"]
+            for p in t["Partitions"]
+        ]
+        if not results:
+            return
+        number = data.draw(st.integers(0, len(results) - 1))
+        patch(payload, results[number]._replace(low_watermark=1 << 40, error_code=56))
+        changed = copy.deepcopy(value)
+        places = [p for t in changed["Topics"] for p in t["Partitions"]]
+        places[number] |= {"LowWatermark": 1 << 40, "ErrorCode": 56}
+        assert bytes(payload) == encode_response(RESPONSE, version, changed)
+
+    check()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
+    asked = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = asked.DeleteRecordsPartition(partition_index=3, offset=-1)
+    request = DeleteRecordsRequest(
+        topics=[asked(name="orders", partitions=[partition])], timeout_ms=700
+    )
+    request.API_VERSION = version
+    request.with_header(correlation_id=4, client_id="c")
+    frame = bytes(request.encode(header=True))
+    read = parse_request(frame, peek_request_header(frame).body_position, version)
+    assert (read.asked, read.timeout_ms) == ((AskedDeletion("orders", 3, -1),), 700)
+
+    response = DeleteRecordsResponse[version]
+    topic = response.DeleteRecordsTopicResult
+    result = topic.DeleteRecordsPartitionResult(partition_index=3, low_watermark=9, error_code=0)
+    answer = response(topics=[topic(name="orders", partitions=[result])])
+    answer.with_header(correlation_id=4)
+    payload = bytearray(answer.encode(header=True))
+    [found] = parse_response(payload, version)
+    patch(payload, found._replace(low_watermark=-1, error_code=56))
+    [decoded] = response.decode(bytes(payload), header=True).topics[0].partitions
+    assert (decoded.partition_index, decoded.low_watermark, decoded.error_code) == (3, -1, 56)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(junk=st.binary(max_size=60))
+def test_garbage_raises_only_wire_errors(version: int, junk: bytes) -> None:
+    with contextlib.suppress(WireError):
+        parse_request(junk, 0, version)
+    with contextlib.suppress(WireError):
+        parse_response(junk, version)

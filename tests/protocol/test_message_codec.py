@@ -1,0 +1,167 @@
+"""Every table of `protocol`'s own messages against Kafka's JSON schemas, in all versions served."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from message_schema import covers, encode_body, encode_response, schema, values
+
+from fetchproxy.archive_only.apis.refused_writes import PRODUCE, REFUSED_WRITES
+from fetchproxy.archive_only.served_apis import ADVERTISED
+from protocol import cluster_messages, group_messages, offset_messages, write_messages
+from protocol.apis import ApiKey
+from protocol.errors import WireError
+from protocol.message_codec import Array, Kind, Structure, read_request, write_response
+
+TABLES: dict[str, Structure] = {
+    name: table
+    for module in (cluster_messages, offset_messages, group_messages, write_messages)
+    for name, table in vars(module).items()
+    if isinstance(table, Structure) and name.endswith(("_REQUEST", "_RESPONSE"))
+}
+RANGES = {api.key: (api.lowest, api.highest) for api in (*ADVERTISED.values(), *REFUSED_WRITES)}
+
+
+def api_of(table: str) -> tuple[ApiKey, str]:
+    """(key, the message's name in Kafka's schemas)"""
+    api, _, kind = table.rpartition("_")
+    key = ApiKey[api]
+    return key, "".join(word.capitalize() for word in api.split("_")) + kind.capitalize()
+
+
+# The oracle has no null structures; archive-only's own tests read these by a client's codec.
+WITH_NULL_STRUCTURES = ("DESCRIBE_TOPIC_PARTITIONS_REQUEST", "DESCRIBE_TOPIC_PARTITIONS_RESPONSE")
+
+
+def cases(kind: str) -> list[tuple[str, int]]:
+    found = []
+    for table in TABLES:
+        if table.endswith(kind) and table not in WITH_NULL_STRUCTURES:
+            low, high = RANGES[api_of(table)[0]]
+            known = schema(api_of(table)[1])["validVersions"]
+            versions = range(low, high + 1)
+            found += [(table, v) for v in versions if covers(known, v)]
+    return found
+
+
+def ours(kind: Kind, fields: Any, value: Any, version: int) -> Any:
+    """A value of the schema under the names of our table, field by field in order."""
+    if value is None:
+        return None
+    if isinstance(kind, Array):
+        return [ours(kind._kind, fields, element, version) for element in value]
+    if not isinstance(kind, Structure):
+        return UUID(bytes=value) if isinstance(value, bytes) and fields == "uuid" else value
+    named = {}
+    theirs = [
+        f
+        for f in fields
+        if covers(f["versions"], version) and not covers(f.get("taggedVersions"), version)
+    ]
+    mine = [f for f in kind.fields if f.within(version)]
+    assert len(mine) == len(theirs), ([f.name for f in mine], [f["name"] for f in theirs])
+    for our, their in zip(mine, theirs, strict=True):
+        inner = their.get("fields", their["type"].removeprefix("[]"))
+        named[our.name] = ours(our.kind, inner, value[their["name"]], version)
+    return named
+
+
+def without_tags(fields: Any, value: Any, version: int) -> Any:
+    if isinstance(value, list):
+        return [without_tags(fields, element, version) for element in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        f["name"]: without_tags(f.get("fields"), value[f["name"]], version)
+        for f in fields
+        if f["name"] in value and not covers(f.get("taggedVersions"), version)
+    }
+
+
+def same(read: Any, expected: Any) -> bool:
+    """`read` also has the defaults of fields that the version lacks."""
+    if isinstance(expected, dict):
+        return all(same(read[name], value) for name, value in expected.items())
+    if isinstance(expected, list):
+        return len(read) == len(expected) and all(map(same, read, expected))
+    return bool(read == expected)
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(cases("_REQUEST")) > 60
+    assert len(cases("_RESPONSE")) > 60
+
+
+@pytest.mark.parametrize(("table", "version"), cases("_REQUEST"))
+@settings(max_examples=4)
+@given(data=st.data())
+def test_requests_are_read(table: str, version: int, data: st.DataObject) -> None:
+    key, name = api_of(table)
+    value = data.draw(values(name, version))
+    body = encode_body(name, version, value)
+    if not body:
+        return  # a request without fields
+    expected = ours(TABLES[table], schema(name)["fields"], value, version)
+    try:
+        read = read_request(TABLES[table], b"head" + body, 4, key, version)
+    except WireError:
+        assert has_null(expected)  # where Kafka allows null and no client sends it
+        return
+    assert same(read, expected)
+    with pytest.raises(WireError):
+        read_request(
+            TABLES[table], body[: data.draw(st.integers(0, len(body)))][:-1], 0, key, version
+        )
+
+
+def has_null(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(has_null(v) for v in value.values())
+    if isinstance(value, list):
+        return any(has_null(v) for v in value)
+    return value is None
+
+
+# Only ever written empty: what their elements look like does not matter.
+ALWAYS_EMPTY = {"RecordErrors", "Configs"}
+
+
+@pytest.mark.parametrize(("table", "version"), cases("_RESPONSE"))
+@settings(max_examples=4)
+@given(data=st.data())
+def test_responses_are_written(table: str, version: int, data: st.DataObject) -> None:
+    key, name = api_of(table)
+    fields = schema(name)["fields"]
+    value = without_tags(fields, data.draw(values(name, version)), version)
+    if key in (ApiKey.PRODUCE, ApiKey.CREATE_TOPICS):
+        empty_unused(value)
+    written = write_response(
+        TABLES[table], ours(TABLES[table], fields, value, version), key, version, 7
+    )
+    expected = encode_response(name, version, value, 7)
+    assert written == struct.pack(">i", len(expected)) + expected
+
+
+def empty_unused(value: Any) -> None:
+    if isinstance(value, dict):
+        for name in ALWAYS_EMPTY & value.keys():
+            value[name] = []
+        for inner in value.values():
+            empty_unused(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            empty_unused(inner)
+
+
+def test_what_is_left_over_is_malformed() -> None:
+    with pytest.raises(WireError):
+        read_request(TABLES["HEARTBEAT_REQUEST"], bytes(11), 0, ApiKey.HEARTBEAT, 0)
+
+
+def test_produce_is_advertised_and_refused() -> None:
+    assert ADVERTISED[ApiKey.PRODUCE] is PRODUCE
