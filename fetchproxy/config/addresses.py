@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,12 @@ def parse_bootstrap(text: str) -> list[HostPort]:
     if any(address.port == 0 for address in addresses):
         raise ValueError("expected a port from 1 to 65535 for each broker")
     return addresses
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can dial it. A name but `localhost` counts as one that others can,
+    as does an empty one."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
 from fetchproxy.config.addresses import parse_bootstrap, parse_host_port
+from fetchproxy.config.node_map import parse_node_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,43 @@ def _parse_url(text: str) -> object:
     return scheme
 
 
+def _parse_http_url(text: str) -> object:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected an http or https URL")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("expected a URL without credentials")
+    return parts.port  # raises ValueError for one that is none
+
+
+_HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*", re.IGNORECASE)
+
+
+def _parse_host_name(text: str) -> object:
+    # An address of digits would never be sent as a server name (RFC 6066, 3).
+    if len(text) > 253 or not _HOST_NAME.fullmatch(text) or text.replace(".", "").isdigit():
+        raise ValueError("expected a host name")
+    return text
+
+
+def _parse_node_names(text: str) -> object:
+    before, separator, after = text.partition("{node_id}")
+    if not separator or "{node_id}" in after:
+        raise ValueError("expected {node_id} once")
+    return _parse_host_name(f"{before}2147483647{after}")
+
+
 _HOST_PORT = (_checked_by(parse_host_port), TextForm("host:port or [IPv6]:port"))
 
 HostPortText = Annotated[str, *_HOST_PORT]
 OptionalHostPortText = Annotated[str | None, *_HOST_PORT]
 BootstrapText = Annotated[
     str, _checked_by(parse_bootstrap), TextForm("host:port[,host:port…], ports from 1 to 65535")
+]
+OptionalNodeMap = Annotated[
+    str | None,
+    _checked_by(parse_node_map),
+    TextForm("NODE=PORT, NODE=HOST:PORT or NODE=PORT/HOST:PORT, by commas, nothing twice"),
 ]
 OptionalPattern = Annotated[
     str | None, _checked_by(_parse_pattern), TextForm("a regular expression")
@@ -58,4 +91,15 @@ OptionalUrl = Annotated[
     str | None,
     _checked_by(_parse_url),
     TextForm("a URL such as file:///var/lib/archive or s3://bucket/prefix"),
+]
+OptionalHttpUrl = Annotated[
+    str | None,
+    _checked_by(_parse_http_url),
+    TextForm("an http:// or https:// URL without credentials in it"),
+]
+OptionalHostName = Annotated[
+    str | None, _checked_by(_parse_host_name), TextForm("a host name, not an address")
+]
+OptionalNodeNames = Annotated[
+    str | None, _checked_by(_parse_node_names), TextForm("a host name with {node_id} in it, once")
 ]

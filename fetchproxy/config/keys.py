@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from fetchproxy.config.forms import TextForm
@@ -26,6 +27,7 @@ _TYPE_WORDS = {
     str: "text",
     bool: "true or false",
     Path: "a path",
+    SecretStr: "text, which is never shown",
 }
 
 

@@ -16,9 +16,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fetchproxy.config.addresses import parse_host_port
+from fetchproxy.config.archive_only_rules import archive_only_fault
 from fetchproxy.config.keys import VARIABLE_PREFIX, Key, all_keys
+from fetchproxy.config.node_map import parse_node_map
+from fetchproxy.config.sasl_rules import sasl_fault
 from fetchproxy.config.secrets import MASK, is_secret_name, mask_text
 from fetchproxy.config.sections import Config
+from fetchproxy.config.tls_rules import tls_fault
 from fetchproxy.errors import ConfigError
 
 # Options of the command line that are no configuration key, but do have a variable.
@@ -138,7 +143,16 @@ def _build(chosen: Mapping[str, Setting], keys: Mapping[str, Key]) -> Config:
 
 
 def _check_relations(config: Config, chosen: Mapping[str, Setting]) -> None:
-    """What no single key can say: pairs where one bounds the other. Raises ConfigError."""
+    """What no single key can say, as where one bounds the other. Raises ConfigError."""
+    places = {key: setting.place for key, setting in chosen.items()}
+    fault = (
+        tls_fault(config.gateway, config.cluster)
+        or sasl_fault(config.cluster)
+        or archive_only_fault(config, places)
+    )
+    if fault is not None:
+        raise ConfigError(fault)
+    _check_ports(config)
     remote = config.remote_fetch
     pairs = [
         ("backoff_initial_ms", "backoff_max_ms"),
@@ -151,6 +165,16 @@ def _check_relations(config: Config, chosen: Mapping[str, Setting]) -> None:
             raise ConfigError(
                 f"remote_fetch.{low} = {getattr(remote, low)} ({setting.place}): "
                 f"expected at most remote_fetch.{high} = {getattr(remote, high)}"
+            )
+
+
+def _check_ports(config: Config) -> None:
+    listen = parse_host_port(config.gateway.listen).port
+    for node_id, place in parse_node_map(config.gateway.node_map or "").items():
+        if place.listen_port == listen:
+            raise ConfigError(
+                f"gateway.node_map gives node {node_id} the port {listen}: "
+                f"expected another than gateway.listen = {config.gateway.listen}"
             )
 
 

@@ -8,22 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, SecretStr
 
+from fetchproxy.config.archive_only import ArchiveOnlyConfig
 from fetchproxy.config.forms import (
     BootstrapText,
     HostPortText,
+    OptionalHostName,
     OptionalHostPortText,
+    OptionalHttpUrl,
+    OptionalNodeMap,
+    OptionalNodeNames,
     OptionalPattern,
     OptionalUrl,
 )
-
-KiB = 1024
-MiB = 1024 * KiB
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from fetchproxy.config.section import KiB as KiB
+from fetchproxy.config.section import MiB as MiB
+from fetchproxy.config.section import Section as Section
+from fetchproxy.config.tls import TlsConfig as TlsConfig
 
 
 class GatewayConfig(Section):
@@ -42,12 +44,25 @@ class GatewayConfig(Section):
         ge=0,
         le=65000,
     )
+    node_map: OptionalNodeMap = Field(
+        None,
+        description="fixed addresses by node id, for firewalls and load balancers, such as "
+        "`1=9301,2=kafka.example:9302,3=9303/kafka.example:443`: the port that the proxy listens "
+        "on, open from the start, and what clients are told where it differs from "
+        "`gateway.advertise_host` and that port; other nodes have ports as without a map",
+    )
     frame_bytes_max: int = Field(
         100 * MiB,
         description="largest frame of either side (Kafka's socket.request.max.bytes)",
         ge=KiB,
     )
     connections_max: int = Field(20_000, description="clients at once; one more is closed", ge=1)
+    connections_per_ip_max: int = Field(
+        20_000,
+        description="clients at once from one address (max.connections.per.ip); as many as in all "
+        "by default, since many may come through one NAT",
+        ge=1,
+    )
     idle_max_ms: int = Field(
         600_000, description="silent connections are closed (connections.max.idle.ms)", ge=100
     )
@@ -55,6 +70,12 @@ class GatewayConfig(Section):
         30_000, description="time a begun request may take to arrive whole", ge=100
     )
     upstream_connect_max_ms: int = Field(10_000, description="to reach a broker", ge=1)
+    bootstrap_stagger_ms: int = Field(
+        250,
+        description="of several bootstrap brokers the next is asked too when one has not answered "
+        "within this, so that one that hangs costs a client no more (RFC 8305's delay)",
+        ge=1,
+    )
     inflight_requests_max: int = Field(
         64, description="unanswered requests per connection; then reading pauses", ge=1
     )
@@ -64,11 +85,78 @@ class GatewayConfig(Section):
         "buffers come on top; more than this is only copied once more)",
         ge=KiB,
     )
+    client_stall_max_ms: int = Field(
+        300_000,
+        description="a client that takes none of the bytes that wait for it is closed after this; "
+        "as long as a consumer may stay away from poll() (max.poll.interval.ms)",
+        ge=100,
+    )
+    remote_answer_bytes_max: int = Field(
+        16 * MiB,
+        description="archived records in one answer, whatever the client's max_bytes (the first "
+        "batch comes whole); its next fetch goes on there",
+        ge=KiB,
+    )
+    remote_answers_bytes_max: int = Field(
+        256 * MiB,
+        description="archived records on their way to all clients, besides the chunk cache; above "
+        "it answers are cut, down to one batch each",
+        ge=KiB,
+    )
+    log_start_max_age_ms: int = Field(
+        300_000,
+        description="topics that clients read at the tail are looked up in the archive this often, "
+        "so that relayed answers show where their logs really begin; one listing per topic and one "
+        "per archived partition, however many clients",
+        ge=1_000,
+    )
     permit_ttl_ms: int = Field(
         60_000,
         description="how long the broker's own OffsetOutOfRange lets a connection read a topic's "
         "archive before it is asked again (ACL revocations take effect within this)",
         ge=1,
+    )
+    tls_certificate_file: Path | None = Field(
+        None,
+        description="PEM, the certificate first, then its chain; clients then speak TLS only "
+        "(ssl.keystore.certificate.chain)",
+    )
+    tls_key_file: Path | None = Field(
+        None, description="PEM of the private key; default: it is in the certificate's file"
+    )
+    tls_key_password: SecretStr | None = Field(
+        None, description="of the private key (ssl.key.password); better by variable or file"
+    )
+    tls_key_password_file: Path | None = Field(
+        None, description="holds the password instead, as its first line"
+    )
+    tls_client_auth: Literal["none", "requested", "required"] = Field(
+        "none",
+        description="whether clients show a certificate (ssl.client.auth); it opens the listener "
+        "and is no principal to the broker",
+    )
+    tls_client_ca_file: Path | None = Field(
+        None, description="PEM of the authorities that clients' certificates come from"
+    )
+    tls_handshake_max_ms: int = Field(
+        10_000,
+        description="a client that has not shaken hands by then is closed; until then it counts "
+        "as one of connections_max",
+        ge=1,
+    )
+    sni_bootstrap_host: OptionalHostName = Field(
+        None,
+        description="one port for all brokers: the name that clients bootstrap with; needs TLS",
+    )
+    sni_node_pattern: OptionalNodeNames = Field(
+        None, description="and the name of each broker, such as broker-{node_id}.kafka.example.com"
+    )
+    sni_port_advertised: int = Field(
+        0,
+        description="port that clients are told with it, where a load balancer is in front; 0: "
+        "the listener's own",
+        ge=0,
+        le=65535,
     )
 
 
@@ -149,6 +237,12 @@ class MetadataConfig(Section):
 
     refresh_interval_ms: int = Field(
         5_000, description="between two looks of the console at store and brokers", ge=1
+    )
+    view_age_max_ms: int = Field(
+        30_000,
+        description="a partition's view that is older and still in use is read again in the "
+        "background: so long what another process has deleted may still be served",
+        ge=1,
     )
     metadata_read_max_ms: int = Field(10_000, description="a listing is given up after this", ge=1)
     metadata_reads_max: int = Field(
@@ -233,13 +327,72 @@ class ClusterConfig(Section):
         "(max.message.bytes), as the first batch of a Fetch comes whole",
         ge=KiB,
     )
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="what the brokers' listener speaks (security.protocol)"
+    )
+    tls_ca_file: Path | None = Field(
+        None,
+        description="PEM of the authorities that the brokers' certificates come from "
+        "(ssl.truststore.certificates); default: the system's",
+    )
+    tls_certificate_file: Path | None = Field(
+        None, description="PEM that the proxy shows to brokers that ask for one (mTLS), with chain"
+    )
+    tls_key_file: Path | None = Field(
+        None, description="PEM of its private key; default: it is in the certificate's file"
+    )
+    tls_key_password: SecretStr | None = Field(
+        None, description="of the private key; better by variable or file"
+    )
+    tls_key_password_file: Path | None = Field(
+        None, description="holds the password instead, as its first line"
+    )
+    tls_verify_hostname: bool = Field(
+        True,
+        description="the certificate must be for the name that the broker is dialed by "
+        "(ssl.endpoint.identification.algorithm); without it any certificate of the authorities "
+        "may pose as any broker",
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = (
+        Field(
+            None,
+            description="how the proxy's own requests authenticate; clients' SASL is relayed and "
+            "needs no key here",
+        )
+    )
+    sasl_username: str | None = Field(None, description="for PLAIN and SCRAM")
+    sasl_password: SecretStr | None = Field(
+        None,
+        description="for PLAIN and SCRAM; better in the environment or a file than on the command "
+        "line, which other users of the machine can read",
+    )
+    sasl_password_file: Path | None = Field(
+        None, description="holds the password instead; read at each authentication"
+    )
+    sasl_oauthbearer_token_file: Path | None = Field(
+        None,
+        description="holds a token (JWT) that something else renews; read at each authentication",
+    )
+    sasl_oauthbearer_token_endpoint_url: OptionalHttpUrl = Field(
+        None, description="or tokens are fetched from here by client credentials (RFC 6749, 4.4)"
+    )
+    sasl_oauthbearer_client_id: str | None = Field(None, description="for the token endpoint")
+    sasl_oauthbearer_client_secret: SecretStr | None = Field(
+        None, description="for the token endpoint"
+    )
+    sasl_oauthbearer_client_secret_file: Path | None = Field(
+        None, description="holds the client's secret instead; read for each token"
+    )
+    sasl_oauthbearer_scope: str | None = Field(None, description="asked of the token endpoint")
 
 
 class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
     gateway: GatewayConfig = GatewayConfig()
+    tls: TlsConfig = TlsConfig()
     remote_fetch: RemoteFetchConfig = RemoteFetchConfig()
     archive: ArchiveConfig = ArchiveConfig()
+    archive_only: ArchiveOnlyConfig = ArchiveOnlyConfig()
     metadata: MetadataConfig = MetadataConfig()
     store: StoreConfig = StoreConfig()
     console: ConsoleConfig = ConsoleConfig()

@@ -1,0 +1,27 @@
+"""Which keys contradict archive-only mode. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fetchproxy.config.sections import Config
+
+# By key: why it can have no effect there.
+_CONTRADICTIONS = {
+    "cluster.bootstrap": "no broker is asked in archive-only mode",
+    "archive.topics": "there is no broker to archive from in archive-only mode",
+    "gateway.node_map": "there is one node in archive-only mode, the listener itself",
+    "gateway.sni_node_pattern": "there is one node in archive-only mode, the listener itself",
+}
+
+
+def archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
+    """`places`: where each key that the user has set was set."""
+    if not config.archive_only.enabled:
+        return None
+    for key, reason in _CONTRADICTIONS.items():
+        section, _, name = key.partition(".")
+        if key in places and getattr(getattr(config, section), name) is not None:
+            enabled = places.get("archive_only.enabled", "archive_only.enabled")
+            return f"{key} ({places[key]}) contradicts {enabled}: {reason}"
+    return None
