@@ -1,0 +1,138 @@
+"""SSL contexts from the configuration and the files it names. Raises ConfigError with the key.
+
+Decides what TLS may look like (version, who is verified) and nothing about connections. A password
+is handed to OpenSSL and is in no message.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from fetchproxy.config.secret_file import secret_from
+from fetchproxy.config.sections import ClusterConfig, GatewayConfig, TlsConfig
+from fetchproxy.errors import ConfigError
+from fetchproxy.tls.certificate_time import first_certificate, not_after
+from fetchproxy.tls.server_side import ServerSideContext, on_server_name
+
+_CLIENT_AUTH = {
+    "none": ssl.CERT_NONE,
+    "requested": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedContext:
+    """`not_after`: epoch seconds when our own certificate ends; None where we show none."""
+
+    context: ssl.SSLContext
+    not_after: int | None
+
+
+def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
+    """For the listeners. Raises ConfigError."""
+    context = ServerSideContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = on_server_name
+    _set_minimum(context, tls)
+    ends = _load_own(context, "gateway", config)
+    _load_authorities(context, "gateway.tls_client_ca_file", config.tls_client_ca_file)
+    context.verify_mode = _CLIENT_AUTH[config.tls_client_auth]
+    return LoadedContext(context, ends)
+
+
+def client_context(config: ClusterConfig, tls: TlsConfig) -> LoadedContext:
+    """For connections to brokers. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _set_minimum(context, tls)
+    context.check_hostname = config.tls_verify_hostname
+    if config.tls_ca_file is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
+        _load_authorities(context, "cluster.tls_ca_file", config.tls_ca_file)
+    ends = None if config.tls_certificate_file is None else _load_own(context, "cluster", config)
+    return LoadedContext(context, ends)
+
+
+def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
+    """Every file that a context is made of."""
+    authorities = (
+        config.tls_client_ca_file if isinstance(config, GatewayConfig) else config.tls_ca_file
+    )
+    own = (config.tls_certificate_file, config.tls_key_file, config.tls_key_password_file)
+    return [file for file in (*own, authorities) if file is not None]
+
+
+def _set_minimum(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    older = tls.protocol_min == "TLSv1.2"
+    context.minimum_version = ssl.TLSVersion.TLSv1_2 if older else ssl.TLSVersion.TLSv1_3
+
+
+def _load_own(context: ssl.SSLContext, section: str, config: GatewayConfig | ClusterConfig) -> int:
+    """Certificate and key; returns when the certificate ends."""
+    certificate = config.tls_certificate_file
+    assert certificate is not None
+    certificate_said = f"{section}.tls_certificate_file = {certificate}"
+    key = config.tls_key_file or certificate
+    key_said = certificate_said if key is certificate else f"{section}.tls_key_file = {key}"
+    try:
+        ends = not_after(first_certificate(_read(certificate, certificate_said)))
+    except ValueError as error:
+        raise ConfigError(f"{certificate_said}: {error}") from None
+    _read(key, key_said)
+    password = _Password(section, config, key_said)
+    try:
+        context.load_cert_chain(certificate, key, password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(_load_fault(error, certificate_said, key_said, password)) from None
+    return ends
+
+
+class _Password:
+    """What OpenSSL calls for an encrypted key; without it, it would ask on the terminal."""
+
+    def __init__(self, section: str, config: GatewayConfig | ClusterConfig, key_said: str) -> None:
+        self._section, self._config, self._key_said = section, config, key_said
+        self.was_asked = False
+
+    def __call__(self) -> str:
+        self.was_asked = True
+        name = f"{self._section}.tls_key_password"
+        secret = secret_from(
+            self._config.tls_key_password, self._config.tls_key_password_file, f"{name}_file"
+        )
+        if secret is None:
+            raise ConfigError(f"{self._key_said}: is encrypted, and {name} is not set")
+        return secret
+
+
+def _load_fault(
+    error: ssl.SSLError | ValueError, certificate_said: str, key_said: str, password: _Password
+) -> str:
+    reason = getattr(error, "reason", None)
+    if reason == "KEY_VALUES_MISMATCH":
+        return f"{key_said}: does not belong to {certificate_said}"
+    if password.was_asked:
+        return f"{key_said}: cannot be decrypted with the password that is configured"
+    return f"{key_said}: no private key that fits {certificate_said} ({reason or error})"
+
+
+def _load_authorities(context: ssl.SSLContext, name: str, file: Path | None) -> None:
+    if file is None:
+        return
+    said = f"{name} = {file}"
+    _read(file, said)
+    try:
+        context.load_verify_locations(cafile=file)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{said}: holds no certificates ({error.reason})") from None
+
+
+def _read(file: Path, said: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{said}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{said}: is not PEM") from None

@@ -1,0 +1,74 @@
+"""One authority, one Kafka with client certificates required, one proxy with TLS on both sides.
+
+The modules beside the gateway's tests (the proxy as a process, stock readers, known records) are
+used here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "gateway"))
+
+import pytest
+from certificates import Authority
+from proxy_process import ProxyProcess
+from tls_parts import (
+    ARCHIVE,
+    KEY_PASSWORD,
+    TlsKafka,
+    listener_settings,
+    tls_kafka,
+    upstream_settings,
+)
+
+from lab.kafka import kafka_jars
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def client_certificate(authority: Authority) -> Path:
+    return authority.issue("client", hosts=("client.example",))
+
+
+@pytest.fixture(scope="session")
+def secured(authority: Authority, find_part) -> Iterator[TlsKafka]:
+    find_part("kafka", kafka_jars)
+    with tls_kafka(authority, authority.issue("broker", hosts=("127.0.0.1",))) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def tls_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tmp_path_factory.mktemp("tls-store").as_uri()
+
+
+@pytest.fixture(scope="session")
+def tls_proxy(
+    secured: TlsKafka, authority: Authority, tls_store: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ProxyProcess]:  # fmt: skip
+    """Archives every topic named `tls-…`. Its own key has a password."""
+    folder = tmp_path_factory.mktemp("tls-proxy")
+    own = authority.issue("proxy", password=KEY_PASSWORD, key_file=True)
+    settings = {
+        **ARCHIVE,
+        **upstream_settings(authority, authority.issue("proxy-upstream", hosts=("proxy",))),
+        **listener_settings(authority, own),
+        "gateway.tls_key_file": authority.key_of(own),
+        "gateway.tls_key_password": KEY_PASSWORD,
+    }
+    with ProxyProcess(
+        secured.bootstrap, tls_store, folder, archive="tls-.*", settings=settings
+    ) as process:
+        yield process
+        assert process.running, process.log_text()[-4000:]
+        crashed = process.logged("session_crashed") + process.logged("part_failed")
+        assert not crashed, crashed[0]

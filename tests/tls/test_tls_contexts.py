@@ -1,0 +1,313 @@
+"""What the configuration must not say, and files that are wrong: each is named at the start."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import structlog
+from certificates import Authority
+from cryptography import x509
+from pydantic import SecretStr
+
+from fetchproxy.config.addresses import is_loopback
+from fetchproxy.config.keys import all_keys
+from fetchproxy.config.load import load_config, parse_assignment
+from fetchproxy.config.sections import ClusterConfig, Config, GatewayConfig, TlsConfig
+from fetchproxy.errors import ConfigError
+from fetchproxy.gateway.server_names import ServerNames
+from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.tls.certificate_time import first_certificate, not_after
+from fetchproxy.tls.contexts import client_context, server_context
+from fetchproxy.tls.failures import in_words, looks_like_tls, reason_of
+from fetchproxy.tls.reloading import listener_context, upstream_context
+from fetchproxy.tls.upstream import UpstreamTls
+
+PASSWORD = "open-sesame-18"
+
+
+def gateway(**keys: object) -> GatewayConfig:
+    return GatewayConfig.model_validate(keys)
+
+
+def fault_of(**keys: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        server_context(gateway(**keys), TlsConfig())
+    assert PASSWORD not in str(caught.value)
+    return str(caught.value)
+
+
+def test_defaults_speak_tls_nowhere_and_listen_on_loopback() -> None:
+    config = Config()
+    assert listener_context(config.gateway, config.tls) is None
+    assert upstream_context(config.cluster, config.tls) is None
+    assert UpstreamTls(None).for_host("broker") == {}
+    assert is_loopback(config.gateway.listen.rpartition(":")[0])
+    assert config.console.listen is None
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True),
+     ("LocalHost", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False),
+     ("proxy.example", False), ("", False)],
+)  # fmt: skip
+def test_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+# -- rules between keys ----------------------------------------------------------------------------
+CERTIFICATE = "gateway.tls_certificate_file=/c.pem"
+SNI = [CERTIFICATE, "gateway.sni_bootstrap_host=b.x", "gateway.sni_node_pattern=b-{node_id}.x"]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "named"),
+    [
+        (["gateway.tls_key_file=/k"], "gateway.tls_certificate_file"),
+        (["gateway.tls_client_auth=required"], "gateway.tls_certificate_file"),
+        (["gateway.sni_node_pattern=b-{node_id}.x"], "gateway.tls_certificate_file"),
+        ([CERTIFICATE, "gateway.tls_client_auth=required"], "gateway.tls_client_ca_file"),
+        ([CERTIFICATE, "gateway.tls_client_ca_file=/ca"], "gateway.tls_client_auth = none"),
+        ([CERTIFICATE, "gateway.sni_node_pattern=b-{node_id}.x"], "gateway.sni_bootstrap_host"),
+        ([CERTIFICATE, "gateway.sni_bootstrap_host=b.x"], "gateway.sni_node_pattern"),
+        ([*SNI, "gateway.node_map=1=9301"], "gives all brokers one port"),
+        ([*SNI, "gateway.node_port_base=9000"], "gives all brokers one port"),
+        ([CERTIFICATE, f"gateway.tls_key_password={PASSWORD}",
+          "gateway.tls_key_password_file=/p"], "only one of them"),
+        (["cluster.tls_ca_file=/ca"], "cluster.security_protocol = PLAINTEXT"),
+        (["cluster.security_protocol=SSL", "cluster.tls_key_file=/k"],
+         "cluster.tls_certificate_file"),
+        (["cluster.security_protocol=TLS"], "one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+        (["gateway.sni_bootstrap_host=10.0.0.1"], "a host name, not an address"),
+        (["gateway.sni_node_pattern=broker.example"], "{node_id} in it"),
+        (["gateway.sni_node_pattern={node_id}.{node_id}.example"], "{node_id} in it"),
+        (["tls.protocol_min=TLSv1.1"], "one of TLSv1.2, TLSv1.3"),
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_go_together(assignments: list[str], named: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected|needs|together|no TLS|only one|one port"
+    ) as caught:
+        load_config(None, {}, [parse_assignment(text) for text in assignments])
+    assert named in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+
+
+def test_every_key_can_be_set_by_its_variable() -> None:
+    values = {
+        "gateway.tls_client_auth": "required",
+        "gateway.tls_handshake_max_ms": "17",
+        "gateway.sni_bootstrap_host": "kafka.example",
+        "gateway.sni_node_pattern": "b-{node_id}.example",
+        "gateway.sni_port_advertised": "443",
+        "cluster.tls_verify_hostname": "False",
+    }
+    keys = [key for key in all_keys().values() if key.name.startswith(("tls_", "sni_"))]
+    assert len(keys) > 15
+    for without in ("_password", "_password_file"):  # only one of them may be set
+        texts = {k: values.get(k.dotted, "/x") for k in keys if not k.name.endswith(without)}
+        environ = {key.variable: text for key, text in texts.items()}
+        config = load_config(None, environ | {"FETCHPROXY_CLUSTER_SECURITY_PROTOCOL": "SSL"})
+        for key, text in texts.items():
+            value = getattr(getattr(config, key.section), key.name)
+            shown = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+            assert shown == text, key.dotted
+
+
+def test_a_password_is_not_in_what_the_configuration_prints() -> None:
+    environ = {
+        "FETCHPROXY_GATEWAY_TLS_KEY_PASSWORD": PASSWORD,
+        "FETCHPROXY_GATEWAY_TLS_CERTIFICATE_FILE": "/c.pem",
+    }
+    config = load_config(None, environ)
+    assert config.gateway.tls_key_password is not None
+    assert config.gateway.tls_key_password.get_secret_value() == PASSWORD
+    assert PASSWORD not in repr(config) + str(config.model_dump()) + config.model_dump_json()
+
+
+# -- files -----------------------------------------------------------------------------------------
+def test_a_pair_in_one_file_and_in_two(authority: Authority) -> None:
+    for key_file in (False, True):
+        file = authority.issue("pair", key_file=key_file)
+        key = authority.key_of(file) if key_file else None
+        loaded = server_context(gateway(tls_certificate_file=file, tls_key_file=key), TlsConfig())
+        assert loaded.context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert loaded.context.verify_mode == ssl.CERT_NONE
+        certificate = x509.load_pem_x509_certificates(file.read_bytes())[0]
+        assert loaded.not_after == certificate.not_valid_after_utc.timestamp()
+
+
+def test_the_password_of_a_key(authority: Authority, tmp_path: Path) -> None:
+    file = authority.issue("locked", password=PASSWORD)
+    server_context(gateway(tls_certificate_file=file, tls_key_password=PASSWORD), TlsConfig())
+    word = tmp_path / "password"
+    word.write_text(PASSWORD + "\n")
+    server_context(gateway(tls_certificate_file=file, tls_key_password_file=word), TlsConfig())
+    assert "gateway.tls_key_password is not set" in fault_of(tls_certificate_file=file)
+    wrong = fault_of(tls_certificate_file=file, tls_key_password=PASSWORD + "x")
+    assert "cannot be decrypted" in wrong
+    missing = fault_of(tls_certificate_file=file, tls_key_password_file=tmp_path / "none")
+    assert "gateway.tls_key_password_file" in missing
+
+
+def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> None:
+    one, other = authority.issue("one", key_file=True), authority.issue("other", key_file=True)
+    garbage, binary = tmp_path / "garbage.pem", tmp_path / "binary.pem"
+    garbage.write_text("no PEM")
+    binary.write_bytes(b"\xff\xfe\x00")
+    unfit = fault_of(tls_certificate_file=one, tls_key_file=authority.key_of(other))
+    assert f"tls_key_file = {authority.key_of(other)}: does not belong to" in unfit
+    assert f"tls_certificate_file = {one}" in unfit
+    gone = tmp_path / "gone.pem"
+    assert f"gateway.tls_certificate_file = {gone}: cannot be read: No such file" in fault_of(
+        tls_certificate_file=gone
+    )
+    assert f"gateway.tls_key_file = {gone}: cannot be read" in fault_of(
+        tls_certificate_file=one, tls_key_file=gone
+    )
+    assert "holds no certificate" in fault_of(tls_certificate_file=garbage)
+    assert "is not PEM" in fault_of(tls_certificate_file=binary)
+    assert "no private key that fits" in fault_of(tls_certificate_file=one)
+    assert f"gateway.tls_key_file = {garbage}: no private key" in fault_of(
+        tls_certificate_file=one, tls_key_file=garbage
+    )
+    assert f"gateway.tls_client_ca_file = {garbage}: holds no certificates" in fault_of(
+        tls_certificate_file=authority.issue("good"),
+        tls_client_ca_file=garbage,
+        tls_client_auth="required",
+    )
+
+
+def test_towards_brokers(authority: Authority, tmp_path: Path) -> None:
+    config = ClusterConfig(security_protocol="SASL_SSL", tls_ca_file=authority.file)
+    loaded = client_context(config, TlsConfig(protocol_min="TLSv1.3"))
+    assert loaded.context.verify_mode == ssl.CERT_REQUIRED
+    assert loaded.context.check_hostname
+    assert loaded.context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert loaded.not_after is None
+    lax = ClusterConfig(
+        security_protocol="SSL", tls_ca_file=authority.file, tls_verify_hostname=False
+    )
+    context = client_context(lax, TlsConfig()).context
+    assert not context.check_hostname
+    assert context.verify_mode == ssl.CERT_REQUIRED, "the chain is checked all the same"
+    options = UpstreamTls(upstream_context(config, TlsConfig())).for_host("broker-1.example.")
+    assert options["server_hostname"] == "broker-1.example"
+    with pytest.raises(ConfigError, match=r"cluster\.tls_ca_file"):
+        client_context(
+            ClusterConfig(security_protocol="SSL", tls_ca_file=tmp_path / "x"), TlsConfig()
+        )
+
+
+@pytest.mark.parametrize("year", [1999, 2049, 2050, 2150])
+def test_when_a_certificate_ends(authority: Authority, year: int) -> None:
+    """UTCTime until 2049, GeneralizedTime from 2050 on."""
+    ends = datetime(year, 12, 31, 23, 59, 58, tzinfo=UTC)
+    pem = authority.issue("dated", ends=ends).read_text()
+    assert not_after(first_certificate(pem)) == ends.timestamp()
+
+
+@pytest.mark.parametrize("der", [b"", b"\x30", b"\x02\x01\x01", b"\x30\x03\x30\x01\x02"])
+def test_what_is_no_certificate(der: bytes) -> None:
+    with pytest.raises(ValueError, match="is no certificate"):
+        not_after(der)
+
+
+# -- reloading -------------------------------------------------------------------------------------
+async def test_expiry_is_warned_of_once_a_day(authority: Authority) -> None:
+    ends = datetime.now(UTC) + timedelta(hours=49.5)
+    file = authority.issue("short", ends=ends)
+    source = listener_context(gateway(tls_certificate_file=file), TlsConfig())
+    assert source is not None
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    day_ms = 86_400_000
+    with structlog.testing.capture_logs() as logged:
+        source.warn_of_expiry(now_ms, day_ms)
+        assert not logged
+        for _ in range(3):
+            source.warn_of_expiry(now_ms, 3 * day_ms)
+    assert [(entry["event"], entry["hours_left"]) for entry in logged] == [
+        ("tls_certificate_expires", 49)
+    ]
+    name = "fetchproxy_tls_certificate_expiry_timestamp_seconds"
+    assert REGISTRY.get_sample_value(name, {"place": "listener"}) == int(ends.timestamp())
+    expired = listener_context(gateway(tls_certificate_file=file), TlsConfig())
+    assert expired is not None
+    with structlog.testing.capture_logs() as logged:
+        expired.warn_of_expiry(now_ms + 3 * day_ms, day_ms)
+    assert logged[0]["event"] == "tls_certificate_expired"
+
+
+async def test_a_file_that_goes_and_comes_back(authority: Authority, tmp_path: Path) -> None:
+    """As a secret does that is swapped by hand: same content, so nothing to load, and no fault."""
+    file = authority.issue("moved")
+    source = listener_context(gateway(tls_certificate_file=file), TlsConfig())
+    assert source is not None
+    before = source.context
+    away = file.rename(tmp_path / "away.pem")
+    with structlog.testing.capture_logs() as logged:
+        await source.look()
+        await source.look()
+        assert [entry["event"] for entry in logged] == ["tls_files_unusable"]
+        assert source.context is before
+        away.rename(file)
+        await source.look()
+    assert REGISTRY.get_sample_value("fetchproxy_tls_files_unusable", {"place": "listener"}) == 0
+
+
+async def test_each_file_is_watched(authority: Authority, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.file.read_bytes())
+    config = ClusterConfig(
+        security_protocol="SSL", tls_ca_file=ca, tls_certificate_file=authority.issue("own")
+    )
+    source = upstream_context(config, TlsConfig())
+    assert source is not None
+    before = source.context
+    await source.look()
+    assert source.context is before, "nothing has changed"
+    ca.write_bytes(authority.file.read_bytes() + Authority(tmp_path, "second").file.read_bytes())
+    await source.look()
+    assert source.context is not before
+    assert len(source.context.get_ca_certs()) == 2
+    assert UpstreamTls(source).for_host("b")["ssl"] is source.context
+    before = source.context
+    authority.issue("own")
+    await source.look()
+    assert source.context is not before
+
+
+# -- names and words -------------------------------------------------------------------------------
+def test_server_names() -> None:
+    names = ServerNames("Kafka.example.com", "Broker-{node_id}.example.com")
+    assert names.host_of(12) == "Broker-12.example.com"
+    assert names.node_of("broker-12.EXAMPLE.com") == 12
+    for bootstrap in (None, "kafka.example.com", "KAFKA.example.com"):
+        assert names.knows(bootstrap)
+        assert names.node_of(bootstrap) is None
+    assert names.knows("broker-0.example.com")
+    for unknown in (
+        "broker-.example.com", "broker-01.example.com", "broker-1.example.com.evil",
+        "broker-1xexample.com", "xbroker-1.example.com", "broker--1.example.com", "", "other",
+        "broker-12345678901.example.com",
+    ):  # fmt: skip
+        assert not names.knows(unknown), unknown
+        assert names.node_of(unknown) is None
+
+
+def test_what_looks_like_tls() -> None:
+    assert looks_like_tls(int.from_bytes(b"\x16\x03\x01\x02"))
+    assert looks_like_tls(int.from_bytes(b"\x15\x03\x03\x00"))
+    for plain in (0, 100, 100 << 20, int.from_bytes(b"\x16\x04\x00\x00"), 0x7FFFFFFF, -1):
+        assert not looks_like_tls(plain)
+
+
+def test_failures_in_words() -> None:
+    assert reason_of(ConnectionResetError()) == "closed"
+    assert in_words(ConnectionResetError()) == "closed within the handshake"
+    assert reason_of(ConnectionAbortedError("too long")) == "timeout"
+    assert in_words(ConnectionRefusedError(111, "Connection refused")).endswith("refused")
+    assert reason_of(OSError("?")) == "other"
