@@ -11,7 +11,8 @@ FetchProxyError
 ├── LogTruncated               the broker's log ends below what was archived from it
 ├── OffsetNotArchived          no finished segment holds this offset
 ├── ClusterError               an answer of the brokers to one of the proxy's own requests
-│   └── ClusterUnavailable     retriable: no broker reachable, time-out
+│   ├── ClusterUnavailable     retriable: no broker reachable, time-out
+│   └── AuthenticationRefused  not retriable: the proxy's own credentials
 └── ConfigError                the user's configuration; the message names key and place
 """
 
@@ -70,6 +71,10 @@ class ClusterError(FetchProxyError):
 
 class ClusterUnavailable(ClusterError):
     retriable = True
+
+
+class AuthenticationRefused(ClusterError):
+    """Names mechanism and user, never a password or a token."""
 
 
 class ConfigError(FetchProxyError):

@@ -28,11 +28,20 @@ from fetchproxy.cluster.answers import (
 from fetchproxy.cluster.connection import BrokerConnection
 from fetchproxy.cluster.connections import BrokerConnections
 from fetchproxy.cluster.metadata_cache import MetadataCache
+from fetchproxy.cluster.sasl import sasl_credentials
 from fetchproxy.cluster.single_flight import SingleFlight
 from fetchproxy.config.addresses import HostPort, parse_bootstrap
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.config.sections import ClusterConfig, TlsConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.model import ZERO_UUID, IsolationLevel, LogEdges, TopicIdPartition
+from fetchproxy.model import (
+    ZERO_UUID,
+    IsolationLevel,
+    LogEdges,
+    TopicIdPartition,
+    is_topic_name,
+)
+from fetchproxy.tls.reloading import ReloadingContext, upstream_context
+from fetchproxy.tls.upstream import UpstreamTls
 
 __all__ = ["BrokerAddress", "Cluster", "FetchedPartition", "TopicInfo"]
 
@@ -56,11 +65,19 @@ class _Edges:
 class Cluster:
     """`async with Cluster(config) as cluster`. Connects when first asked, not on entry."""
 
-    def __init__(self, config: ClusterConfig, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        rng: random.Random | None = None,
+        tls: ReloadingContext | None = None,
+    ) -> None:
+        """`tls` is made here if not given. Raises ConfigError where a file cannot be used."""
         self._config = config
         self._bootstrap = parse_bootstrap(config.bootstrap)
         self._rng = rng or random.Random()
-        self._connections = BrokerConnections(config)
+        self._sasl = sasl_credentials(config)
+        upstream = UpstreamTls(tls or upstream_context(config, TlsConfig()))
+        self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
         self._metadata_flights = SingleFlight[MetadataAnswer]()
         self._edges: dict[TopicIdPartition, _Edges] = {}
@@ -79,6 +96,12 @@ class Cluster:
         self._connections.close()
         await asyncio.sleep(0)  # the transports report their end in the loop's next turn
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the brokers do not take the proxy's own credentials; None: they do, or were not
+        asked yet."""
+        return None if self._sasl is None else self._sasl.refusal
+
     # --- brokers and topics ---
     async def brokers(self) -> dict[int, BrokerAddress]:
         """Not older than metadata_max_age_ms."""
@@ -93,7 +116,12 @@ class Cluster:
         return self._metadata.topics()
 
     async def topic_by_name(self, name: str, max_age_ms: int | None = None) -> TopicInfo:
-        """Raises ClusterError with the broker's code; 3 for an unknown topic. Creates none."""
+        """Raises ClusterError with the broker's code; 3 for an unknown topic. Creates none.
+
+        A name that no topic can have is unknown without asking, as clients may send anything.
+        """
+        if not is_topic_name(name):
+            raise ClusterError("no topic can have this name", UNKNOWN_TOPIC_OR_PARTITION)
         known = self._metadata.by_name(name, self._oldest(max_age_ms))
         if known is not None:
             return known
@@ -190,7 +218,9 @@ class Cluster:
                     isolation=isolation,
                 )
                 answers = await connection.request_all(
-                    [request], messages.decode_fetch, extra_ms=wait_max_ms
+                    [request],
+                    lambda payload, version: messages.decode_fetch(payload, version, tip),
+                    extra_ms=wait_max_ms,
                 )
                 return answers[0]
 
@@ -219,10 +249,10 @@ class Cluster:
                 )
                 for timestamp, isolation in wanted
             ]
-            start, stable, end = await connection.request_all(
+            (start, start_epoch), (stable, _), (end, _) = await connection.request_all(
                 requests, messages.decode_list_offsets
             )
-            return LogEdges(start, end, stable)
+            return LogEdges(start, end, stable, start_epoch)
 
         self._edges[tip] = _Edges(await self._ask_leader(tip, ask), asked_at)
 
@@ -245,11 +275,13 @@ class Cluster:
                 return await ask(self._leader(topic, tip.partition), topic)
             except ClusterError as error:
                 leader_may_move = topic is not None and error.error_code in RETRIABLE
-                pause_s = self._jittered(pause_ms) / 1000
-                if not (error.retriable or leader_may_move) or loop.time() + pause_s > deadline:
+                if not (error.retriable or leader_may_move):
                     raise
-            if topic is not None:
-                self._metadata.expire(topic.name)
+                if topic is not None:
+                    self._metadata.expire(topic.name)
+                pause_s = self._jittered(pause_ms) / 1000
+                if loop.time() + pause_s > deadline:
+                    raise
             await asyncio.sleep(pause_s)
             pause_ms = min(2 * pause_ms, RETRY_PAUSE_MAX_MS)
 
@@ -303,20 +335,30 @@ class Cluster:
         return answer
 
     async def _ask_any(self, ask: Callable[[BrokerConnection], Awaitable[T]]) -> T:
-        """`ask` the broker that answered last, else the others, else the bootstrap addresses."""
+        """`ask` the broker that answered last, else the others, else the bootstrap addresses.
+
+        One that hangs has connect_max_ms while there are others, whatever connection is open to it.
+        """
         error: ClusterUnavailable | None = None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.request_max_ms / 1000
-        for address in self._candidates():
+        candidates = self._candidates()
+        for left, address in zip(reversed(range(len(candidates))), candidates, strict=True):
             if error is not None and loop.time() > deadline:
                 break
+            patience_s = self._config.connect_max_ms / 1000 if left else None
             try:
-                answer = await ask(await self._connections.shared(address))
+                async with asyncio.timeout(patience_s):
+                    answer = await ask(await self._connections.shared(address))
             except ClusterUnavailable as failure:
                 error = failure
-                continue
-            self._last_good = address
-            return answer
+            except TimeoutError:
+                error = ClusterUnavailable(f"broker {address}: no answer in time")
+            else:
+                self._last_good = address
+                return answer
+            if self._last_good == address:
+                self._last_good = None
         raise error or ClusterUnavailable("no broker is known")
 
     def _candidates(self) -> list[HostPort]:

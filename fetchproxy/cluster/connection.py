@@ -15,9 +15,12 @@ from typing import NamedTuple, TypeVar
 from fetchproxy.cluster import messages
 from fetchproxy.cluster.answers import UNSUPPORTED_VERSION
 from fetchproxy.cluster.messages import Request
+from fetchproxy.cluster.sasl import SaslCredentials, SaslSession
 from fetchproxy.config.addresses import HostPort
 from fetchproxy.config.sections import ClusterConfig
 from fetchproxy.errors import ClusterUnavailable
+from fetchproxy.tls.failures import in_words, looks_like_tls
+from fetchproxy.tls.upstream import UpstreamTls
 from protocol.primitives import INT32
 
 T = TypeVar("T")
@@ -55,6 +58,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._size = bytearray(_SIZE_BYTES)
         self._frame: bytearray | None = None  # None: the size prefix is being received
         self._received = 0
+        self._sasl: SaslSession | None = None
 
     @property
     def is_open(self) -> bool:
@@ -96,6 +100,20 @@ class BrokerConnection(asyncio.BufferedProtocol):
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
         told to wait) and where the connection is or goes lost; what `decode` raises.
         """
+        if self._sasl is not None:
+            await self._sasl.renew_if_due()
+        return await self._ask_all(requests, decode, extra_ms)
+
+    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
+        """As `request`, but also while an authentication is under way."""
+        return (await self._ask_all([message], decode, 0))[0]
+
+    async def _ask_all(
+        self,
+        requests: Sequence[Request],
+        decode: Callable[[memoryview, int], T],
+        extra_ms: int,
+    ) -> list[T]:
         answers = [self._send(request) for request in requests]
         try:
             async with asyncio.timeout((self._config.request_max_ms + extra_ms) / 1000):
@@ -127,6 +145,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 break
         raise self._unavailable(f"ApiVersions: error {error_code}")
 
+    async def authenticate(self, credentials: SaslCredentials) -> None:
+        """Now, and again whenever the session is about to end. Raises AuthenticationRefused."""
+        self._sasl = SaslSession(self, credentials)
+        await self._sasl.authenticate()
+
     def version_of(self, api_key: int) -> int:
         return messages.pick_version(api_key, self.versions)
 
@@ -145,7 +168,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _begin_frame(self, size: int) -> None:
         if not _CORRELATION_ID_BYTES <= size <= self._config.frame_bytes_max:
-            self._fail(f"answer of {size} bytes, limit {self._config.frame_bytes_max}")
+            tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
+            self._fail(f"answer of {size} bytes, limit {self._config.frame_bytes_max}{tls}")
             size = _CORRELATION_ID_BYTES  # whatever still comes before the transport is gone
         self._frame, self._received = bytearray(size), 0
 
@@ -175,21 +199,36 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return ClusterUnavailable(f"broker {self.address}: {why}")
 
 
-async def connect(address: HostPort, config: ClusterConfig) -> BrokerConnection:
-    """Raises ClusterUnavailable within connect_max_ms. Plaintext; TLS and SASL belong here."""
+async def connect(
+    address: HostPort,
+    config: ClusterConfig,
+    sasl: SaslCredentials | None = None,
+    tls: UpstreamTls | None = None,
+) -> BrokerConnection:
+    """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more).
+
+    Raises AuthenticationRefused where the broker does not take `sasl`.
+    """
     loop = asyncio.get_running_loop()
+    if sasl is not None:
+        await sasl.prepare()
     try:
         async with asyncio.timeout(config.connect_max_ms / 1000):
             _, connection = await loop.create_connection(
-                lambda: BrokerConnection(address, config), address.host, address.port
+                lambda: BrokerConnection(address, config),
+                address.host,
+                address.port,
+                **(tls.for_host(address.host) if tls is not None else {}),
             )
             try:
                 await connection.negotiate()
+                if sasl is not None:
+                    await connection.authenticate(sasl)
             except BaseException:
                 connection.close()
                 raise
     except TimeoutError:
         raise ClusterUnavailable(f"broker {address}: no connection in time") from None
     except OSError as error:
-        raise ClusterUnavailable(f"broker {address}: {error}") from None
+        raise ClusterUnavailable(f"broker {address}: {in_words(error)}") from None
     return connection

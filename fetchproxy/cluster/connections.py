@@ -11,14 +11,23 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fetchproxy.cluster.connection import BrokerConnection, connect
+from fetchproxy.cluster.sasl import SaslCredentials
 from fetchproxy.cluster.single_flight import SingleFlight
 from fetchproxy.config.addresses import HostPort
 from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.tls.upstream import UpstreamTls
 
 
 class BrokerConnections:
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        sasl: SaslCredentials | None = None,
+        tls: UpstreamTls | None = None,
+    ) -> None:
         self._config = config
+        self._sasl = sasl
+        self._tls = tls
         self._shared: dict[HostPort, BrokerConnection] = {}
         self._connecting = SingleFlight[BrokerConnection]()
         self._idle: dict[HostPort, list[BrokerConnection]] = {}
@@ -37,7 +46,7 @@ class BrokerConnections:
 
         One that was left in the middle of an answer (an error, a cancellation) is closed.
         """
-        connection = self._take_idle(address) or await connect(address, self._config)
+        connection = self._take_idle(address) or await self._connect(address)
         self._in_use.add(connection)
         clean = False
         try:
@@ -64,9 +73,12 @@ class BrokerConnections:
             connection.close()
 
     async def _open_shared(self, address: HostPort) -> BrokerConnection:
-        connection = await connect(address, self._config)
+        connection = await self._connect(address)
         self._shared[address] = connection
         return connection
+
+    async def _connect(self, address: HostPort) -> BrokerConnection:
+        return await connect(address, self._config, self._sasl, self._tls)
 
     def _take_idle(self, address: HostPort) -> BrokerConnection | None:
         idle = self._idle.get(address, [])

@@ -19,15 +19,17 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
 from fetchproxy.cluster.answers import BrokerAddress, FetchedPartition, MetadataAnswer, TopicInfo
 from fetchproxy.errors import ClusterError
-from fetchproxy.model import ZERO_UUID, IsolationLevel
+from fetchproxy.model import ZERO_UUID, IsolationLevel, TopicIdPartition
 from protocol.errors import WireError
 from protocol.primitives import Cursor
 
 FETCH = 1
 LIST_OFFSETS = 2
 METADATA = 3
+SASL_HANDSHAKE = 17
 API_VERSIONS = 18
 DESCRIBE_CONFIGS = 32
+SASL_AUTHENTICATE = 36
 
 # (lowest, highest) version spoken. Below: no isolation level, no log start, no leader epochs.
 VERSIONS: dict[int, tuple[int, int]] = {
@@ -35,6 +37,8 @@ VERSIONS: dict[int, tuple[int, int]] = {
     LIST_OFFSETS: (2, 10),
     METADATA: (5, 13),
     DESCRIBE_CONFIGS: (1, 4),
+    SASL_HANDSHAKE: (1, 1),  # after version 0 bare tokens follow
+    SASL_AUTHENTICATE: (0, 2),
 }
 
 FETCH_BY_TOPIC_ID_VERSION = 13
@@ -60,13 +64,14 @@ class Request(Protocol):
     def encode(self, *, header: bool, framed: bool) -> bytes: ...
 
 
-def _versioned(request: Any, version: int) -> Request:
+def versioned(request: Any, version: int) -> Request:
+    """One of kafka-python's requests, to be encoded in this version."""
     # `Any`: kafka-python makes its message classes at import time, without types for mypy.
     request.API_VERSION = version
     return request  # type: ignore[no-any-return]
 
 
-def _body(response: Any, payload: memoryview, version: int) -> Any:
+def body_of(response: Any, payload: memoryview, version: int) -> Any:
     """Decode what follows the correlation id. (kafka-python's own header reader copies it all.)"""
     cursor = Cursor(payload)
     try:
@@ -80,7 +85,7 @@ def _body(response: Any, payload: memoryview, version: int) -> Any:
 def api_versions_request(version: int, software_version: str) -> Request:
     """Version 0 or 3; from 3 on the broker's metrics know who we are (KIP-511)."""
     named = {"client_software_name": "fetchproxy", "client_software_version": software_version}
-    return _versioned(ApiVersionsRequest(**named if version >= 3 else {}), version)
+    return versioned(ApiVersionsRequest(**named if version >= 3 else {}), version)
 
 
 def decode_api_versions(
@@ -91,7 +96,7 @@ def decode_api_versions(
     error_code = Cursor(payload).int16()
     if error_code != 0:
         return error_code, {}
-    answer = _body(ApiVersionsResponse, payload, version)
+    answer = body_of(ApiVersionsResponse, payload, version)
     return 0, {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
 
 
@@ -105,11 +110,11 @@ def metadata_request(version: int, topics: Sequence[str | UUID] | None) -> Reque
             else MetadataRequest.MetadataRequestTopic(name=topic, topic_id=ZERO_UUID)
             for topic in topics
         ]
-    return _versioned(MetadataRequest(topics=asked, allow_auto_topic_creation=False), version)
+    return versioned(MetadataRequest(topics=asked, allow_auto_topic_creation=False), version)
 
 
 def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
-    answer = _body(MetadataResponse, payload, version)
+    answer = body_of(MetadataResponse, payload, version)
     topics: list[TopicInfo] = []
     failed: dict[str | UUID, int] = {}
     for topic in answer.topics:
@@ -132,7 +137,7 @@ def list_offsets_request(
     isolation: IsolationLevel,
 ) -> Request:
     asked = ListOffsetsRequest.ListOffsetsTopic
-    return _versioned(
+    return versioned(
         ListOffsetsRequest(
             replica_id=_CONSUMER,
             isolation_level=int(isolation),
@@ -154,13 +159,13 @@ def list_offsets_request(
     )
 
 
-def decode_list_offsets(payload: memoryview, version: int) -> int:
-    """The offset of the one partition that was asked for. Raises ClusterError."""
-    answer = _body(ListOffsetsResponse, payload, version)
+def decode_list_offsets(payload: memoryview, version: int) -> tuple[int, int]:
+    """(offset, its leader epoch or -1) of the one partition asked for. Raises ClusterError."""
+    answer = body_of(ListOffsetsResponse, payload, version)
     for topic in answer.topics:
         for partition in topic.partitions:
             _raise_for(partition.error_code, f"ListOffsets of {topic.name}")
-            return int(partition.offset)
+            return int(partition.offset), int(partition.leader_epoch)
     raise ClusterError("ListOffsets was answered without the partition")
 
 
@@ -187,7 +192,7 @@ def fetch_request(
         fetch_offset=offset,
         partition_max_bytes=bytes_max,
     )
-    return _versioned(
+    return versioned(
         FetchRequest(
             replica_id=_CONSUMER,
             max_wait_ms=wait_max_ms,
@@ -204,14 +209,14 @@ def fetch_request(
     )
 
 
-def decode_fetch(payload: memoryview, version: int) -> FetchedPartition:
-    """Raises ClusterError for every code but 0 and OFFSET_OUT_OF_RANGE."""
-    answer = _body(FetchResponse, payload, version)
-    _raise_for(answer.error_code, "Fetch")
+def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
+    """`tip` is for the error's text. Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE."""
+    answer = body_of(FetchResponse, payload, version)
+    _raise_for(answer.error_code, f"Fetch of {tip}")
     for topic in answer.responses:
         for partition in topic.partitions:
             if partition.error_code != 1:
-                _raise_for(partition.error_code, "Fetch")
+                _raise_for(partition.error_code, f"Fetch of {tip}")
             return FetchedPartition(
                 error_code=partition.error_code,
                 high_watermark=partition.high_watermark,
@@ -229,12 +234,12 @@ def describe_topic_request(version: int, topic: str) -> Request:
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=_TOPIC_RESOURCE, resource_name=topic, configuration_keys=None
     )
-    return _versioned(DescribeConfigsRequest(resources=[resource]), version)
+    return versioned(DescribeConfigsRequest(resources=[resource]), version)
 
 
 def decode_configs(payload: memoryview, version: int) -> dict[str, str]:
     """Raises ClusterError. Sensitive values, which brokers leave out, are left out."""
-    answer = _body(DescribeConfigsResponse, payload, version)
+    answer = body_of(DescribeConfigsResponse, payload, version)
     found: dict[str, str] = {}
     for result in answer.results:
         _raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")

@@ -1,0 +1,229 @@
+"""The proxy's own authentication, and its renewal before a session ends (KIP-368).
+
+The mechanisms' own bytes are kafka-python's; here is who sends them, when, and what a refusal is
+called. Clients' SASL is relayed and never comes here. Secrets are never logged nor in errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
+from kafka.net.sasl.plain import SaslMechanismPlain
+from kafka.net.sasl.scram import SaslMechanismScram
+
+from fetchproxy.cluster import messages
+from fetchproxy.cluster.messages import Request
+from fetchproxy.cluster.oauth_token import TokenEndpoint, TokenFile, TokenSource
+from fetchproxy.cluster.sasl_messages import (
+    authenticate_request,
+    decode_authenticate,
+    decode_handshake,
+    handshake_request,
+)
+from fetchproxy.cluster.single_flight import SingleFlight
+from fetchproxy.config.addresses import HostPort
+from fetchproxy.config.secret_file import secret_from
+from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
+from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
+_RENEW_AFTER = 0.85
+# Brokers refuse to authenticate a connection anew within a second of the last time.
+_RENEWALS_APART_MIN_S = 1.0
+# So long a refusal is taken as the answer of every broker: a wrong password that is tried for each
+# request would fill the brokers' logs, and directories lock accounts for it.
+_REFUSAL_HOLDS_S = 1.0
+_UNSUPPORTED_MECHANISM, _ILLEGAL_STATE = 33, 34
+
+
+class Peer(Protocol):
+    """A connection, as far as authentication needs it."""
+
+    address: HostPort
+
+    def version_of(self, api_key: int) -> int: ...
+
+    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
+        """Sent at once, also while other requests wait for the authentication."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def token(self) -> str:
+        return self._token
+
+
+class SaslCredentials:
+    """Who the proxy is, for all of its connections. Raises ConfigError for files it cannot read."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self.mechanism: str = config.sasl_mechanism or ""
+        self._tokens = _token_source(config)
+        self._refused: tuple[AuthenticationRefused, float] | None = None  # when: loop seconds
+        if self._tokens is None:
+            self._password()
+
+    @property
+    def who(self) -> str:
+        name = self._config.sasl_username or self._config.sasl_oauthbearer_client_id
+        return f"user {name!r} by {self.mechanism}" if name else f"a token by {self.mechanism}"
+
+    @property
+    def refusal(self) -> str | None:
+        """What the brokers last said, while that is a refusal."""
+        return None if self._refused is None else str(self._refused[0])
+
+    async def exchange(self) -> Any:  # Any: kafka-python's mechanisms have no types
+        """A fresh mechanism object. Raises ClusterUnavailable, AuthenticationRefused."""
+        try:
+            if self._tokens is not None:
+                token = await self._tokens.token()
+                return SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token))
+            password = await asyncio.to_thread(self._password)
+        except ConfigError as error:  # a file that was there at the start
+            raise ClusterUnavailable(str(error)) from None
+        username = self._config.sasl_username
+        if self.mechanism == "PLAIN":
+            return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password)
+        return SaslMechanismScram(
+            sasl_mechanism=self.mechanism,
+            sasl_plain_username=_escaped(username or ""),
+            sasl_plain_password=password,
+        )
+
+    async def prepare(self) -> None:
+        """Before a connection is opened: a token endpoint may take longer than that may.
+
+        Raises AuthenticationRefused, also again while the last one is fresh; ClusterUnavailable.
+        """
+        if self._refused is not None:
+            error, at = self._refused
+            if asyncio.get_running_loop().time() < at + _REFUSAL_HOLDS_S:
+                raise AuthenticationRefused(str(error), error.error_code)
+        try:
+            await self.exchange()
+        except AuthenticationRefused as error:
+            self.note_refusal(error)
+            raise
+
+    def note_refusal(self, error: AuthenticationRefused) -> None:
+        CLUSTER_AUTHENTICATION_REFUSALS.inc()
+        if self._refused is None:  # once, until it is over
+            log.error("cluster_authentication_refused", mechanism=self.mechanism, error=str(error))
+        self._refused = (error, asyncio.get_running_loop().time())
+
+    def note_success(self) -> None:
+        if self._refused is not None:
+            log.info("cluster_authentication_recovered", mechanism=self.mechanism)
+        self._refused = None
+
+    def _password(self) -> str:
+        config = self._config
+        key = "cluster.sasl_password_file"
+        return secret_from(config.sasl_password, config.sasl_password_file, key) or ""
+
+
+def sasl_credentials(config: ClusterConfig) -> SaslCredentials | None:
+    """None where the brokers want none. Raises ConfigError. Reads files, so before the loop."""
+    return SaslCredentials(config) if config.security_protocol.startswith("SASL_") else None
+
+
+def _token_source(config: ClusterConfig) -> TokenSource | None:
+    if config.sasl_mechanism != "OAUTHBEARER":
+        return None
+    if config.sasl_oauthbearer_token_file is None:
+        return TokenEndpoint(config)
+    key = "cluster.sasl_oauthbearer_token_file"
+    secret_from(None, config.sasl_oauthbearer_token_file, key)
+    return TokenFile(config.sasl_oauthbearer_token_file)
+
+
+def _escaped(name: str) -> str:
+    """A user name inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname)."""
+    return name.replace("=", "=3D").replace(",", "=2C")
+
+
+class SaslSession:
+    """One connection's authentication."""
+
+    def __init__(self, peer: Peer, credentials: SaslCredentials) -> None:
+        self._peer = peer
+        self._credentials = credentials
+        self._renew_at = float("inf")  # loop seconds
+        self._renewals = SingleFlight[None]()
+
+    async def renew_if_due(self) -> None:
+        """Before a request is sent. Requests under way are answered first, as they came first;
+        those that come meanwhile wait here, as brokers close a connection that asks in between."""
+        if asyncio.get_running_loop().time() >= self._renew_at:
+            await self._renewals.run("renewal", self.authenticate)
+
+    async def authenticate(self) -> None:
+        """Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then."""
+        try:
+            lifetime_ms = await self._exchange()
+        except AuthenticationRefused as error:
+            self._credentials.note_refusal(error)
+            self._peer.close()
+            raise
+        except BaseException:  # left in the middle, so that nothing else can be asked
+            self._peer.close()
+            raise
+        self._credentials.note_success()
+        now = asyncio.get_running_loop().time()
+        if lifetime_ms > 0:
+            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
+            self._renew_at = now + after_s
+
+    async def _exchange(self) -> int:
+        exchange = await self._credentials.exchange()
+        peer, mechanism = self._peer, self._credentials.mechanism
+        version = peer.version_of(messages.SASL_HANDSHAKE)
+        handshake = await peer.ask(handshake_request(version, mechanism), decode_handshake)
+        if handshake.error_code == _UNSUPPORTED_MECHANISM:
+            offered = ", ".join(handshake.mechanisms) or "none"
+            raise self._refused(f"the broker has no {mechanism} (it has {offered})", 33)
+        if handshake.error_code == _ILLEGAL_STATE:
+            raise self._refused("the broker's listener has no SASL, or not at this point", 34)
+        if handshake.error_code:
+            raise self._refused(f"error {handshake.error_code}", handshake.error_code)
+        version = peer.version_of(messages.SASL_AUTHENTICATE)
+        lifetime_ms = 0
+        while not exchange.is_done():
+            request = authenticate_request(version, exchange.auth_bytes())
+            answer = await peer.ask(request, decode_authenticate)
+            if answer.error_code:
+                raise self._refused(answer.error_message or "refused", answer.error_code)
+            try:
+                # SCRAM hashes the password thousands of times here.
+                await asyncio.to_thread(exchange.receive, answer.token)
+            except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
+                raise self._refused(
+                    f"the broker's answer is none: {type(error).__name__}"
+                ) from None
+            lifetime_ms = answer.session_lifetime_ms
+        if not exchange.is_authenticated():
+            raise self._refused("the broker's last answer does not end the exchange")
+        return lifetime_ms
+
+    def _refused(self, why: str, error_code: int | None = None) -> AuthenticationRefused:
+        return AuthenticationRefused(
+            f"broker {self._peer.address}: {self._credentials.who}: {why}", error_code
+        )

@@ -1,0 +1,28 @@
+"""A broker that hangs (its connections stay open, nothing is answered) costs a moment, no more."""
+
+from __future__ import annotations
+
+from scripted_broker import TOPIC, ScriptedBroker, serving
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ClusterConfig
+
+PATIENT_MS = 300_000  # whoever waits for it fails
+
+
+def hang(broker: ScriptedBroker) -> None:
+    broker.override = lambda api_key, version, correlation_id: b""
+
+
+async def test_metadata_comes_from_another_broker() -> None:
+    hanging, alive = ScriptedBroker(node_id=1), ScriptedBroker(node_id=2)
+    async with serving(hanging) as bootstrap, serving(alive):
+        hanging.peers, alive.peers = {2: alive.port}, {1: hanging.port}
+        config = ClusterConfig(bootstrap=bootstrap, request_max_ms=PATIENT_MS, connect_max_ms=200)
+        async with Cluster(config) as cluster:
+            assert [topic.name for topic in await cluster.topics()] == [TOPIC]
+            hang(hanging)  # on a connection that is open, and was good
+            await cluster.topics(max_age_ms=0)
+            asked = hanging.asked.count(3)
+            await cluster.topics(max_age_ms=0)
+            assert hanging.asked.count(3) == asked, "it is asked first again"
