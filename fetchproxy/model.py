@@ -5,11 +5,18 @@ Offsets are int64 log offsets. Ranges say in their names whether the end is part
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from uuid import UUID
 
 ZERO_UUID = UUID(int=0)
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+
+
+def is_topic_name(text: str) -> bool:
+    """Whether a topic can be called so (Kafka's Topic.validate)."""
+    return _TOPIC_NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -116,3 +123,4 @@ class LogEdges:
     log_start_offset: int
     high_watermark: int
     last_stable_offset: int
+    log_start_epoch: int = -1  # of the record at the log start, or the next one; -1: not told

@@ -28,7 +28,10 @@ AsJson = Annotated[
 
 
 class SegmentRow(TypedDict):
-    """`last_offset` is inclusive; `topic_id` as Kafka's tools write it."""
+    """`last_offset` is inclusive; `topic_id` as Kafka's tools write it.
+
+    `log_start_offset` is the partition's: what lies below it was deleted, and is not served.
+    """
 
     topic: str
     topic_id: str
@@ -37,6 +40,7 @@ class SegmentRow(TypedDict):
     last_offset: int
     size_bytes: int
     state: str
+    log_start_offset: int | None
 
 
 def segments(
@@ -68,13 +72,14 @@ async def read_rows(config: Config, topic: str | None) -> list[SegmentRow]:
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
         for tip in await rlmm.list_partitions():
             if topic is None or tip.topic == topic:
-                await rlmm.refresh(tip, asyncio.get_running_loop().time())
-                rows += (_row(segment) for segment in rlmm.list_remote_log_segments(tip))
+                view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+                segments = rlmm.list_remote_log_segments(tip)
+                rows += (_row(segment, view.log_start_offset) for segment in segments)
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
     return rows
 
 
-def _row(segment: RemoteLogSegmentMetadata) -> SegmentRow:
+def _row(segment: RemoteLogSegmentMetadata, log_start_offset: int | None) -> SegmentRow:
     tip = segment.topic_id_partition
     return {
         "topic": tip.topic,
@@ -84,6 +89,7 @@ def _row(segment: RemoteLogSegmentMetadata) -> SegmentRow:
         "last_offset": segment.end_offset,
         "size_bytes": segment.segment_size_bytes,
         "state": segment.state.name,
+        "log_start_offset": log_start_offset,
     }
 
 
@@ -97,7 +103,10 @@ def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
     for row in rows:
         size_bytes += row["size_bytes"]
         offsets = (str(row[name]) for name in ("partition", "base_offset", "last_offset"))
-        table.add_row(row["topic"], *offsets, decimal(row["size_bytes"]), row["state"])
+        start = row["log_start_offset"]
+        deleted = start is not None and row["last_offset"] < start
+        state = row["state"] + (", below the log start" if deleted else "")
+        table.add_row(row["topic"], *offsets, decimal(row["size_bytes"]), state)
     if table.row_count == 0:
         console.print("The archive holds no such segments.")
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from uuid import UUID
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
@@ -29,6 +30,22 @@ class RemoteLogMetadataManager(ABC):
     @abstractmethod
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Record a segment's new state. Raises ValueError on an illegal transition."""
+
+    @abstractmethod
+    async def topic_partitions(self, topic_id: UUID, not_older_than: float) -> frozenset[int]:
+        """The archived partitions of a topic, read at or after loop time `not_older_than` (s).
+
+        Empty: the archive does not know the topic. Raises RemoteStorageError, as `refresh`.
+        """
+
+    @abstractmethod
+    async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
+        """Everything below `offset` counts as deleted from now on; returns the view after that.
+
+        Durable and visible to every other reader of the store's when it returns. Never lowers what
+        anybody else has raised. Raises RemoteStorageError: then it may have happened or not, and
+        may be repeated.
+        """
 
     @abstractmethod
     async def list_partitions(self) -> Iterable[TopicIdPartition]:

@@ -37,6 +37,7 @@ class FreshReads(Generic[K, V]):
         self._read = read
         self._running: dict[K, _Running[V]] = {}
         self._cached: dict[K, tuple[float, V]] = {}
+        self._renewed: dict[K, float] = {}  # loop time of the last read begun by `renew`
         self._tasks: asyncio.TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -66,6 +67,20 @@ class FreshReads(Generic[K, V]):
     def replace(self, key: K, value: V) -> None:
         """Change what is cached without saying that it is any fresher."""
         self._cached[key] = (self._cached[key][0], value)
+
+    def renew(self, key: K, oldest: float, pause_s: float) -> None:
+        """Begin a read, for nobody in particular, where what is cached was read before `oldest`.
+
+        Not while one runs, and not within `pause_s` of the last one: a store that is away is not
+        asked by every caller.
+        """
+        entry = self._cached.get(key)
+        if entry is None or entry[0] >= oldest or key in self._running or self._tasks is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._renewed.get(key, float("-inf")) >= pause_s:
+            self._renewed[key] = now
+            self._start(key)
 
     async def get(self, key: K, not_older_than: float) -> V:
         """A value whose read began at or after `not_older_than` (loop time; the future is now).

@@ -32,13 +32,16 @@ class PartitionView:
     unreadable: tuple[int, ...] = ()
     # Copies that were begun and deletions that were not ended: under way, or left by a crash.
     unfinished: tuple[RemoteLogSegmentMetadata, ...] = ()
+    # Below this, DeleteRecords has deleted everything; it may lie inside the first segment.
+    raised_log_start: int = 0
 
     @property
     def log_start_offset(self) -> int | None:
         """The first archived offset, readable or not: below it there is nothing to wait for."""
         if not self.segments:
             return None
-        return min([self.segments[0].start_offset, *self.unreadable[:1]])
+        first = min([self.segments[0].start_offset, *self.unreadable[:1]])
+        return max(first, self.raised_log_start)
 
     @property
     def log_end_offset(self) -> int | None:
@@ -46,7 +49,12 @@ class PartitionView:
         return self.end_offsets[-1] + 1 if self.segments else None
 
     def segment_at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
-        """The first segment whose end is at or above `offset`; it may start above it."""
+        """The first segment whose end is at or above `offset`; it may start above it.
+
+        None too where the offset was deleted, though the first segment may still hold it.
+        """
+        if offset < self.raised_log_start:
+            return None
         i = bisect_left(self.end_offsets, offset)
         return self.segments[i] if i < len(self.segments) else None
 
@@ -70,7 +78,7 @@ class PartitionView:
         Then nobody may be told that it is out of range: the data is likely to be there.
         """
         i = bisect_right(self.unreadable, offset)
-        if i == 0 or self.covers(offset):
+        if i == 0 or offset < self.raised_log_start or self.covers(offset):
             return False
         # A readable segment that starts between the two ends where the unreadable one may reach.
         j = bisect_left(self.end_offsets, offset)
@@ -90,15 +98,23 @@ def build_view(
     segments: Iterable[RemoteLogSegmentMetadata],
     read_at: float,
     unreadable: Iterable[int] = (),
+    raised_log_start: int = 0,
 ) -> PartitionView:
     """Order the finished segments; one that adds no offset to those before it is left out.
+
+    So is one that lies below `raised_log_start` as a whole.
 
     Overlaps come from two archivers that met in a hand-over: both copied the same log, so either
     copy may be served. Of equal ranges the one that was finished first stays. A segment that
     overlaps the one before it and goes on further must stay, or the rest would look like a gap.
     """
     every = list(segments)
-    finished = [s for s in every if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+    finished = [
+        s
+        for s in every
+        if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        and s.end_offset >= raised_log_start
+    ]
     finished.sort(key=lambda s: (s.start_offset, s.event_timestamp_ms, s.segment_id.id))
     kept: list[RemoteLogSegmentMetadata] = []
     for segment in finished:
@@ -114,4 +130,5 @@ def build_view(
         read_at=read_at,
         unreadable=hidden,
         unfinished=tuple(s for s in every if s.state in _UNFINISHED),
+        raised_log_start=raised_log_start,
     )

@@ -25,11 +25,11 @@ from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.fresh_reads import FreshReads
+from fetchproxy.metadata.log_start_json import encode_log_start
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.metadata.states import check_transition
 from fetchproxy.model import (
-    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     TopicIdPartition,
@@ -40,7 +40,11 @@ from fetchproxy.observability.metrics import (
     METADATA_UNREADABLE,
 )
 from fetchproxy.storage.api import StoredObject
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage_manager import (
+    LogStartObject,
+    RemoteStorageManager,
+    SegmentMetadataObject,
+)
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -55,13 +59,6 @@ class MetadataProblem:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    segment_id: RemoteLogSegmentId
-    base_offset: int
-    stored: StoredObject
-
-
 @dataclass(slots=True)
 class _Partition:
     """What is known of one partition; `objects` is by key, with the version that was read."""
@@ -74,6 +71,8 @@ class _Partition:
     # What was put while a read was under way, as that read may have listed too early to see it.
     put_meanwhile: dict[UUID, RemoteLogSegmentMetadata] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
+    log_starts: tuple[LogStartObject, ...] = ()  # as last listed
+    raised_log_start: int = 0  # never falls, so that a listing that began too early does no harm
 
     def apply(self, metadata: RemoteLogSegmentMetadata) -> None:
         if metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
@@ -88,7 +87,7 @@ class _Partition:
 
     def view(self, tip: TopicIdPartition, read_at: float) -> PartitionView:
         unreadable = {problem.base_offset for problem in self.problems}
-        return build_view(tip, self.segments.values(), read_at, unreadable)
+        return build_view(tip, self.segments.values(), read_at, unreadable, self.raised_log_start)
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -121,7 +120,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._owned.aclose()
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        return self._views.cached(tip)
+        """As the interface says. One older than `view_age_max_ms` is read again meanwhile."""
+        shown = self._views.cached(tip)
+        if shown is not None:
+            age_max_s = self._config.view_age_max_ms / 1000
+            self._views.renew(tip, asyncio.get_running_loop().time() - age_max_s, age_max_s)
+        return shown
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
         """As the interface says; `read_at` is when the listing *began*.
@@ -157,6 +161,35 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             self._views.replace(tip, partition.view(tip, shown.read_at))
         if (partitions := self._topics.cached(tip.topic_id)) is not None:
             self._topics.replace(tip.topic_id, partitions | {tip.partition})
+
+    async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
+        """As the interface says. An offset that is no higher than what is known writes nothing."""
+        shown = await self.refresh(tip, float("-inf"))
+        partition = self._partition(tip)
+        if offset <= partition.raised_log_start:
+            return shown
+        await self._rsm.put_log_start_offset(tip, offset, encode_log_start(tip, offset))
+        partition.raised_log_start = max(partition.raised_log_start, offset)
+        shown = self._views.cached(tip) or shown
+        view = partition.view(tip, shown.read_at)
+        self._views.replace(tip, view)
+        await self._tidy_log_starts(tip, partition)
+        return view
+
+    async def _tidy_log_starts(self, tip: TopicIdPartition, partition: _Partition) -> None:
+        """Lower ones say nothing any more; one that stays does no harm and is tried again."""
+        for lower in partition.log_starts:
+            if lower.offset < partition.raised_log_start:
+                try:
+                    await self._rsm.delete_log_start_offset(lower)
+                except RemoteStorageError as error:
+                    log.warning(
+                        "lower_log_start_kept",
+                        topic=tip.topic,
+                        partition=tip.partition,
+                        error=str(error),
+                    )
+                    return
 
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
         """Listed anew; callers at the same time share one listing. Raises RemoteStorageError."""
@@ -230,7 +263,16 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _list_and_get(self, tip: TopicIdPartition, partition: _Partition) -> list[str]:
         """Bring `partition.objects` up to date; the keys that are listed now."""
-        listed = [_Listed(*entry) async for entry in self._rsm.list_segment_metadata(tip)]
+        listed: list[SegmentMetadataObject] = []
+        log_starts: list[LogStartObject] = []
+        async for found in self._rsm.list_partition(tip):
+            if isinstance(found, LogStartObject):
+                log_starts.append(found)
+            else:
+                listed.append(found)
+        partition.log_starts = tuple(log_starts)
+        highest = max((found.offset for found in log_starts), default=0)
+        partition.raised_log_start = max(partition.raised_log_start, highest)
         waiting = [entry for entry in listed if not partition.has_read(entry.stored)]
         waiting.reverse()  # taken from the end
         failures: list[RemoteStorageError] = []
@@ -243,7 +285,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _get_waiting(
         self,
-        waiting: list[_Listed],
+        waiting: list[SegmentMetadataObject],
         partition: _Partition,
         failures: list[RemoteStorageError],
     ) -> None:
@@ -272,7 +314,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             ) from None
 
 
-def _decode(raw: bytes, entry: _Listed) -> RemoteLogSegmentMetadata | MetadataProblem:
+def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadata | MetadataProblem:
     key = entry.stored.key
     try:
         metadata = decode_segment(raw, key)
@@ -286,7 +328,7 @@ def _decode(raw: bytes, entry: _Listed) -> RemoteLogSegmentMetadata | MetadataPr
         return MetadataProblem(key, entry.base_offset, str(error))
 
 
-def _report(problem: MetadataProblem, entry: _Listed, partition: _Partition) -> None:
+def _report(problem: MetadataProblem, entry: SegmentMetadataObject, partition: _Partition) -> None:
     """Once for each unreadable version of an object, however often it is read again."""
     known = partition.objects.get(problem.key)
     if known is not None and known[0] == entry.stored.version:

@@ -54,9 +54,9 @@ class SegmentLayout:
     def byte_range(self, number: int) -> ByteRange:
         return ByteRange(self.ends[number - 1] if number else 0, self.ends[number])
 
-    def first_chunk_with_timestamp(self, timestamp_ms: int) -> int | None:
-        """The first chunk that holds a record at or after `timestamp_ms`."""
-        for number, latest in enumerate(self.max_timestamps_ms):
-            if latest >= timestamp_ms:
+    def first_chunk_with_timestamp(self, timestamp_ms: int, from_number: int = 0) -> int | None:
+        """The first chunk, from `from_number` on, with a record at or after `timestamp_ms`."""
+        for number in range(from_number, len(self)):
+            if self.max_timestamps_ms[number] >= timestamp_ms:
                 return number
         return None

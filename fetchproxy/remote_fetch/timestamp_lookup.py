@@ -45,7 +45,7 @@ class TimestampLookup:
         """The first archived record, by offset, with at least that timestamp.
 
         None where the archive, as far as the view in memory shows it, has none: then the broker's
-        own answer counts. Storage failures are
+        own answer counts. What DeleteRecords has deleted is passed over. Storage failures are
         retried for `unasked_read_max_ms`, the caller's time-out permitting, then raised. Raises
         RemoteStorageError, CorruptSegment.
         """
@@ -65,30 +65,29 @@ class TimestampLookup:
             await self._load(NeedView(tip, asyncio.get_running_loop().time()))
             view = self._rlmm.view(tip)
         # Timestamps need not rise from segment to segment: each is asked by its largest.
-        for metadata in () if view is None else view.segments:
+        segments, raised = ((), 0) if view is None else (view.segments, view.raised_log_start)
+        for metadata in segments:
             if metadata.max_timestamp_ms >= timestamp_ms:
-                found = await self._search_segment(metadata, timestamp_ms)
+                from_offset = max(metadata.start_offset, raised)
+                found = await self._search_segment(metadata, timestamp_ms, from_offset)
                 if found is not None:
                     return found
         return None
 
     async def _search_segment(
-        self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int
+        self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int
     ) -> FoundRecord | None:
         layout = await self._layout(metadata)
-        number = layout.first_chunk_with_timestamp(timestamp_ms)
-        if number is None:
-            return None
-        chunk = await self._chunk(NeedChunk(metadata, layout, number))
-        try:
-            for header in walk(chunk.view):
-                found = first_record_at_or_after(
-                    chunk.view, header, timestamp_ms, metadata.start_offset
-                )
-                if found is not None:
-                    return found[0], found[1], header.partition_leader_epoch
-        except WireError as error:
-            raise CorruptSegment(f"{metadata.topic_id_partition}: {error}") from error
+        number: int | None = layout.chunk_at_or_after(from_offset)
+        while number is not None:
+            number = layout.first_chunk_with_timestamp(timestamp_ms, number)
+            if number is None:
+                break
+            chunk = await self._chunk(NeedChunk(metadata, layout, number))
+            found = _search_chunk(chunk, metadata, timestamp_ms, from_offset)
+            if found is not None:
+                return found
+            number += 1  # what is late enough in it lies below `from_offset`
         return None
 
     async def _layout(self, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
@@ -114,3 +113,16 @@ class TimestampLookup:
         if load.error is not None:
             raise load.error
         return load.chunk
+
+
+def _search_chunk(
+    chunk: Chunk, metadata: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int
+) -> FoundRecord | None:
+    try:
+        for header in walk(chunk.view):
+            found = first_record_at_or_after(chunk.view, header, timestamp_ms, from_offset)
+            if found is not None:
+                return found[0], found[1], header.partition_leader_epoch
+    except WireError as error:
+        raise CorruptSegment(f"{metadata.topic_id_partition}: {error}") from error
+    return None

@@ -17,6 +17,7 @@ from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.index.leader_epochs import encode_epochs
 from fetchproxy.index.transaction_index import encode_aborted
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,
@@ -28,7 +29,7 @@ from fetchproxy.observability.metrics import (
     REMOTE_COPY_ERRORS,
     REMOTE_COPY_REQUESTS,
 )
-from fetchproxy.remote_log.segment_writer import GatheredSegment, extend_lineage
+from fetchproxy.remote_log.segment_writer import GatheredSegment
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 

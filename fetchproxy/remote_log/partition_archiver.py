@@ -15,12 +15,13 @@ import structlog
 from fetchproxy.config.sections import ArchiveConfig
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.remote_log.copier import SegmentCopier
 from fetchproxy.remote_log.segment_cut import CutReason, cut_reason, plan_take
-from fetchproxy.remote_log.segment_writer import GatheredSegment, SegmentWriter, extend_lineage
+from fetchproxy.remote_log.segment_writer import GatheredSegment, SegmentWriter
 from fetchproxy.remote_log.source import LogGap, LogRead, LogSource
 from fetchproxy.remote_log.spool import Spool
 
@@ -211,7 +212,9 @@ class PartitionArchiver:
     async def _skip_gap(self, writer: SegmentWriter, gap: LogGap) -> SegmentWriter:
         """Go on at the broker's log start. It is a gap only if something was archived before it."""
         self._log_start_offset = gap.log_start_offset
-        if self._resumed is not None and self._resumed.archive_end is not None:
+        view = await self._fresh_view()
+        deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
+        if self._resumed is not None and self._resumed.archive_end is not None and not deleted:
             ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
             log.error(
                 "archive_gap",

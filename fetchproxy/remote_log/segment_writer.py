@@ -160,11 +160,3 @@ def _file_crc(path: Path) -> tuple[int, int]:
             crc = crc32c.crc32c(block, crc)
             size_bytes += len(block)
     return crc, size_bytes
-
-
-def extend_lineage(
-    lineage: Sequence[EpochStart], epochs: Sequence[EpochStart]
-) -> tuple[EpochStart, ...]:
-    """The epochs up to a segment's end: those of the archive before it, then the segment's own."""
-    latest = lineage[-1].epoch if lineage else -1
-    return (*lineage, *(entry for entry in epochs if entry.epoch > latest))

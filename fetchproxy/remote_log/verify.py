@@ -146,6 +146,8 @@ class _Run:
 
     async def verify_partition(self, tip: TopicIdPartition) -> None:
         unreadable = [problem.base_offset for problem in self.rlmm.problems(tip)]
+        view = self.rlmm.view(tip)
+        deleted = 0 if view is None else view.raised_log_start
         txns = TxnCheck()
         expected: int | None = None
         for metadata in self._finished(tip):
@@ -157,8 +159,10 @@ class _Run:
             if expected is not None and start < expected:
                 segment.metadata_fault(start, f"overlaps the segment before it, to {expected - 1}")
             elif expected is not None and start > expected:
-                gap = RecordedGap(tip.topic, tip.partition, expected, start - 1)
-                if not any(gap.first_offset <= base <= gap.last_offset for base in unreadable):
+                gap = RecordedGap(tip.topic, tip.partition, max(expected, deleted), start - 1)
+                if start > deleted and not any(
+                    gap.first_offset <= base <= gap.last_offset for base in unreadable
+                ):
                     self.gaps.append(gap)
             await segment.verify(continues=continues)
             self.segments += 1

@@ -1,11 +1,16 @@
 """Where the objects of the archive lie: names from values and back. Pure; knows no store.
 
     <prefix>/<topic>-<topicId>/<partition>/<20-digit base offset>-<segmentId>.<suffix>
+    <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.log-start-offset
 
 Both ids are written as Kafka writes its Uuids: url-safe base64 of the 16 bytes without padding,
 22 characters, which may themselves begin with or contain `-` and `_`. So names are taken apart by
 fixed widths from the right, never by splitting. Names that are not of this layout parse to None:
 an archive may share its bucket with other things.
+
+The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset is in
+its name, so that two writers cannot undo each other's: each makes its own object, the highest
+counts, and the lower ones can go at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
 
-from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
 from fetchproxy.storage.keys import check_key
 
 LAYOUT_VERSION = 1
@@ -29,7 +34,7 @@ _PARTITION_MAX = 2**31 - 1
 _UUID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _OFFSET = re.compile(r"[0-9]{20}", re.ASCII)
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)  # Kafka's Topic.validate
+_LOG_START_SUFFIX = ".log-start-offset"
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
 
@@ -77,7 +82,7 @@ def normal_prefix(prefix: str) -> str:
 
 def topic_folder(prefix: str, topic: str, topic_id: UUID) -> str:
     """`prefix` is one of `normal_prefix`. Raises ValueError for a name Kafka would not take."""
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if not is_topic_name(topic):
         raise ValueError(f"illegal topic name {topic!r}")
     return f"{prefix}{topic}-{uuid_text(topic_id)}/"
 
@@ -96,6 +101,19 @@ def segment_key(
     return f"{folder}{_offset_text(base_offset)}-{uuid_text(segment_id.id)}.{file.value}"
 
 
+def log_start_key(prefix: str, tip: TopicIdPartition, offset: int) -> str:
+    return f"{partition_folder(prefix, tip)}{_offset_text(offset)}{_LOG_START_SUFFIX}"
+
+
+def parse_log_start_key(prefix: str, key: str) -> int | None:
+    """The offset that a key of `log_start_key` says."""
+    folder, slash, name = key.rpartition("/")
+    offset = name.removesuffix(_LOG_START_SUFFIX)
+    if offset == name or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
+        return None
+    return None if parse_partition_folder(prefix, folder + slash) is None else int(offset)
+
+
 def key_after_base_offset(prefix: str, tip: TopicIdPartition, base_offset: int) -> str:
     """Sorts after every object with this base offset and before those with a higher one."""
     # "." is the character after "-" in ASCII, and listings are in the order of bytes.
@@ -108,7 +126,7 @@ def parse_topic_folder(name: str) -> tuple[str, UUID] | None:
         return None
     topic = name[: -_UUID_CHARS - 1]
     topic_id = parse_uuid(name[-_UUID_CHARS:])
-    if topic_id is None or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if topic_id is None or not is_topic_name(topic):
         return None
     return topic, topic_id
 

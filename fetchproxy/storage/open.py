@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ConfigError
 from fetchproxy.storage.filesystem import FilesystemObjectStore
@@ -44,7 +45,9 @@ def parse_store_url(url: str) -> FileLocation | S3Location:
         return _file_location(url, parts)
     if parts.scheme == "s3":
         return _s3_location(url, parts)
-    raise ConfigError(f"store URL {url!r}: unknown scheme {parts.scheme!r}; known: file, s3")
+    raise ConfigError(
+        f"store URL {mask_text(repr(url))}: unknown scheme {parts.scheme!r}; known: file, s3"
+    )
 
 
 def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
@@ -72,33 +75,37 @@ def _file_location(url: str, parts: SplitResult) -> FileLocation:
     _query(url, parts, ())
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
-        raise ConfigError(f"store URL {url!r}: expected file:///absolute/path")
+        raise ConfigError(f"store URL {mask_text(repr(url))}: expected file:///absolute/path")
     return FileLocation(Path(path))
 
 
 def _s3_location(url: str, parts: SplitResult) -> S3Location:
     query = _query(url, parts, _S3_PARAMETERS)
     if not _BUCKET.fullmatch(parts.netloc):
-        raise ConfigError(f"store URL {url!r}: {parts.netloc!r} is no bucket name")
+        raise ConfigError(f"store URL {mask_text(repr(url))}: {parts.netloc!r} is no bucket name")
     try:
         prefix = normal_prefix(unquote(parts.path))
     except ValueError as error:
-        raise ConfigError(f"store URL {url!r}: {error}") from error
+        raise ConfigError(f"store URL {mask_text(repr(url))}: {error}") from error
     endpoint_url = query.get("endpoint_url")
     if endpoint_url is not None and not re.match(r"https?://[^/]", endpoint_url):
-        raise ConfigError(f"store URL {url!r}: endpoint_url has to start with http:// or https://")
+        raise ConfigError(
+            f"store URL {mask_text(repr(url))}: endpoint_url has to start with http:// or https://"
+        )
     return S3Location(parts.netloc, prefix, endpoint_url, query.get("region"))
 
 
 def _query(url: str, parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:
     if parts.fragment:
-        raise ConfigError(f"store URL {url!r}: no '#' there")
+        raise ConfigError(f"store URL {mask_text(repr(url))}: no '#' there")
     known = ", ".join(allowed) or "none"
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in allowed:
-            raise ConfigError(f"store URL {url!r}: unknown parameter {name!r}; known: {known}")
+            raise ConfigError(
+                f"store URL {mask_text(repr(url))}: unknown parameter {name!r}; known: {known}"
+            )
         if not value or name in found:
-            raise ConfigError(f"store URL {url!r}: {name} is empty or given twice")
+            raise ConfigError(f"store URL {mask_text(repr(url))}: {name} is empty or given twice")
         found[name] = value
     return found

@@ -29,8 +29,10 @@ from fetchproxy.storage.layout import (
     SegmentFile,
     key_after_base_offset,
     layout_text,
+    log_start_key,
     normal_prefix,
     parse_layout_text,
+    parse_log_start_key,
     parse_partition_folder,
     parse_segment_key,
     parse_topic_folder,
@@ -40,6 +42,21 @@ from fetchproxy.storage.layout import (
 )
 from fetchproxy.storage.measured import measured
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartObject:
+    """Everything below `offset` was deleted (DeleteRecords)."""
+
+    offset: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMetadataObject:
+    segment_id: RemoteLogSegmentId
+    base_offset: int
+    stored: StoredObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +157,39 @@ class RemoteStorageManager:
         self, tip: TopicIdPartition, start_after_base_offset: int | None = None
     ) -> AsyncIterator[tuple[RemoteLogSegmentId, int, StoredObject]]:
         """(id, base offset, object) of each metadata object, by base offset."""
-        await self._check_layout()
         start_after = ""
         if start_after_base_offset is not None:
             start_after = key_after_base_offset(self._prefix, tip, start_after_base_offset)
+        async for found in self.list_partition(tip, start_after):
+            if isinstance(found, SegmentMetadataObject):
+                yield found.segment_id, found.base_offset, found.stored
+
+    async def list_partition(
+        self, tip: TopicIdPartition, start_after: str = ""
+    ) -> AsyncIterator[SegmentMetadataObject | LogStartObject]:
+        """What says how the partition stands, by offset, in one listing."""
+        await self._check_layout()
         async for found in self._store.list(partition_folder(self._prefix, tip), start_after):
             parsed = parse_segment_key(self._prefix, found.key)
             if parsed is not None and parsed.file is SegmentFile.METADATA:
-                yield parsed.segment_id, parsed.base_offset, found
+                yield SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
+            elif parsed is None:
+                offset = parse_log_start_key(self._prefix, found.key)
+                if offset is not None:
+                    yield LogStartObject(offset, found.key)
+
+    @measured
+    async def put_log_start_offset(
+        self, tip: TopicIdPartition, offset: int, content: bytes
+    ) -> None:
+        """`content` is for people: the key alone counts. Lower ones are left as they are."""
+        await self._mark_layout()
+        await self._store.put(log_start_key(self._prefix, tip, offset), content)
+
+    @measured
+    async def delete_log_start_offset(self, lower: LogStartObject) -> None:
+        """One that a higher one has made meaningless. Absent is no error."""
+        await self._store.delete(lower.key)
 
     @measured
     async def list_partitions(self) -> list[TopicIdPartition]:

@@ -10,8 +10,9 @@ from planted_archive import ABORT, COMMIT, batch
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex
+from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
-from fetchproxy.remote_log.segment_writer import SegmentWriter, extend_lineage
+from fetchproxy.remote_log.segment_writer import SegmentWriter
 from fetchproxy.remote_log.spool import Spool
 from protocol.record_batch import walk
 

@@ -438,6 +438,17 @@ async def test_an_outage_is_no_verdict() -> None:
         await archive.verify()
 
 
+@pytest.mark.parametrize(
+    ("raised", "gaps"), [(60, (GAP,)), (130, (replace(GAP, first_offset=130),)), (150, ())]
+)
+async def test_what_was_deleted_is_no_gap(raised: int, gaps: tuple[RecordedGap, ...]) -> None:
+    archive = await sound()
+    await archive.rsm.put_log_start_offset(archive.segments[0].topic_id_partition, raised, b"{}")
+    report = await archive.verify()
+    assert report.clean, report.faults
+    assert report.gaps == gaps
+
+
 async def test_many_metadata_objects_take_several_reads() -> None:
     archive = await sound()
 

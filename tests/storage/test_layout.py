@@ -14,8 +14,10 @@ from fetchproxy.storage.layout import (
     SegmentKey,
     key_after_base_offset,
     layout_text,
+    log_start_key,
     normal_prefix,
     parse_layout_text,
+    parse_log_start_key,
     parse_partition_folder,
     parse_segment_key,
     parse_topic_folder,
@@ -57,6 +59,26 @@ def test_a_folder_says_what_it_was_made_from(prefix: str, tip: TopicIdPartition)
     assert parse_partition_folder(prefix, partition_folder(prefix, tip)) == tip
     folder = topic_folder("", tip.topic, tip.topic_id)
     assert parse_topic_folder(folder.rstrip("/")) == (tip.topic, tip.topic_id)
+
+
+@given(prefixes, tips, offsets)
+def test_a_log_start_says_what_it_was_made_from(
+    prefix: str, tip: TopicIdPartition, offset: int
+) -> None:
+    key = log_start_key(prefix, tip, offset)
+    assert check_key(key) == key
+    assert key.startswith(partition_folder(prefix, tip))
+    assert parse_log_start_key(prefix, key) == offset
+    assert parse_segment_key(prefix, key) is None
+    assert parse_log_start_key(prefix, key.replace(".log-start", ".log_start")) is None
+    assert parse_log_start_key(prefix, key + "s") is None
+
+
+@given(segment_ids, offsets, st.sampled_from(SegmentFile))
+def test_no_segments_object_is_a_log_start(
+    segment_id: RemoteLogSegmentId, offset: int, file: SegmentFile
+) -> None:
+    assert parse_log_start_key("", segment_key("", segment_id, offset, file)) is None
 
 
 @given(uuids)

@@ -1,0 +1,190 @@
+"""OffsetForLeaderEpoch over two tiers against a model of Kafka's cache over the whole log.
+
+The model is a list with the epoch of every record. From it come the cache of a Kafka with tiered
+storage (whole log), the cache of the broker without (local log), and the archive's segments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fetchproxy.metadata.lineage import (
+    EpochEnd,
+    end_offset_for,
+    epoch_of,
+    extend_lineage,
+    lineage_of,
+    merged_end_offset,
+)
+from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+
+TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+
+
+@dataclass
+class Log:
+    """`epochs[offset]` is each record's; the log start, the broker's own, and the archive's end."""
+
+    epochs: list[int]
+    start: int
+    local_start: int
+    borders: list[int]  # where archived segments begin, and the archive's end
+
+    @property
+    def end(self) -> int:
+        return len(self.epochs)
+
+    def cache(self, start: int) -> list[tuple[int, int]]:
+        """(epoch, first offset) as LeaderEpochFileCache keeps them for a log that starts there.
+
+        An empty log keeps the epoch that is being written.
+        """
+        found: list[tuple[int, int]] = []
+        for offset in range(start, self.end):
+            if not found or found[-1][0] != self.epochs[offset]:
+                found.append((self.epochs[offset], offset))
+        return found or [(self.epochs[-1], self.end)]
+
+    def view(self) -> PartitionView:
+        segments = []
+        for number, (begin, end) in enumerate(zip(self.borders, self.borders[1:], strict=False)):
+            epochs: list[EpochStart] = []
+            for offset in range(begin, end):
+                if not epochs or epochs[-1].epoch != self.epochs[offset]:
+                    epochs.append(EpochStart(self.epochs[offset], offset))
+            segments.append(segment(number + 1, begin, end - 1, tuple(epochs)))
+        return build_view(TIP, segments, 0.0, (), self.start)
+
+
+def segment(
+    number: int, start: int, end: int, epochs: tuple[EpochStart, ...]
+) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        start_offset=start,
+        end_offset=end,
+        max_timestamp_ms=0,
+        event_timestamp_ms=0,
+        segment_leader_epochs=epochs,
+        segment_size_bytes=1,
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        has_aborted_txns=False,
+    )
+
+
+def kafka_answer(cache: list[tuple[int, int]], requested: int, log_end: int) -> tuple[int, int]:
+    """LeaderEpochFileCache.endOffsetFor, said another way than the product says it."""
+    epochs = dict(cache)
+    if requested == -1:
+        return -1, -1
+    if requested == max(epochs):
+        return requested, log_end
+    higher = [epoch for epoch in epochs if epoch > requested]
+    if not higher:
+        return -1, -1
+    lower = [epoch for epoch in epochs if epoch <= requested]
+    return (max(lower) if lower else requested), epochs[min(higher)]
+
+
+@st.composite
+def logs(draw: st.DrawFn, tiers_meet: bool = True) -> Log:
+    runs = draw(st.lists(st.integers(1, 6), min_size=1, max_size=7))
+    epoch = draw(st.integers(0, 2))
+    epochs: list[int] = []
+    for run in runs:
+        epochs += [epoch] * run
+        epoch += draw(st.integers(1, 3))
+    end = len(epochs)
+    first = draw(st.integers(0, end - 1))
+    archive_end = draw(st.integers(first + 1, end))
+    inner = (
+        draw(st.sets(st.integers(first + 1, archive_end - 1))) if archive_end > first + 1 else ()
+    )
+    local_start = draw(st.integers(first, archive_end if tiers_meet else end))
+    start = draw(st.integers(first, local_start))
+    return Log(epochs, start, local_start, [first, *sorted(inner), archive_end])
+
+
+@given(logs(), st.integers(-1, 30), st.booleans())
+def test_the_merged_answer_is_that_of_a_kafka_with_tiered_storage(
+    log: Log, requested: int, local_epoch_known: bool
+) -> None:
+    broker_cache = log.cache(log.local_start)
+    broker = EpochEnd(*kafka_answer(broker_cache, requested, log.end))
+    local_epoch = broker_cache[0][0] if local_epoch_known else None
+    wanted = kafka_answer(log.cache(log.start), requested, log.end)
+    merged = merged_end_offset(lineage_of(log.view()), requested, broker, local_epoch)
+    assert merged.end_offset == wanted[1]
+    if local_epoch_known and log.start < log.borders[-1]:
+        assert merged == wanted
+
+
+@given(logs(tiers_meet=False), st.data())
+def test_no_consumer_is_told_that_its_log_was_truncated(log: Log, data: st.DataObject) -> None:
+    """Whatever the archive lacks: gaps between the tiers, or a view that is out of date."""
+    assume(log.start < log.end)
+    stale = data.draw(st.integers(1, len(log.borders)))
+    seen = Log(log.epochs, log.start, log.local_start, log.borders[:stale])
+    position = data.draw(st.integers(log.start + 1, log.end))
+    epoch = log.epochs[position - 1]  # of the last record that the consumer has read
+    broker_cache = log.cache(log.local_start)
+    broker = EpochEnd(*kafka_answer(broker_cache, epoch, log.end))
+    local_epoch = data.draw(st.sampled_from([None, broker_cache[0][0]]))
+    merged = merged_end_offset(lineage_of(seen.view()), epoch, broker, local_epoch)
+    assert merged.epoch >= 0
+    assert merged.end_offset >= position
+
+
+@given(logs(), st.integers(-1, 30))
+def test_the_archives_own_answer_is_kafkas(log: Log, requested: int) -> None:
+    archive_end = log.borders[-1]
+    if log.start >= archive_end:
+        assert lineage_of(log.view()) == ()
+        return
+    archive = Log(log.epochs[:archive_end], log.start, 0, [])
+    wanted = kafka_answer(archive.cache(log.start), requested, archive_end)
+    lineage = lineage_of(log.view())
+    assert [(e.epoch, e.start_offset) for e in lineage] == archive.cache(log.start)
+    assert end_offset_for(lineage, requested, archive_end) == wanted
+    for offset in range(log.start, archive_end):
+        assert epoch_of(lineage, offset) == log.epochs[offset]
+    assert epoch_of(lineage, log.start - 1) == -1
+
+
+def test_another_lineage_than_the_brokers_is_not_believed() -> None:
+    archived = (EpochStart(1, 0), EpochStart(4, 500))
+    broker = EpochEnd(2, 300)
+    assert merged_end_offset(archived, 2, broker, 5) == broker
+
+
+def test_errors_and_unknown_epochs_stay_the_brokers() -> None:
+    archived = (EpochStart(1, 0), EpochStart(4, 50))
+    assert merged_end_offset(archived, 9, EpochEnd(-1, -1), 5) == (-1, -1)
+    assert merged_end_offset(archived, 3, EpochEnd(2, 40), 1) == (2, 40)
+    assert merged_end_offset((), 3, EpochEnd(3, 40), None) == (3, 40)
+
+
+def test_an_overlap_does_not_turn_the_lineage_back() -> None:
+    mine = segment(1, 0, 9, (EpochStart(0, 0), EpochStart(2, 5)))
+    theirs = segment(2, 7, 19, (EpochStart(2, 7), EpochStart(3, 15)))
+    view = build_view(TIP, [mine, theirs], 0.0)
+    assert lineage_of(view) == (EpochStart(0, 0), EpochStart(2, 5), EpochStart(3, 15))
+
+
+def test_a_segment_repeats_the_epoch_that_it_begins_in() -> None:
+    before = (EpochStart(0, 0), EpochStart(3, 40))
+    assert extend_lineage(before, (EpochStart(3, 100), EpochStart(4, 120))) == (
+        *before,
+        EpochStart(4, 120),
+    )

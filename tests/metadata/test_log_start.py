@@ -1,0 +1,176 @@
+"""The log start that DeleteRecords has raised: durable, monotone, seen by every manager."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metadata_contract import TIP, copied, now, segment
+from scripted_store import ScriptedStore
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.storage.api import ObjectStore
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.layout import partition_folder
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+FOLDER = partition_folder("archive/", TIP)
+
+
+@pytest.fixture(params=["memory", "filesystem"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path):
+    inner: ObjectStore = MemoryObjectStore()
+    if request.param == "filesystem":
+        inner = FilesystemObjectStore(tmp_path, create=True)
+    async with ScriptedStore(inner) as scripted:
+        yield scripted
+
+
+def manager(store: ScriptedStore, **config: int) -> StoreBackedRemoteLogMetadataManager:
+    rsm = RemoteStorageManager(store, "archive")
+    return StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(**config))
+
+
+async def log_start_objects(store: ScriptedStore) -> list[str]:
+    keys = [found.key async for found in store.inner.list(FOLDER)]
+    return [key.removeprefix(FOLDER) for key in keys if key.endswith(".log-start-offset")]
+
+
+async def test_every_other_manager_sees_it(store: ScriptedStore) -> None:
+    async with manager(store) as mine, manager(store) as other:
+        first = await copied(mine, segment(1, 0, 9))
+        second = await copied(mine, segment(2, 10, 19))
+        assert (await other.refresh(TIP, now())).segments == (first, second)
+        view = await mine.raise_log_start_offset(TIP, 13)
+        assert view == mine.view(TIP)
+        later = await other.refresh(TIP, now())
+        for seen in (view, later):
+            assert seen.segments == (second,)
+            assert seen.log_start_offset == 13
+            assert not seen.covers(12)
+            assert seen.covers(13)
+            assert seen.segment_at_or_after(9) is None
+        stored = await store.inner.get(f"{FOLDER}{13:020d}.log-start-offset")
+        assert json.loads(stored)["log_start_offset"] == 13
+        assert mine.list_remote_log_segments(TIP) == (first, second)
+
+
+async def test_two_managers_never_lower_each_others(store: ScriptedStore) -> None:
+    async with manager(store) as mine, manager(store) as theirs, manager(store) as reader:
+        await copied(mine, segment(1, 0, 99))
+        await theirs.refresh(TIP, now())
+        await theirs.raise_log_start_offset(TIP, 60)
+        # It has not seen theirs, and writes its own lower one.
+        view = await mine.raise_log_start_offset(TIP, 30)
+        assert view.log_start_offset == 30
+        assert (await reader.refresh(TIP, now())).log_start_offset == 60
+        assert (await mine.refresh(TIP, now())).log_start_offset == 60
+        assert (await mine.raise_log_start_offset(TIP, 40)).log_start_offset == 60
+        await mine.raise_log_start_offset(TIP, 70)
+        assert await log_start_objects(store) == [f"{70:020d}.log-start-offset"]
+
+
+async def test_what_is_no_higher_is_not_written(store: ScriptedStore) -> None:
+    async with manager(store) as mine:
+        await copied(mine, segment(1, 0, 99))
+        await mine.raise_log_start_offset(TIP, 50)
+        writes = store.count("put", FOLDER)
+        assert (await mine.raise_log_start_offset(TIP, 50)).log_start_offset == 50
+        assert store.count("put", FOLDER) == writes
+
+
+async def test_a_store_that_fails_is_said_and_a_retry_does_it(store: ScriptedStore) -> None:
+    async with manager(store) as mine, manager(store) as reader:
+        await copied(mine, segment(1, 0, 99))
+        store.error = StorageUnavailable("away")
+        with pytest.raises(StorageUnavailable):
+            await mine.raise_log_start_offset(TIP, 50)
+        view = mine.view(TIP)
+        assert view is not None
+        assert view.log_start_offset == 0
+        store.error = None
+        await mine.raise_log_start_offset(TIP, 50)
+        assert (await reader.refresh(TIP, now())).log_start_offset == 50
+
+
+async def test_it_comes_before_any_segment(store: ScriptedStore) -> None:
+    async with manager(store) as mine, manager(store) as reader:
+        assert (await mine.raise_log_start_offset(TIP, 5)).log_start_offset is None
+        await copied(mine, segment(1, 0, 9))
+        view = await reader.refresh(TIP, now())
+        assert (view.log_start_offset, view.covers(4)) == (5, False)
+
+
+async def test_a_view_in_use_is_not_older_than_its_age_allows(store: ScriptedStore) -> None:
+    async with manager(store) as mine, manager(store, view_age_max_ms=20) as reader:
+        await copied(mine, segment(1, 0, 99))
+        await reader.refresh(TIP, now())
+        await mine.raise_log_start_offset(TIP, 50)
+        async with asyncio.timeout(20):
+            while True:
+                view = reader.view(TIP)
+                assert view is not None
+                if view.log_start_offset == 50:
+                    break
+                await asyncio.sleep(0.005)
+
+
+async def test_a_store_that_is_away_is_not_asked_by_every_reader(store: ScriptedStore) -> None:
+    async with manager(store) as mine:
+        await copied(mine, segment(1, 0, 99))
+    async with manager(store, view_age_max_ms=60_000) as reader:
+        await reader.refresh(TIP, now())
+        before = store.count("list", FOLDER)
+        store.error = StorageUnavailable("away")
+        for _ in range(50):
+            assert reader.view(TIP) is not None
+            await asyncio.sleep(0)
+        assert store.count("list", FOLDER) == before  # it is young enough
+    async with manager(store, view_age_max_ms=2_000) as reader:
+        store.error = None
+        await reader.refresh(TIP, now())
+        store.error = StorageUnavailable("away")
+        before = store.count("list", FOLDER)
+        reads = reader._views
+        async with asyncio.timeout(20):
+            while store.count("list", FOLDER) == before or reads.is_running(TIP):
+                reads.renew(TIP, now() + 1, pause_s=60)  # as if the view were too old
+                await asyncio.sleep(0)
+        for _ in range(50):
+            reads.renew(TIP, now() + 1, pause_s=60)
+            assert not reads.is_running(TIP)
+            await asyncio.sleep(0)
+        assert store.count("list", FOLDER) == before + 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=6),
+    st.integers(0, 60),
+    st.integers(0, 70),
+)
+def test_a_view_never_gives_what_was_deleted(
+    ranges: list[tuple[int, int]], raised: int, offset: int
+) -> None:
+    every = [segment(n, start, start + size, FINISHED) for n, (start, size) in enumerate(ranges)]
+    whole = build_view(TIP, every, 0.0)
+    view = build_view(TIP, every, 0.0, (), raised)
+    assert view.covers(offset) == (offset >= raised and whole.covers(offset))
+    left = [o for o in range(raised, 60) if whole.covers(o)]
+    assert view.log_start_offset == (max(raised, view.segments[0].start_offset) if left else None)
+    if left:
+        assert view.log_start_offset == left[0]
+        assert view.log_end_offset == whole.log_end_offset
+    if offset < raised:
+        assert view.segment_at_or_after(offset) is None
+        assert not view.gap_at(offset)
+        assert not view.uncertain_at(offset)
