@@ -12,8 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from fetchproxy.config.addresses import parse_host_port
+from fetchproxy.config.node_map import NodePlace, parse_node_map
 from fetchproxy.config.sections import GatewayConfig
-from protocol import addresses
+from fetchproxy.errors import ConfigError
+from fetchproxy.gateway.server_names import ServerNames
+from protocol.addresses import AnswerAddresses, splice_node_endpoints_tag
 from protocol.fetch_scan import hide_node_endpoints
 from protocol.primitives import Buffer
 
@@ -29,6 +32,9 @@ class AddressMap:
 
     def __init__(self, config: GatewayConfig, open_listener: OpenListener) -> None:
         self._config = config
+        self.names = ServerNames.of(config)
+        self._places = parse_node_map(config.node_map) if config.node_map else {}
+        self._reserved = {place.listen_port for place in self._places.values()}
         self._open_listener = open_listener
         self._proxied: dict[int, Address] = {}
         self._brokers: dict[int, Address] = {}
@@ -43,15 +49,26 @@ class AddressMap:
         """
         self._default_base = port
 
-    def broker_address(self, node_id: int) -> Address:
-        """Where the broker itself listens, as its cluster last said."""
-        return self._brokers[node_id]
+    def broker_address(self, node_id: int) -> Address | None:
+        """Where the broker itself listens, as its cluster last said; None: not heard of yet."""
+        return self._brokers.get(node_id)
 
     def proxied(self) -> dict[int, Address]:
         return dict(self._proxied)
 
     def advertised_host(self) -> str:
         return self._config.advertise_host or parse_host_port(self._config.listen).host
+
+    async def open_mapped(self) -> None:
+        """The listeners of `gateway.node_map`, before any broker is known. Raises ConfigError."""
+        for node_id, place in self._places.items():
+            try:
+                await self._open(node_id)
+            except OSError as error:
+                raise ConfigError(
+                    f"gateway.node_map: cannot listen on port {place.listen_port} for node "
+                    f"{node_id}: {error.strerror}"
+                ) from error
 
     async def ensure(self, nodes: Iterable[tuple[int, str, int]]) -> None:
         """A listener for every node; raises OSError where a port cannot be had."""
@@ -66,22 +83,33 @@ class AddressMap:
                     await self._open(node_id)
 
     async def _open(self, node_id: int) -> None:
+        if self.names is not None:  # one listener for all, which is open
+            shared = self._config.sni_port_advertised or self._default_base - 1
+            self._proxied[node_id] = (self.names.host_of(node_id), shared)
+            return
         server = await self._listen_for(node_id)
         port: int = server.sockets[0].getsockname()[1]
+        place = self._places.get(node_id) or NodePlace(port, None, port)
         self._servers[node_id] = server
-        self._proxied[node_id] = (self.advertised_host(), port)
-        host, broker_port = self._brokers[node_id]
+        self._proxied[node_id] = (place.host or self.advertised_host(), place.port)
+        broker = self._brokers.get(node_id)
         log.info(
-            "node_listener_opened", broker_id=node_id, port=port, broker=f"{host}:{broker_port}"
+            "node_listener_opened",
+            broker_id=node_id,
+            port=port,
+            broker=f"{broker[0]}:{broker[1]}" if broker else None,
         )
 
     async def _listen_for(self, node_id: int) -> asyncio.Server:
+        if node_id in self._places:
+            return await self._open_listener(node_id, self._places[node_id].listen_port)
         configured = self._config.node_port_base
         port = (configured or self._default_base) + node_id
         if configured:
             return await self._open_listener(node_id, port)
         try:
-            return await self._open_listener(node_id, port if port < PORTS else 0)
+            free = port < PORTS and port not in self._reserved
+            return await self._open_listener(node_id, port if free else 0)
         except OSError as error:
             log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
             return await self._open_listener(node_id, 0)
@@ -90,21 +118,27 @@ class AddressMap:
         """For the splicers: what the client is told instead of (host, port)."""
         return self._proxied.get(node_id, (host, port))
 
-    def rewrite(self, payload: bytes, api_key: int, version: int) -> Buffer | Awaitable[Buffer]:
+    def rewrite(
+        self, payload: bytes, version: int, addresses: AnswerAddresses
+    ) -> Buffer | Awaitable[Buffer]:
         """The answer with proxied addresses; waits only where a listener must be opened first."""
-        nodes = addresses.node_addresses(payload, api_key, version)
+        nodes = addresses.find(payload, version)
         if all(n[0] in self._proxied or n[0] < 0 or not n[1] for n in nodes):
             for node_id, host, port in nodes:
                 if node_id >= 0 and host:
                     self._brokers[node_id] = (host, port)
-            return addresses.splice(payload, api_key, version, self.lookup)
-        return self._open_and_rewrite(payload, api_key, version, nodes)
+            return addresses.splice(payload, version, self.lookup)
+        return self._open_and_rewrite(payload, version, addresses, nodes)
 
     async def _open_and_rewrite(
-        self, payload: bytes, api_key: int, version: int, nodes: Iterable[tuple[int, str, int]]
+        self,
+        payload: bytes,
+        version: int,
+        addresses: AnswerAddresses,
+        nodes: Iterable[tuple[int, str, int]],
     ) -> Buffer:
         await self.ensure(nodes)
-        return addresses.splice(payload, api_key, version, self.lookup)
+        return addresses.splice(payload, version, self.lookup)
 
     def splice_fetch_tags(self, tags: bytes) -> bytes:
         """NodeEndpoints of a Fetch answer; hidden where a node has no listener yet."""
@@ -117,7 +151,7 @@ class AddressMap:
                 unknown.append(node_id)
             return self.lookup(node_id, host, port)
 
-        spliced = addresses.splice_node_endpoints_tag(tags, known)
+        spliced = splice_node_endpoints_tag(tags, known)
         return hide_node_endpoints(tags) if unknown else bytes(spliced)
 
     async def close(self) -> None:

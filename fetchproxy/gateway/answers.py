@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
+from protocol.fetch_scan import FetchResponseScan, LogStarts, OnError, OnHead, SpliceTags
 from protocol.primitives import Buffer
 
 Payload = Sequence[Buffer]
@@ -48,15 +48,25 @@ class FetchAnswer(Answer):
         "_on_head",
         "_splice_tags",
         "discarded",
+        "frame_bytes",
+        "log_starts",
         "on_arrival",
         "on_done",
         "version",
     )
 
-    def __init__(self, correlation_id: int, version: int, splice_tags: SpliceTags) -> None:
+    def __init__(
+        self,
+        correlation_id: int,
+        version: int,
+        splice_tags: SpliceTags,
+        log_starts: LogStarts | None = None,
+    ) -> None:
         super().__init__(correlation_id)
         self.version = version
         self._splice_tags = splice_tags
+        self.log_starts = log_starts
+        self.frame_bytes = 0  # known from its arrival on
         self._on_head: OnHead | None = None
         self._on_error: OnError | None = None
         self.on_done: Callable[[], None] | None = None
@@ -75,5 +85,10 @@ class FetchAnswer(Answer):
         assert self._on_head is not None
         assert self._on_error is not None
         return FetchResponseScan(
-            self.version, frame_bytes, self._on_head, self._on_error, self._splice_tags
+            self.version,
+            frame_bytes,
+            self._on_head,
+            self._on_error,
+            self._splice_tags,
+            self.log_starts,
         )

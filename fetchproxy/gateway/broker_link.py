@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT
+from fetchproxy.tls.failures import looks_like_tls
 from protocol.errors import FrameTooLarge, MalformedMessage, WireError
 from protocol.fetch_scan import FetchResponseScan
 from protocol.primitives import INT32, Buffer
@@ -36,6 +37,10 @@ class LinkOwner(Protocol):
         """The new payload, or None: `BrokerLink.rewritten` will bring it."""
 
     def link_failed(self, error: WireError) -> None: ...
+
+    @property
+    def closing(self) -> bool:
+        """Nothing of the broker's is looked at any more."""
 
     def link_closed(self, error: Exception | None) -> None: ...
 
@@ -77,6 +82,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         return self._receive.view
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return  # TLS reads on while it ends, even within close()
         self.last_received = self._clock()
         self._take(self._receive.view[:nbytes])
         self._receive.release(self._client)
@@ -89,6 +96,11 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        if len(self._carry) >= 4 and looks_like_tls(INT32.unpack_from(self._carry)[0]):
+            # Shorter than the beginning of an answer: an alert, as plaintext came to a TLS port.
+            self._owner.link_failed(
+                MalformedMessage("broker speaks TLS, see cluster.security_protocol")
+            )
         self._owner.link_closed(exc)
 
     # -- for the session -------------------------------------------------------------------------
@@ -137,6 +149,8 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._carry += view
             view = memoryview(self._carry)
             self._carry = bytearray()
+        if self._owner.closing:
+            return
         try:
             rest = self._consume(view) if not self._waiting else 0
         except WireError as error:
@@ -178,8 +192,9 @@ class BrokerLink(asyncio.BufferedProtocol):
         """The next frame starts at `pos`; False where it must not be taken yet."""
         size, correlation_id = _FRAME_START.unpack_from(view, pos)
         if not 4 <= size <= self._frame_bytes_max:
+            tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
             raise FrameTooLarge(
-                f"broker's frame of {size} bytes is not within 4 … {self._frame_bytes_max}"
+                f"broker's frame of {size} bytes is not within 4 … {self._frame_bytes_max}{tls}"
             )
         if not self.expected:
             raise MalformedMessage(f"answer {correlation_id} of the broker, but nothing was asked")
@@ -189,6 +204,7 @@ class BrokerLink(asyncio.BufferedProtocol):
                 f"broker answered {correlation_id} where {answer.correlation_id} was due"
             )
         if isinstance(answer, FetchAnswer):
+            answer.frame_bytes = size + 4
             if not answer.attached:
                 self._waiting = True
                 if answer.on_arrival is not None:

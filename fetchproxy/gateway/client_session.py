@@ -20,12 +20,15 @@ from fetchproxy.gateway.broker_link import BrokerLink
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.request_reader import RequestReader
 from fetchproxy.observability.metrics import CONNECTIONS_REFUSED, LIMITS_REACHED, WIRE_ERRORS
+from fetchproxy.tls.failures import in_words
 from protocol.errors import FrameTooLarge, WireError
 from protocol.primitives import INT32, Buffer
 
 log = structlog.get_logger(__name__)
 
 _JOINED_BYTES_MAX = 32 * 1024  # a system call costs as much as copying about this
+
+_WRITTEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies what it cannot send at once
 
 Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 
@@ -35,7 +38,10 @@ class _SessionOver(Exception):
 
 
 class ClientSession(asyncio.BufferedProtocol):
-    """`connect(factory)` reaches the broker that this listener stands for, or raises OSError."""
+    """`connect(factory)` reaches the broker that this listener stands for, or raises OSError.
+
+    `node_id` is that broker's, None at the bootstrap address.
+    """
 
     def __init__(
         self,
@@ -43,8 +49,10 @@ class ClientSession(asyncio.BufferedProtocol):
         connect: Connect,
         on_made: Callable[[ClientSession], None],
         on_lost: Callable[[ClientSession], None],
+        node_id: int | None = None,
     ) -> None:
         self.parts = parts
+        self.node_id = node_id
         self._config = parts.config
         self._connect = connect
         self._on_made = on_made
@@ -59,6 +67,10 @@ class ClientSession(asyncio.BufferedProtocol):
         self._drained = asyncio.Event()
         self.muted = True  # until the broker is connected
         self._upstream_slow = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._unsent = 0  # bytes, when last looked at
+        self._taken_at = 0.0
         self.last_received = self._clock()
         self.fetch = FetchHandler(self, parts)
         self._requests = RequestReader(self, parts)
@@ -75,21 +87,26 @@ class ClientSession(asyncio.BufferedProtocol):
         return self._receive.view
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.closing:
+            return  # TLS reads on while it ends, even within close()
         self.last_received = self._clock()
         self._take(self._receive.view[:nbytes])
         self._receive.release(self.link.transport if self.link else None)
 
     def pause_writing(self) -> None:
+        self._writable.clear()
         if self.link is not None:
             self.link.client_slow(True)
 
     def resume_writing(self) -> None:
+        self._writable.set()
         if self.link is not None:
             self.link.client_slow(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._over.set()
+        self.fetch.close()
         self._on_lost(self)
 
     @property
@@ -112,6 +129,10 @@ class ClientSession(asyncio.BufferedProtocol):
                 if await self._reach_broker():
                     self._unmute()
                     await self._over.wait()
+                # What was begun in this step of the loop takes its own first step, or the work that
+                # it was given would be dropped without ever being started.
+                self._over.set()
+                await asyncio.sleep(0)
                 raise _SessionOver
         except* _SessionOver:
             pass
@@ -138,19 +159,33 @@ class ClientSession(asyncio.BufferedProtocol):
         link_transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
         return True
 
-    def spawn(self, work: Coroutine[None, None, object], name: str) -> asyncio.Task[object]:
+    def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
+        """Nothing is begun for a session that is over."""
+        if self._over.is_set():
+            work.close()
+            return
         assert self._tasks is not None
-        return self._tasks.create_task(work, name=name)
+        self._tasks.create_task(work, name=name)
 
     def close(self, reason: str | None = None, **context: object) -> None:
-        """Both connections; what was written already still leaves. Logs `reason` if given."""
+        """Both connections; what was written already still leaves. Logs `reason` if given.
+
+        A client that goes on giving the same reason is not logged again within the minute.
+        """
         if reason is not None:
-            log.warning("client_connection_closed", client=self.client, reason=reason, **context)
-        if self._transport is not None:
-            self._transport.close()
-        if self.link is not None and self.link.transport is not None:
-            self.link.transport.close()
+            ip = self.client.rpartition(":")[0]
+            self.parts.warnings.warn(
+                "client_connection_closed",
+                (ip, reason, context.get("kind")),
+                client=self.client,
+                reason=reason,
+                **context,
+            )
         self._over.set()
+        for transport in (self._transport, self.link.transport if self.link else None):
+            # asyncio's TLS transport cannot be asked anything after a second close.
+            if transport is not None and not transport.is_closing():
+                transport.close()
 
     def abort(self) -> None:
         """Without waiting for a client that does not take what was written."""
@@ -178,6 +213,25 @@ class ClientSession(asyncio.BufferedProtocol):
         if self._transport is not None:
             for piece in join_small(pieces):
                 self._transport.write(piece)
+
+    async def write_as_taken(self, pieces: Iterable[Buffer]) -> None:
+        """As `write_pieces`, but no faster than the client takes them.
+
+        Nothing else may be written meanwhile: for work that mutes the client, with nothing due.
+        """
+        for piece in join_small(pieces):
+            view = memoryview(piece)
+            for at in range(0, len(view), _WRITTEN_BYTES_MAX):
+                await self._writable.wait()
+                self.write_to_client(view[at : at + _WRITTEN_BYTES_MAX])
+
+    def stalled_s(self, now: float) -> float:
+        """Since when (s) the client has taken none of what waits for it; called regularly."""
+        transport = self._transport
+        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        if unsent != self._unsent or not unsent:
+            self._unsent, self._taken_at = unsent, now
+        return now - self._taken_at
 
     def link_go_on(self) -> None:
         if self.link is not None:
@@ -215,7 +269,8 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def link_closed(self, error: Exception | None) -> None:
         if error is not None:
-            log.info("broker_connection_lost", client=self.client, error=str(error))
+            words = in_words(error) if isinstance(error, OSError) else str(error)
+            log.info("broker_connection_lost", client=self.client, error=words)
         self.close()
 
     def pause_requests(self) -> None:
@@ -228,6 +283,8 @@ class ClientSession(asyncio.BufferedProtocol):
 
     # -- requests --------------------------------------------------------------------------------
     def _take(self, view: memoryview) -> None:
+        if self._over.is_set():
+            return
         try:
             self._requests.take(view)
         except WireError as error:
@@ -254,6 +311,9 @@ class ClientSession(asyncio.BufferedProtocol):
     def mute_while(self, work: Coroutine[None, None, object], name: str) -> None:
         """No further request is looked at before `work` is done; it may write to the client."""
         self.muted = True
+        if self._over.is_set():
+            work.close()
+            return
         self.spawn(self._muted_work(work), name)
 
     async def _muted_work(self, work: Coroutine[None, None, object]) -> None:
@@ -285,12 +345,15 @@ class ClientSession(asyncio.BufferedProtocol):
         parked = 0 if self.fetch.parked is None else 1
         return len(self.link.expected) - parked >= self._config.inflight_requests_max
 
-    async def drained(self) -> None:
-        """Until every request so far has been answered, but for a parked fetch."""
+    async def drained(self) -> bool:
+        """Until every request so far has been answered, but for a parked fetch; True: it waited."""
         assert self.link is not None
+        waited = False
         while self.link.expected and not self.fetch.only_parked(self.link.expected):
+            waited = True
             self._drained.clear()
             await self._drained.wait()
+        return waited
 
     def send_upstream(self, request: Buffer, answer: Answer | None) -> None:
         if self.link is not None and self.link.transport is not None:

@@ -1,9 +1,10 @@
-"""The archive's part of a Fetch answer: partition entries in the client's own version. Pure."""
+"""The archive's part of a Fetch answer: which records fit, and their entries as encoded. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from struct import Struct
 
 from fetchproxy.model import AbortedTxn, IsolationLevel
 from protocol.fetch_request import FLEXIBLE_FROM, PartitionKey, TopicRef
@@ -28,9 +29,16 @@ class PartitionAnswer:
     aborted: Sequence[AbortedTxn] = ()
 
     @property
-    def has_news(self) -> bool:
-        """Incremental answers name only such partitions."""
-        return bool(self.records) or self.error_code != 0
+    def size(self) -> int:
+        """Bytes of records."""
+        return sum(map(len, self.records))
+
+    def has_news(self, shown: PartitionPatch | None) -> bool:
+        """Incremental answers name only such partitions (Kafka's maybeUpdateResponseData).
+
+        `shown`: what the client last saw of its ends.
+        """
+        return bool(self.records) or self.error_code != 0 or self.watermarks != shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,67 @@ class EncodedTopics:
     @property
     def size(self) -> int:
         return sum(map(len, self.pieces))
+
+
+# A batch (v2) up to the offset of its last record: base offset, length, …, last offset delta.
+_BATCH_START = Struct(">qi11xi")
+_BATCH_PREFIX_BYTES = 12  # that its length does not count
+
+
+def within(
+    answers: Iterable[PartitionAnswer], bytes_max: int, first_whole: bool
+) -> tuple[list[PartitionAnswer], bool]:
+    """(`answers` with as many whole batches as `bytes_max` takes, whether any were left off).
+
+    `first_whole`: the very first batch goes in any case, once for the whole answer (KIP-74).
+    """
+    fitting: list[PartitionAnswer] = []
+    left_off = False
+    for answer in answers:
+        size = answer.size
+        if size and size > bytes_max:
+            answer = _first_batches(answer, bytes_max, first_whole)
+            left_off = left_off or answer.size < size
+            size = answer.size
+        if size:
+            bytes_max -= size
+            first_whole = False
+        fitting.append(answer)
+    return fitting, left_off
+
+
+def _first_batches(answer: PartitionAnswer, bytes_max: int, first_whole: bool) -> PartitionAnswer:
+    """Its aborted transactions are cut too: those that begin behind the records are not theirs."""
+    pieces = [memoryview(records) for records in answer.records]
+    total, last_offset = 0, -1
+    while len(start := _peek(pieces, total)) == _BATCH_START.size:
+        base_offset, length, last_delta = _BATCH_START.unpack(start)
+        size = length + _BATCH_PREFIX_BYTES
+        if total + size > bytes_max and (total or not first_whole):
+            break
+        total += size
+        last_offset = base_offset + last_delta
+    kept: list[Buffer] = []
+    left = total
+    for piece in pieces:
+        if left <= 0:
+            break
+        kept.append(piece[:left])
+        left -= len(piece)
+    aborted = [a for a in answer.aborted if a.first_offset <= last_offset]
+    return replace(answer, records=kept, aborted=aborted)
+
+
+def _peek(pieces: Iterable[memoryview], position: int) -> bytes:
+    """The start of the batch at `position`, which may lie in several pieces."""
+    start = b""
+    for piece in pieces:
+        if position < len(piece):
+            start += piece[position : position + _BATCH_START.size - len(start)]
+            if len(start) == _BATCH_START.size:
+                break
+        position = max(position - len(piece), 0)
+    return start
 
 
 def encode_topics(
@@ -64,7 +133,7 @@ def encode_topics(
                     answer.error_code,
                     answer.watermarks,
                     aborted,
-                    sum(map(len, answer.records)),
+                    answer.size,
                 )
             )
             pieces.extend(answer.records)
@@ -74,9 +143,13 @@ def encode_topics(
 
 
 def encode_own_answer(
-    version: int, correlation_id: int, session_id: int, topics: EncodedTopics
+    version: int,
+    correlation_id: int,
+    session_id: int,
+    topics: EncodedTopics,
+    throttle_time_ms: int = 0,
 ) -> list[Buffer]:
     """A whole framed answer, without any part of the broker's."""
     tail = b"\x00" if version >= FLEXIBLE_FROM else b""
-    head = FetchResponseHead(correlation_id, 0, 0, session_id, topics.topics)
+    head = FetchResponseHead(correlation_id, throttle_time_ms, 0, session_id, topics.topics)
     return [encode_head(version, head, topics.size + len(tail)), *topics.pieces, tail]

@@ -3,18 +3,20 @@
 A mark says what is known of one partition that the broker called out of range. A *permit* is the
 broker's own OffsetOutOfRange on this very connection: it checked authorization and leader epoch
 before the range, so for a while (`permit_ttl_ms`) this client may be given the topic's archive
-without asking again (DESIGN §3.6).
+without asking again (DESIGN §3.6). A fetch with another leader epoch than the one that was checked
+is the broker's again: only it knows whether that is FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fetchproxy.gateway.judgement import Judgement, Verdict
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from protocol.fetch_request import FetchPartition, PartitionKey, TopicRef
+from protocol.fetch_request import NO_LEADER_EPOCH, FetchPartition, PartitionKey, TopicRef
+from protocol.fetch_response import PartitionPatch
 
 
 @dataclass(slots=True)
@@ -25,12 +27,14 @@ class Mark:
     there its log start is known to be higher, whatever log edges say that were asked before.
     `withheld_until`: a judgement that is no decision (HOLD, LOCAL) is not asked for again before
     this, or client, proxy and broker would go round as fast as the network lets them.
+    `shown` is what the client last saw of the partition's ends.
     """
 
     offset: int
     judgement: Judgement | None = None
     withheld_until: float = 0.0
     caught: int = -1
+    shown: PartitionPatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,39 @@ class FetchMarks:
     permit_ttl_s: float
     marks: dict[PartitionKey, Mark] = field(default_factory=dict)
     permits: dict[TopicRef, float] = field(default_factory=dict)  # loop time of expiry
+    # The leader epoch that the broker checked at the last catch; of permitted topics.
+    epochs: dict[PartitionKey, int] = field(default_factory=dict)
+    # Permitted topics of which something was learned: all their partitions are looked at once.
+    learned: set[TopicRef] = field(default_factory=set)
 
     @property
     def empty(self) -> bool:
         return not self.marks and not self.permits
 
-    def catch(self, key: PartitionKey, offset: int, now: float) -> Mark | None:
+    def permitted(self, topic: TopicRef, now: float) -> bool:
+        return self.permits.get(topic, now) > now
+
+    def denied_again(self, key: PartitionKey, offset: int) -> bool:
+        """The broker was asked once more for what its partition's leader has, and has it not."""
+        mark = self.marks.get(key)
+        if mark is None or mark.offset != offset or mark.judgement is None:
+            return False
+        if mark.judgement.verdict is not Verdict.LOCAL:
+            return False
+        del self.marks[key]
+        return True
+
+    def catch(
+        self, key: PartitionKey, offset: int, now: float, leader_epoch: int = NO_LEADER_EPOCH
+    ) -> Mark | None:
         """The broker called `offset` out of range. None: it was judged so already, pass it on.
 
         Otherwise the new or renewed mark; it needs judging where its judgement is None.
         """
+        if key[0] not in self.permits:
+            self.learned.add(key[0])
         self.permits[key[0]] = now + self.permit_ttl_s
+        self.epochs[key] = leader_epoch
         mark = self.marks.get(key)
         if mark is not None and mark.offset == offset and mark.judgement is not None:
             if mark.judgement.verdict is Verdict.PASS_ON:
@@ -102,25 +128,47 @@ class FetchMarks:
         """They are no longer what was archived: the broker decides anew, also who may read."""
         self.marks = {key: mark for key, mark in self.marks.items() if key[0] not in topics}
         self.permits = {topic: at for topic, at in self.permits.items() if topic not in topics}
+        self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in topics}
 
     def split(
-        self, asked: Mapping[PartitionKey, FetchPartition], now: float, known: Knowledge
+        self,
+        asked: Mapping[PartitionKey, FetchPartition],
+        now: float,
+        known: Knowledge,
+        changed: Iterable[PartitionKey] | None = None,
     ) -> Split:
-        """Sort the asked partitions by who answers them, forgetting marks that are over."""
+        """Sort the asked partitions by who answers them, forgetting marks that are over.
+
+        `changed`: of `asked`, what was not there or at another offset before (None: all). Others
+        are not looked at again, so that a large session costs nothing.
+        """
         if self.empty:
             return NOTHING_WITHHELD
-        self.permits = {topic: at for topic, at in self.permits.items() if at > now}
+        self._forget_permits(now)
         remote: dict[PartitionKey, TopicIdPartition] = {}
         judging: set[PartitionKey] = set()
         for key in list(self.marks):
             partition = asked.get(key)
-            if partition is None:
+            if partition is None or self._other_epoch(key, partition):
                 del self.marks[key]
                 continue
             self._place(key, partition.fetch_offset, now, remote, judging, known)
         if self.permits:
-            self._extend(asked, remote, known)
+            self._extend(asked, asked if changed is None else changed, remote, known)
         return Split(remote, frozenset(judging))
+
+    def _forget_permits(self, now: float) -> None:
+        over = [topic for topic, at in self.permits.items() if at <= now]
+        for topic in over:
+            del self.permits[topic]
+        if over:
+            self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in over}
+
+    def _other_epoch(self, key: PartitionKey, asked: FetchPartition) -> bool:
+        """Than the one that the permit is for; brokers do not check NO_LEADER_EPOCH either."""
+        if asked.leader_epoch == NO_LEADER_EPOCH or key[0] not in self.permits:
+            return False
+        return asked.leader_epoch != self.epochs.get(key)
 
     def _place(
         self,
@@ -152,18 +200,25 @@ class FetchMarks:
                 mark.offset = offset  # goes upstream once, for a new permit
         elif mark.offset == offset and now < mark.withheld_until:
             judging.add(key)
-        else:  # LOCAL or HOLD: ask the broker again, which starts a new judgement
-            del self.marks[key]
+        elif mark.offset != offset or judgement.verdict is Verdict.HOLD:
+            del self.marks[key]  # the broker is asked again, and its answer judged anew
 
     def _extend(
         self,
         asked: Mapping[PartitionKey, FetchPartition],
+        changed: Iterable[PartitionKey],
         remote: dict[PartitionKey, TopicIdPartition],
         known: Knowledge,
     ) -> None:
         """Partitions of a permitted topic that are known to lie below the log start."""
-        for key, partition in asked.items():
-            if key[0] not in self.permits or key in self.marks:
+        if self.learned:
+            changed = [*changed, *(key for key in asked if key[0] in self.learned)]
+            self.learned.clear()
+        for key in changed:
+            partition = asked.get(key)
+            if partition is None or key[0] not in self.permits or key in self.marks:
+                continue
+            if self._other_epoch(key, partition):
                 continue
             tip = known.identify(*key)
             edges = None if tip is None else known.edges(tip)

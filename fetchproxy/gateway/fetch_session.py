@@ -5,15 +5,19 @@ partitions. While both agree (`in_lockstep`) requests pass as they came and the 
 what the client last asked for. The first partition that is read from the archive parts them: from
 then on the request upstream is the difference between what the broker was last told and what it
 should serve now, and the ids in answers are the client's own. Cost per request is proportional to
-what changed, not to the session.
+what changed and to what is withheld, not to the session.
 
-Sources: Kafka's FetchSession.scala (order of update and forget, epochs), FetchSessionHandler.java
-(which answers clients accept).
+A session belongs to the connection that began it. A broker would serve it on any other too, but no
+client is known to do that; here such a request gets error 70, as after an eviction, and the client
+begins anew.
+
+Sources: Kafka's FetchManager.java and FetchSession.java (order of checks, of update and forget,
+epochs, the end of an emptied session), FetchSessionHandler.java (which answers clients accept).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,6 +25,7 @@ from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
     INITIAL_EPOCH,
     SESSIONLESS_EPOCH,
+    TOPIC_IDS_FROM,
     FetchPartition,
     FetchRequest,
     PartitionKey,
@@ -37,6 +42,7 @@ class FetchKind(Enum):
     INCREMENTAL = "incremental"
     UNKNOWN_SESSION = "unknown session"
     WRONG_EPOCH = "wrong epoch"
+    WRONG_TOPIC_IDS = "topics by id in a session by name, or by name in one by id"
 
     @property
     def lists_all(self) -> bool:
@@ -45,9 +51,14 @@ class FetchKind(Enum):
     @property
     def error_code(self) -> int:
         """What the request is refused with, without asking the broker; 0: it is in order."""
-        if self is FetchKind.UNKNOWN_SESSION:
-            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-        return ErrorCode.INVALID_FETCH_SESSION_EPOCH if self is FetchKind.WRONG_EPOCH else 0
+        return _REFUSALS.get(self, 0)
+
+
+_REFUSALS = {
+    FetchKind.UNKNOWN_SESSION: ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    FetchKind.WRONG_EPOCH: ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    FetchKind.WRONG_TOPIC_IDS: ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +88,15 @@ class FetchSessionMirror:
     def forget(self) -> None:
         """Both sides lose their session (a top-level error of the broker)."""
         self.asked: dict[PartitionKey, FetchPartition] = {}
+        self.changed: Iterable[PartitionKey] = ()  # of `asked`, by the last request
+        self._by_id = False
         self._kind = FetchKind.SESSIONLESS
         self._client_id = 0
         self._client_epoch = 0  # that the next incremental request must carry
         self._upstream_id = 0
         self._upstream_epoch = 0
-        self._sent_full = False
+        self.sent_full = False  # the broker's next answer lists all that it was asked for
+        self._stale = False  # the broker knows of nothing since a full request
         self._told: dict[PartitionKey, FetchPartition] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchPartition | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
@@ -99,18 +113,25 @@ class FetchSessionMirror:
             self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
             if self.in_lockstep:
                 self._upstream_id = request.session_id
+            else:
+                self._stale = True
+            self._by_id = request.version >= TOPIC_IDS_FROM
             self.asked = dict(request.partitions)
+            self.changed = self.asked
             return self._kind
         if request.session_id != self._client_id or not self._client_id:
             return FetchKind.UNKNOWN_SESSION
         if epoch != self._client_epoch:
             return FetchKind.WRONG_EPOCH
+        if self._by_id != (request.version >= TOPIC_IDS_FROM):
+            return FetchKind.WRONG_TOPIC_IDS
         self._kind = FetchKind.INCREMENTAL
         changed = (*request.partitions, *request.forgotten)
         if self.in_lockstep:
             self._undo = {key: self.asked.get(key) for key in changed}
         else:
             self._dirty.update(dict.fromkeys(changed))
+        self.changed = request.partitions
         self.asked.update(request.partitions)
         for key in request.forgotten:
             self.asked.pop(key, None)
@@ -122,7 +143,8 @@ class FetchSessionMirror:
             return
         self._told = dict(self.asked)
         self._dirty = dict.fromkeys(self._undo)
-        if self._kind is FetchKind.INCREMENTAL:
+        self._stale = self._kind is not FetchKind.INCREMENTAL
+        if not self._stale:
             self._upstream_id, self._upstream_epoch = self._client_id, self._client_epoch
             for key, before in self._undo.items():
                 if before is None:
@@ -133,19 +155,21 @@ class FetchSessionMirror:
     def upstream_request(self, withheld: Set[PartitionKey]) -> UpstreamFetch | None:
         """What to send for this request without `withheld` (all of them asked).
 
-        None where nothing is left to ask: an empty request would close the broker's session.
+        None where nothing is left to ask: an empty request would close the broker's session, and
+        only does so where the client has emptied its own.
         """
         self.part()
         assert self._told is not None
+        if not self.asked:
+            return self._end()
         self._dirty.update(dict.fromkeys(sorted(withheld ^ self._withheld)))
         self._withheld = frozenset(withheld)
         if len(withheld) >= len(self.asked):
-            if self._kind is FetchKind.SESSIONLESS:
-                self._upstream_id = 0
             return None
         sessionless = self._kind is FetchKind.SESSIONLESS
-        self._sent_full = sessionless or self._kind is FetchKind.FULL or not self._upstream_id
-        if self._sent_full:
+        self.sent_full = sessionless or self._stale or not self._upstream_id
+        if self.sent_full:
+            self._stale = False
             local = {key: p for key, p in self.asked.items() if key not in withheld}
             self._told = dict(local)
             self._dirty.clear()
@@ -153,12 +177,56 @@ class FetchSessionMirror:
             return UpstreamFetch(self._upstream_id, epoch, local, ())
         return self._difference(withheld)
 
+    def _end(self) -> UpstreamFetch | None:
+        """The client's session has no partition left: it is over, on both sides."""
+        self._stale = True
+        if not self._upstream_id:
+            return None
+        self.sent_full = True
+        return UpstreamFetch(self._upstream_id, SESSIONLESS_EPOCH, {}, ())
+
+    def take_up(self, withheld: Set[PartitionKey]) -> bool:
+        """What was last sent upstream asks for just what is to be asked now."""
+        if self._told is None or (self._kind.lists_all and not self.sent_full):
+            return False  # an answer that leaves some out is none to a full request
+        if self._stale:
+            local = {key: p for key, p in self.asked.items() if key not in withheld}
+            same = local == self._told
+        else:
+            keys = self._dirty.keys() | (withheld ^ self._withheld)
+            same = all(self._told.get(key) == self._wanted(key, withheld) for key in keys)
+        if same:
+            self._withheld = frozenset(withheld)
+            self._stale = False
+            self._dirty.clear()
+        return same
+
+    def _wanted(self, key: PartitionKey, withheld: Set[PartitionKey]) -> FetchPartition | None:
+        return None if key in withheld else self.asked.get(key)
+
+    def pass_on(self, request: FetchRequest) -> tuple[int, int] | None:
+        """The broker's (session id, epoch) for a request that it may be sent as it came but for
+        these two; None where more must be changed. Nothing is withheld from it.
+        """
+        if self._told is None or self._kind is not FetchKind.INCREMENTAL or not self._upstream_id:
+            return None
+        if self._stale or self._withheld or not self.asked:
+            return None
+        if self._dirty.keys() - {*request.partitions, *request.forgotten}:
+            return None
+        self._told.update(request.partitions)
+        for key in request.forgotten:
+            self._told.pop(key, None)
+        self._dirty.clear()
+        self.sent_full = False
+        return self._upstream_id, self._upstream_epoch
+
     def _difference(self, withheld: Set[PartitionKey]) -> UpstreamFetch:
         assert self._told is not None
         changed: dict[PartitionKey, FetchPartition] = {}
         forgotten = []
         for key in self._dirty:
-            wanted = None if key in withheld else self.asked.get(key)
+            wanted = self._wanted(key, withheld)
             known = self._told.get(key)
             if wanted is None:
                 if known is not None:
@@ -177,7 +245,10 @@ class FetchSessionMirror:
         if self._told is None:
             return self._lockstep_answer(session_id)
         self._advance_upstream(session_id)
-        return self._advance_client(session_id)
+        shown = self._advance_client(session_id)
+        if self.sent_full and self._kind is FetchKind.FULL and not self._withheld and session_id:
+            self._reset_lockstep()  # both begin the same session: they go together again
+        return shown
 
     def on_discarded_answer(self, error_code: int, session_id: int) -> None:
         """The broker answered, but the client will not see it; only its own side goes on."""
@@ -185,7 +256,7 @@ class FetchSessionMirror:
 
     def _advance_upstream(self, session_id: int) -> None:
         self._upstream_id = session_id
-        self._upstream_epoch = 1 if self._sent_full else next_epoch(self._upstream_epoch)
+        self._upstream_epoch = 1 if self.sent_full else next_epoch(self._upstream_epoch)
 
     def on_own_answer(self) -> int:
         """This request was answered without the broker; returns the client's session id."""
@@ -201,7 +272,7 @@ class FetchSessionMirror:
         return session_id
 
     def _advance_client(self, session_id: int) -> int:
-        if self._kind is FetchKind.SESSIONLESS:
+        if self._kind is FetchKind.SESSIONLESS or not self.asked:
             self._client_id = 0
         elif self._kind is FetchKind.FULL:
             self._client_id = session_id or self._new_session_id()
@@ -228,6 +299,7 @@ class FetchSessionMirror:
 
     def _reset_lockstep(self) -> None:
         self._told = None
+        self._stale = False
         self._undo = {}
         self._dirty = {}
         self._withheld = frozenset()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
 from fetchproxy.gateway.address_map import AddressMap
+from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import RemoteLogMetadataManager
@@ -34,6 +36,8 @@ class GatewayParts:
     clock: Callable[[], float]
     warnings: SparingWarnings
     is_archiving: Callable[[TopicIdPartition], bool]
+    archived: ArchivedTopics
+    answers: AnswerBudget
 
     def new_session_id(self) -> int:
         """A fetch session id that only the proxy knows."""

@@ -45,6 +45,8 @@ def decide(offset: int, view: PartitionView, edges: LogEdges, archiving: bool) -
         return Verdict.PASS_ON
     if offset >= edges.log_start_offset:
         return Verdict.LOCAL
+    if offset < view.raised_log_start:
+        return Verdict.PASS_ON  # deleted on purpose
     if not view.segments:
         # Never archived, unless a first segment is being gathered or copied.
         gathering = archiving and edges.log_start_offset < edges.high_watermark
@@ -104,7 +106,7 @@ async def _identify(
         if info is None:
             info = await parts.cluster.topic_by_id(topic_id)
     else:
-        info = await parts.cluster.topic_by_name(topic.decode(), max_age_ms=0)
+        info = await parts.cluster.topic_by_name(topic.decode(errors="replace"), max_age_ms=0)
     return TopicIdPartition(info.topic_id, info.name, partition)
 
 

@@ -43,9 +43,9 @@ class RemoteSide:
             RemoteReadRequest(tip, self.offsets[key][0], self.offsets[key][1], isolation)
             for key, tip in keys
         ]
-        delayed = self.parts.purgatory.watch(
-            reads, bytes_max=self.request.bytes_max, deadline=deadline
-        )
+        # No more than an answer takes: others wait for the same fetchers.
+        bytes_max = min(self.request.bytes_max, self.parts.config.remote_answer_bytes_max)
+        delayed = self.parts.purgatory.watch(reads, bytes_max=bytes_max, deadline=deadline)
         delayed.on_completion(lambda _: self.completed.set())
         self.watched.append((keys, delayed))
 

@@ -1,4 +1,4 @@
-"""Cuts a client's bytes into requests and gives each its treatment (`requests.treatment_of`).
+"""Cuts a client's bytes into requests and handles each as its API says (`apis.table`).
 
 Most requests pass as they arrive, without being whole; the others are held until they are. Reading
 stops where the session is muted, or where as many requests are in flight as may be.
@@ -6,20 +6,17 @@ stops where the session is muted, or where as many requests are in flight as may
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from fetchproxy.gateway.answers import Answer, HeldAnswer, Payload
-from fetchproxy.gateway.apis.list_offsets import ListOffsetsHandler
+from fetchproxy.gateway.answers import Answer
+from fetchproxy.gateway.apis.behaviour import Held, Passes
+from fetchproxy.gateway.apis.table import FETCH, RELAY, handling_of
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.gateway.requests import Treatment, produce_answer_is_relayed, treatment_of
 from fetchproxy.observability.metrics import LIMITS_REACHED, RELAYED_BYTES_TO_BROKER
-from protocol.api_versions import intersect_response, unsupported_version_response
-from protocol.errors import FrameTooLarge, MalformedMessage, Truncated
+from fetchproxy.tls.failures import looks_like_tls
+from protocol.errors import FrameTooLarge, Truncated
 from protocol.headers import RequestHead, peek_request_header
-from protocol.primitives import INT32, Buffer
-from protocol.produce import acks_of
-from protocol.sasl import handshake_refusal
+from protocol.primitives import INT32
 
 if TYPE_CHECKING:
     from fetchproxy.gateway.client_session import ClientSession
@@ -35,7 +32,6 @@ class RequestReader:
         self._parts = parts
         self._config = parts.config
         self._clock = parts.clock
-        self._list_offsets = ListOffsetsHandler(parts)
         self._carry = bytearray()
         self._left = 0  # of a request that passes through
         self.limited = False  # as many requests in flight as may be
@@ -67,9 +63,9 @@ class RequestReader:
             found = self._next(view, pos, end)
             if found is None:
                 break
-            size, head, treatment = found
-            if treatment.passes:
-                if not self._pass(view, end, head, treatment):
+            size, head, handling = found
+            if isinstance(handling, Passes):
+                if not self._pass(view, end, pos + 4 + size, head, handling):
                     break
                 self._left = size + 4
                 continue
@@ -79,7 +75,7 @@ class RequestReader:
                 self._session.send_upstream(view[emit:pos], None)
                 emit = pos
             frame = bytes(view[pos : pos + 4 + size])
-            if not self._handle(frame, head, head.body_position - pos - 4, treatment):
+            if not self._handle(frame, head, head.body_position - pos - 4, handling):
                 break
             pos = emit = pos + 4 + size
             self.begun_at = None
@@ -99,8 +95,8 @@ class RequestReader:
 
     def _next(
         self, view: memoryview, pos: int, end: int
-    ) -> tuple[int, RequestHead, Treatment] | None:
-        """(size, header, treatment) of the request at `pos`; None: not to be looked at yet."""
+    ) -> tuple[int, RequestHead, Passes | Held] | None:
+        """(size, header, handling) of the request at `pos`; None: not to be looked at yet."""
         if end - pos < 4 + _REQUEST_BYTES_MIN:
             if end - pos >= 4:
                 self._size(view, pos)
@@ -116,78 +112,47 @@ class RequestReader:
             if end - pos >= size + 4:
                 raise
             return None
-        return size, head, treatment_of(head)
+        return size, head, handling_of(head)
 
     def _size(self, view: memoryview, pos: int) -> int:
         size: int = INT32.unpack_from(view, pos)[0]
         if not _REQUEST_BYTES_MIN <= size <= self._config.frame_bytes_max:
+            tls = ": it speaks TLS, and this listener plaintext" if looks_like_tls(size) else ""
             raise FrameTooLarge(
                 f"size prefix {size} is not within {_REQUEST_BYTES_MIN} … "
-                f"{self._config.frame_bytes_max}"
+                f"{self._config.frame_bytes_max}{tls}"
             )
         return size
 
-    def _pass(self, view: memoryview, end: int, head: RequestHead, treatment: Treatment) -> bool:
+    def _pass(
+        self, view: memoryview, end: int, frame_end: int, head: RequestHead, passes: Passes
+    ) -> bool:
         """Expect the answer of a request that passes untouched; False: not to be passed yet."""
         session = self._session
         if session.fetch.parked:
             # its answer is in front of this one's: get it out of the way first
             session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
             return False
-        if treatment is Treatment.PRODUCE:
-            acks = acks_of(view, head.body_position, head.api_version, end)
-            if acks is None:
-                return False
-            if acks == 0:
-                return True  # a Produce with acks=0 has no answer
-            if produce_answer_is_relayed(head.api_version):
-                treatment = Treatment.RELAY
-        answer: Answer
-        if treatment is Treatment.RELAY:
-            answer = Answer(head.correlation_id)
-        else:
-            answer = HeldAnswer(head.correlation_id, self._rewriter(head, treatment))
-        session.expect(answer)
+        if passes is RELAY:
+            session.expect(Answer(head.correlation_id))
+            return True
+        try:
+            answer = passes.expect(self._parts, head, view, min(end, frame_end))
+        except Truncated:
+            if end >= frame_end:
+                raise
+            return False
+        if answer is not None:
+            session.expect(answer)
         return True
 
-    def _rewriter(
-        self, head: RequestHead, treatment: Treatment
-    ) -> Callable[[bytes], Payload | Awaitable[Payload]]:
-        if treatment is Treatment.API_VERSIONS:
-            return lambda payload: [intersect_response(payload, head.api_version)]
-        addresses = self._parts.addresses
-
-        def rewrite(payload: bytes) -> Payload | Awaitable[Payload]:
-            spliced = addresses.rewrite(payload, head.api_key, head.api_version)
-            return _as_payload(spliced) if isinstance(spliced, Awaitable) else [spliced]
-
-        return rewrite
-
-    def _handle(self, frame: bytes, head: RequestHead, body_at: int, treatment: Treatment) -> bool:
+    def _handle(self, frame: bytes, head: RequestHead, body_at: int, held: Held) -> bool:
         """A request that was held whole; its body begins `body_at` behind the size prefix.
 
         False: look at it again later.
         """
         session = self._session
-        if session.fetch.parked and treatment is not Treatment.FETCH:
+        if session.fetch.parked and held is not FETCH:
             session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
             return False
-        match treatment:
-            case Treatment.FETCH:
-                return session.fetch.on_request(frame, body_at)
-            case Treatment.LIST_OFFSETS:
-                answer = self._list_offsets.on_request(frame, head, body_at)
-                session.send_upstream(frame, answer)
-            case Treatment.API_VERSIONS_TOO_NEW:
-                session.answer_in_turn(unsupported_version_response(head.correlation_id))
-            case Treatment.SASL_HANDSHAKE_V0:
-                session.answer_in_turn(handshake_refusal(head.correlation_id))
-            case _:
-                raise MalformedMessage(
-                    f"request with API key {head.api_key} version {head.api_version} is not served"
-                )
-        return True
-
-
-async def _as_payload(spliced: Awaitable[Buffer]) -> Payload:
-    return [await spliced]
+        return held.on_request(session, frame, head, body_at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -12,23 +12,35 @@ from typing import Self
 import structlog
 
 from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.addresses import parse_bootstrap, parse_host_port
+from fetchproxy.config.addresses import is_loopback, parse_bootstrap, parse_host_port
 from fetchproxy.config.sections import Config
+from fetchproxy.errors import ClusterError, ConfigError
 from fetchproxy.gateway.address_map import Address, AddressMap
+from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.broker_link import BrokerLink
-from fetchproxy.gateway.client_session import ClientSession
+from fetchproxy.gateway.client_session import ClientSession, Connect
+from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.gateway.upstream_dial import UpstreamDial
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.metrics import CONNECTIONS, CONNECTIONS_REFUSED, LIMITS_REACHED
+from fetchproxy.observability.metrics import CONNECTIONS, LIMITS_REACHED
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.tls.acceptor import TlsAcceptor
+from fetchproxy.tls.reloading import ReloadingContext, listener_context, upstream_context
+from fetchproxy.tls.upstream import UpstreamTls
 
 log = structlog.get_logger(__name__)
 
 # Idle connections and half frames are looked for this often.
 SWEEP_INTERVAL_S = 0.5
+# While no broker answers, nodes are asked for this often.
+NODES_RETRY_INTERVAL_S = 1.0
+# At the end a client may take what was written, and its part in ending TLS, for so long.
+CLOSE_MAX_S = 1.0
 
 
 class GatewayServer:
@@ -42,9 +54,16 @@ class GatewayServer:
         purgatory: RemoteFetchPurgatory,
         is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
         rng: random.Random | None = None,
+        tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
     ) -> None:
+        """`tls`: for the listeners and for brokers; made here if not given. Raises ConfigError."""
         self._config = config.gateway
-        self._bootstrap = parse_bootstrap(config.cluster.bootstrap)
+        self._tls, upstream = tls or (
+            listener_context(config.gateway, config.tls),
+            upstream_context(config.cluster, config.tls),
+        )
+        self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
+        self._dial = UpstreamDial(config.gateway, UpstreamTls(upstream).for_host)
         self._addresses = AddressMap(config.gateway, self._listen_for_node)
         loop = asyncio.get_running_loop()
         self._parts = GatewayParts(
@@ -59,23 +78,42 @@ class GatewayServer:
             clock=loop.time,
             warnings=SparingWarnings(loop.time),
             is_archiving=is_archiving,
+            archived=ArchivedTopics(
+                cluster, rlmm, loop.time, config.gateway.log_start_max_age_ms / 1000
+            ),
+            answers=AnswerBudget(
+                config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
+            ),
         )
         self._sessions: set[ClientSession] = set()
+        self._limits = ConnectionLimits(config.gateway, self._parts.warnings.warn)
+        self._empty = asyncio.Event()
         self._stack = AsyncExitStack()
         self._tasks: asyncio.TaskGroup | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._own_tasks: list[asyncio.Task[None]] = []
+        self._acceptor: TlsAcceptor | None = None
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
         listen = parse_host_port(self._config.listen)
         self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        if self._tls is not None:
+            self._acceptor = self._accept_tls(self._tls, self._tasks)
+        elif not is_loopback(listen.host):
+            log.warning("plaintext_beyond_loopback", listener="gateway", host=listen.host)
         try:
-            self._server = await self._listen(listen.port, self._to_bootstrap)
-        except OSError:
+            await self._addresses.open_mapped()
+            self._server = await self._listen(listen.port)
+        except (OSError, ConfigError):
+            await self._addresses.close()
             await self._stack.aclose()
             raise
         self._addresses.number_from(self.port + 1)
-        self._sweeper = self._tasks.create_task(self._sweep(), name="connection-sweeper")
+        self._own_tasks = [
+            self._tasks.create_task(self._sweep(), name="connection-sweeper"),
+            self._tasks.create_task(self._parts.archived.run(), name="archived-topics"),
+            self._tasks.create_task(self._open_remembered(), name="remembered-nodes"),
+        ]
         log.info("gateway_listening", host=listen.host, port=self.port)
         return self
 
@@ -88,10 +126,13 @@ class GatewayServer:
         if self._server is not None:
             self._server.close()
         await self._addresses.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._own_tasks:
+            task.cancel()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for session in list(self._sessions):
             session.close()
+        await self._closed()
         await self._stack.aclose()
 
     @property
@@ -103,68 +144,115 @@ class GatewayServer:
 
     @property
     def connections(self) -> int:
-        return len(self._sessions)
+        """Those that still shake hands included."""
+        return self._limits.count(self._acceptor)
 
     def node_addresses(self) -> dict[int, Address]:
         """What clients are told, by node id."""
         return self._addresses.proxied()
 
     # -- listeners -------------------------------------------------------------------------------
-    async def _listen(
-        self, port: int, candidates: Callable[[], Awaitable[Sequence[Address]]]
-    ) -> asyncio.Server:
+    async def _listen(self, port: int, node_id: int | None = None) -> asyncio.Server:
+        """For one broker, or for bootstrapping."""
         host = parse_host_port(self._config.listen).host
         loop = asyncio.get_running_loop()
+        names = self._addresses.names
 
-        def new_session() -> ClientSession:
-            async def connect(factory: Callable[[], BrokerLink]) -> BrokerLink:
-                return await self._dial(await candidates(), factory)
+        def new_session(server_name: str | None = None) -> ClientSession:
+            named = names.node_of(server_name) if names is not None else None
+            node = node_id if named is None else named
+            connect = self._to_bootstrap if node is None else self._connect_to(node)
+            return ClientSession(self._parts, connect, self._made, self._lost, node)
 
-            return ClientSession(self._parts, connect, self._made, self._lost)
-
-        return await loop.create_server(new_session, host, port, backlog=1024)
+        acceptor = self._acceptor
+        factory = new_session if acceptor is None else acceptor.protocol_factory(new_session)
+        return await loop.create_server(factory, host, port, backlog=1024)
 
     async def _listen_for_node(self, node_id: int, port: int) -> asyncio.Server:
-        async def candidates() -> Sequence[Address]:
-            return [self._addresses.broker_address(node_id)]
+        return await self._listen(port, node_id)
 
-        return await self._listen(port, candidates)
+    def _connect_to(self, node_id: int) -> Connect:
+        async def connect(factory: Callable[[], BrokerLink]) -> BrokerLink:
+            return await self._dial.to(await self._broker_address(node_id), factory)
 
-    async def _to_bootstrap(self) -> Sequence[Address]:
-        return [(address.host, address.port) for address in self._bootstrap]
+        return connect
 
-    async def _dial(
-        self, candidates: Sequence[Address], factory: Callable[[], BrokerLink]
-    ) -> BrokerLink:
-        """The first that answers; raises OSError naming the last failure."""
-        loop = asyncio.get_running_loop()
-        failure: OSError = OSError("no broker address is known")
-        for host, port in candidates:
+    def _accept_tls(self, source: ReloadingContext, tasks: asyncio.TaskGroup) -> TlsAcceptor:
+        names = self._addresses.names
+        return TlsAcceptor(
+            source,
+            tasks,
+            self._config.tls_handshake_max_ms,
+            admit=self._admit,
+            changed=self._count,
+            warn=self._parts.warnings.warn,
+            knows=None if names is None else names.knows,
+        )
+
+    def _admit(self, client: str) -> bool:
+        return self._limits.admit(client, self._acceptor)
+
+    def _count(self) -> None:
+        CONNECTIONS.set(self.connections)
+
+    async def _open_remembered(self) -> None:
+        """A client that knew this proxy before its restart dials a node without asking first."""
+        while True:
             try:
-                async with asyncio.timeout(self._config.upstream_connect_max_ms / 1000):
-                    _, link = await loop.create_connection(factory, host, port)
-                    return link
-            except TimeoutError:
-                failure = OSError(f"{host}:{port} did not answer in time")
+                brokers = await self._parts.cluster.brokers()
+                await self._addresses.ensure((n, b.host, b.port) for n, b in brokers.items())
+                return
+            except ClusterError:
+                await asyncio.sleep(NODES_RETRY_INTERVAL_S)
             except OSError as error:
-                failure = OSError(f"{host}:{port}: {error}")
-        raise failure
+                log.warning("node_listeners_not_opened", error=str(error))
+                return
+
+    async def _broker_address(self, node_id: int) -> Address:
+        """Raises OSError for a node that the cluster does not have, or cannot be asked about."""
+        address = self._addresses.broker_address(node_id)
+        if address is None:  # its port is open from the start, or a client remembered it
+            try:
+                brokers = await self._parts.cluster.brokers()
+            except ClusterError as error:
+                raise OSError(f"node {node_id} is not known: {error}") from error
+            if node_id not in brokers:
+                raise OSError(f"node {node_id} is not in the cluster")
+            address = (brokers[node_id].host, brokers[node_id].port)
+        return address
+
+    async def _to_bootstrap(self, factory: Callable[[], BrokerLink]) -> BrokerLink:
+        return await self._dial.to_any(self._bootstrap, factory)
 
     # -- sessions --------------------------------------------------------------------------------
     def _made(self, session: ClientSession) -> None:
         assert self._tasks is not None
-        if len(self._sessions) >= self._config.connections_max:
-            LIMITS_REACHED.labels("connections_max").inc()
-            CONNECTIONS_REFUSED.labels("limit").inc()
-            session.close("connections_max", limit=self._config.connections_max)
+        if not self._admit(session.client):
+            session.close()
             return
         self._sessions.add(session)
-        CONNECTIONS.set(len(self._sessions))
+        self._limits.opened(session.client)
+        self._count()
         self._tasks.create_task(self._run(session), name=f"session-{session.client}")
 
     def _lost(self, session: ClientSession) -> None:
-        self._sessions.discard(session)
-        CONNECTIONS.set(len(self._sessions))
+        if session in self._sessions:
+            self._sessions.remove(session)
+            self._limits.closed(session.client)
+        self._count()
+        if not self._sessions:
+            self._empty.set()
+
+    async def _closed(self) -> None:
+        """Until every connection has ended; those that take their time are cut off."""
+        try:
+            async with asyncio.timeout(CLOSE_MAX_S):
+                while self._sessions:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            for session in list(self._sessions):
+                session.abort()
 
     async def _run(self, session: ClientSession) -> None:
         try:
@@ -173,16 +261,21 @@ class GatewayServer:
             log.error("session_crashed", client=session.client, error=repr(error), exc_info=True)
 
     async def _sweep(self) -> None:
-        """Close what is silent, or began a frame and does not end it."""
+        """Close what is silent, takes nothing, or began a frame and does not end it."""
         idle = self._config.idle_max_ms / 1000
         half = self._config.half_frame_max_ms / 1000
+        stall = self._config.client_stall_max_ms / 1000
         clock = self._parts.clock
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now = clock()
             for session in list(self._sessions):
                 begun = session.frame_begun
-                if begun is not None and now - begun > half:
+                if session.stalled_s(now) > stall:
+                    LIMITS_REACHED.labels("client_stall_max_ms").inc()
+                    session.close("client_stall_max_ms")
+                    session.abort()  # it does not take what is still to be written
+                elif begun is not None and now - begun > half:
                     LIMITS_REACHED.labels("half_frame_max_ms").inc()
                     session.close("half_frame_max_ms", waited_s=round(now - begun, 1))
                 elif now - session.last_activity > idle and session.closing:

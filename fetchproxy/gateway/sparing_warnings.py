@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 import structlog
-from cachetools import TTLCache
+from cachetools import LRUCache
 
 log = structlog.get_logger(__name__)
 
@@ -13,17 +13,32 @@ WARNING_INTERVAL_S = 60.0
 WARNINGS_KNOWN_MAX = 1_000  # beyond it the oldest is forgotten, and may be logged again
 
 
+class _Logged:
+    __slots__ = ("at", "suppressed")
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.suppressed = 0
+
+
 class SparingWarnings:
     """`clock` gives loop seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._logged: TTLCache[Hashable, bool] = TTLCache(
-            WARNINGS_KNOWN_MAX, WARNING_INTERVAL_S, timer=clock
-        )
+        self._clock = clock
+        self._logged: LRUCache[Hashable, _Logged] = LRUCache(WARNINGS_KNOWN_MAX)
 
     def warn(self, event: str, about: Hashable, **context: object) -> None:
-        """Log `event`, unless it was logged `about` the same thing a short while ago."""
-        if (event, about) in self._logged:
+        """Log `event`, unless it was logged `about` the same thing a short while ago.
+
+        The next line about it then says how many were `suppressed`.
+        """
+        now = self._clock()
+        known = self._logged.get((event, about))
+        if known is not None and now - known.at < WARNING_INTERVAL_S:
+            known.suppressed += 1
             return
-        self._logged[event, about] = True
+        if known is not None and known.suppressed:
+            context["suppressed"] = known.suppressed
+        self._logged[event, about] = _Logged(now)
         log.warning(event, **context)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fetchproxy.gateway.answers import FetchAnswer
 from fetchproxy.gateway.fetch_session import UpstreamFetch
-from protocol.fetch_request import FetchRequest, PartitionKey, encode_fetch_request
+from protocol.fetch_request import FetchRequest, encode_fetch_request
 
 
 @dataclass(slots=True)
 class UpstreamPoll:
-    """`offsets` are what it asks for; it may outlive the client's fetch and serve the next one.
+    """It may outlive the client's fetch and serve the next one.
 
     `due_at` (loop time): so long remote data that is ready may be held back to join its answer. Not
     beyond its sending where it is a long poll, or an idle tail would slow every remote read.
     """
 
     answer: FetchAnswer
-    offsets: Mapping[PartitionKey, int]
     due_at: float
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)

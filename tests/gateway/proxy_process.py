@@ -28,8 +28,9 @@ class ProxyProcess:
         *,
         archive: str | None = None,
         settings: dict[str, object] | None = None,
+        port: int = 0,
     ) -> None:
-        self.port, self.console_port = free_port(), free_port()
+        self.port, self.console_port = port or free_port(), free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self.log = folder / f"fetchproxy-{self.port}.log"
         command = [sys.executable, "-m", "fetchproxy", "serve", "--bootstrap", bootstrap]

@@ -48,3 +48,75 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     asked = {KEY: FetchPartition(0, offset, 1_000, b"")}
     split = marks.split(asked, 1.0, knowledge(STALE))
     assert (KEY in split.remote) is is_remote
+
+
+def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
+    """A permit is no reason to go through a large session with every fetch."""
+    marks = FetchMarks(permit_ttl_s=60)
+    asked_of: list[int] = []
+
+    def identify(topic: bytes, partition: int) -> TopicIdPartition:
+        asked_of.append(partition)
+        return TIP
+
+    known = knowledge(STALE)
+    known = Knowledge(known.view, known.edges, identify)
+    asked = {(b"t", n): FetchPartition(n, 600, 1_000, b"") for n in range(100)}
+    marks.catch((b"t", 0), 600, 0.0)
+    marks.split(asked, 1.0, known, [])
+    assert len(asked_of) == 99, "once, as the permit is new"
+    marks.catch((b"t", 0), 600, 2.0)
+    marks.split(asked, 3.0, known, [(b"t", 5)])
+    assert len(asked_of) == 100
+
+
+def test_a_broker_that_lacks_what_the_leader_has_is_not_judged_twice() -> None:
+    marks = FetchMarks(permit_ttl_s=60)
+    mark = marks.catch(KEY, 100, 0.0)
+    assert mark is not None
+    mark.judgement = Judgement(Verdict.LOCAL, TIP)
+    mark.withheld_until = 1.0
+    asked = {KEY: FetchPartition(0, 100, 1_000, b"")}
+    known = knowledge(STALE)
+    assert not marks.denied_again(KEY, 101)
+    assert marks.split(asked, 0.5, known).withheld == {KEY}
+    assert not marks.split(asked, 2.0, known).withheld, "the broker is asked again"
+    assert marks.denied_again(KEY, 100)
+    assert not marks.denied_again(KEY, 100), "that was said: then it is judged anew"
+
+
+def test_a_permit_that_ran_out_permits_nothing() -> None:
+    marks = FetchMarks(permit_ttl_s=60)
+    assert not marks.permitted(b"t", 0.0)
+    marks.catch(KEY, 100, 0.0)
+    assert marks.permitted(b"t", 59.0)
+    assert not marks.permitted(b"t", 61.0)
+
+
+def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> None:
+    """It answers FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, or out of range: then that is known."""
+    marks = FetchMarks(permit_ttl_s=60)
+    known = knowledge(LogEdges(500, 900, 900))
+    other = (b"t", 1)
+
+    def withheld(*leader_epochs: int) -> frozenset[PartitionKey]:
+        asked = {
+            (b"t", number): FetchPartition(number, 100, 1_000, b"", epoch)
+            for number, epoch in enumerate(leader_epochs)
+        }
+        return marks.split(asked, 1.0, known).withheld
+
+    def caught(leader_epoch: int) -> None:
+        mark = marks.catch(KEY, 100, 0.0, leader_epoch)
+        assert mark is not None
+        mark.judgement = Judgement(Verdict.REMOTE, TIP)
+
+    caught(5)
+    assert withheld(5) == {KEY}
+    assert not withheld(6)
+    assert withheld(5, 5) == {KEY}, "of the other partition no epoch has been checked"
+    assert withheld(-1, -1) == {KEY, other}, "nothing to check"
+    assert not withheld(4, 4)
+    caught(6)
+    assert not withheld(5)
+    assert withheld(6) == {KEY}

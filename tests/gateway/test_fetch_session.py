@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,8 +69,11 @@ class BrokerModel:
         known.update(partitions)
         for key in forgotten:
             known.pop(key, None)
-        self.sessions[session_id] = (next_epoch(due), known)
         self.serving = dict(known)
+        if not known:  # an emptied session is over
+            del self.sessions[session_id]
+            return 0, 0
+        self.sessions[session_id] = (next_epoch(due), known)
         return 0, session_id
 
 
@@ -81,11 +85,13 @@ class ClientModel:
         self.asked: dict[PartitionKey, int] = {}
         self.sent: dict[PartitionKey, int] = {}
 
-    def request(self, sessionless: bool) -> FetchRequest:
-        if sessionless:
+    def request(self, mode: str) -> FetchRequest:
+        if mode == "sessionless":
             close, self.session_id, self.epoch = self.session_id, 0, 0
             self.sent = {}
             return asks(close, -1, self.asked)
+        if mode == "restart":  # as clients do after an error
+            self.epoch = 0
         if self.epoch == 0:
             self.sent = dict(self.asked)
             return asks(self.session_id, 0, self.asked)
@@ -108,58 +114,134 @@ class ClientModel:
 
 STEPS = st.lists(
     st.tuples(
-        st.dictionaries(st.sampled_from(KEYS), st.integers(0, 5), min_size=1),  # asked
+        st.dictionaries(st.sampled_from(KEYS), st.integers(0, 5)),  # asked
         st.sets(st.sampled_from(KEYS)),  # withheld, as far as asked
-        st.sampled_from(["session", "session", "session", "sessionless"]),
-        st.sampled_from(["answered", "answered", "alone", "evicted"]),
+        st.sampled_from(["session", "session", "session", "session", "sessionless", "restart"]),
+        st.sampled_from(["answered", "answered", "alone", "parked", "parked", "evicted"]),
     ),
     max_size=25,
 )
 
 
+class Proxy:
+    """What the handler does with the mirror; a poll may stay parked over several fetches."""
+
+    def __init__(self, broker: BrokerModel) -> None:
+        self.broker = broker
+        self.mirror = FetchSessionMirror(lambda: 7)
+        self.parked: tuple[int, int] | None = None  # (error, session id) of the broker's answer
+
+    def fetch(
+        self, request: FetchRequest, kind: FetchKind, withheld: frozenset, outcome: str
+    ) -> tuple[int, int]:
+        """(error, session id) as the client sees it."""
+        mirror = self.mirror
+        ended = not mirror.in_lockstep and not mirror.asked
+        if not withheld and self.parked is None and not ended:
+            return self._pass(request)
+        if self.parked is not None and not mirror.take_up(withheld):
+            mirror.on_discarded_answer(*self.parked)
+            self.parked = None
+        if self.parked is None:
+            upstream = mirror.upstream_request(withheld)
+            if upstream is None:
+                assert withheld == mirror.asked.keys()
+                return 0, mirror.on_own_answer()
+            self.parked = _send(self.broker, upstream)
+        if not self.parked[0]:
+            local = {k: p for k, p in mirror.asked.items() if k not in withheld}
+            assert dict(self.broker.serving) == local
+            assert mirror.sent_full or not kind.lists_all, "some would not be answered"
+        if outcome == "parked" and withheld:
+            return 0, mirror.on_own_answer()
+        error, session_id = self.parked
+        self.parked = None
+        if outcome == "alone":  # the client is answered from the archive, the poll is discarded
+            mirror.on_discarded_answer(error, session_id)
+            return 0, mirror.on_own_answer()
+        return error, mirror.on_answer(error, session_id)
+
+    def _pass(self, request: FetchRequest) -> tuple[int, int]:
+        mirror, broker = self.mirror, self.broker
+        if mirror.rejoin():
+            session = (request.session_id, request.session_epoch)
+            answer = broker.fetch(*session, request.partitions, request.forgotten)
+        elif (session := mirror.pass_on(request)) is not None:
+            answer = broker.fetch(*session, request.partitions, request.forgotten)
+        else:
+            upstream = mirror.upstream_request(frozenset())
+            assert upstream is not None
+            answer = _send(broker, upstream)
+        if not answer[0]:
+            assert dict(broker.serving) == mirror.asked
+        return answer[0], mirror.on_answer(*answer)
+
+
 @given(STEPS)
 def test_the_broker_always_serves_what_is_asked_and_not_withheld(steps) -> None:
     broker, client = BrokerModel(), ClientModel()
-    mirror = FetchSessionMirror(lambda: 7)
+    proxy = Proxy(broker)
     for asked, wish, mode, outcome in steps:
         if outcome == "evicted":
             broker.sessions.clear()
         client.asked = asked
-        sessionless = mode == "sessionless"
-        request = client.request(sessionless)
-        kind = mirror.on_request(request)
-        assert kind not in (FetchKind.UNKNOWN_SESSION, FetchKind.WRONG_EPOCH)
-        assert {k: p.fetch_offset for k, p in mirror.asked.items()} == asked
-        withheld = frozenset(wish & asked.keys())
-        if not withheld and mirror.rejoin():
-            error, session_id = broker.fetch(
-                request.session_id, request.session_epoch, request.partitions, request.forgotten
-            )
-            shown = mirror.on_answer(error, session_id)
-            client.answer(sessionless, error, shown)
-            if not error:
-                assert {k: p.fetch_offset for k, p in broker.serving.items()} == asked
-            continue
-        upstream = mirror.upstream_request(withheld)
-        if upstream is None:
-            assert withheld == asked.keys()
-            client.answer(sessionless, 0, mirror.on_own_answer())
-            continue
-        error, session_id = _send(broker, upstream)
-        if not error:
-            local = {k: o for k, o in asked.items() if k not in withheld}
-            assert {k: p.fetch_offset for k, p in broker.serving.items()} == local
-        if outcome == "alone":  # the client is answered from the archive, the poll is discarded
-            mirror.on_discarded_answer(error, session_id)
-            client.answer(sessionless, 0, mirror.on_own_answer())
-        else:
-            client.answer(sessionless, error, mirror.on_answer(error, session_id))
+        request = client.request(mode)
+        kind = proxy.mirror.on_request(request)
+        assert kind.error_code == 0
+        assert {k: p.fetch_offset for k, p in proxy.mirror.asked.items()} == asked
+        error, session_id = proxy.fetch(request, kind, frozenset(wish & asked.keys()), outcome)
+        client.answer(mode == "sessionless", error, session_id)
+    assert len(broker.sessions) <= 1, "sessions that nobody will ask for are left with the broker"
 
 
 def _send(broker: BrokerModel, upstream: UpstreamFetch) -> tuple[int, int]:
     return broker.fetch(
         upstream.session_id, upstream.session_epoch, upstream.partitions, upstream.forgotten
     )
+
+
+def test_a_session_keeps_to_names_or_to_ids() -> None:
+    mirror = FetchSessionMirror(lambda: 7)
+    mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
+    mirror.on_answer(0, 9)
+    by_id = replace(asks(9, 1, {}), version=13)
+    assert mirror.on_request(by_id) is FetchKind.WRONG_TOPIC_IDS
+    assert mirror.on_request(asks(9, 1, {})) is FetchKind.INCREMENTAL, "the session goes on"
+
+
+class Uncounted(dict):
+    """Fails whoever goes through all of it."""
+
+    def __iter__(self):
+        raise AssertionError("a request of one partition went through the whole session")
+
+    keys = values = items = __iter__
+
+
+def test_a_request_costs_what_it_changes_and_not_its_session() -> None:
+    mirror = FetchSessionMirror(lambda: 7)
+    many = {(b"t", n): 0 for n in range(1_000)}
+    mirror.on_request(asks(0, 0, many))
+    mirror.on_answer(0, 9)
+    mirror.on_request(asks(9, 1, {(b"t", 1): 5}))
+    assert mirror.upstream_request(frozenset([(b"t", 1)])) is not None
+    mirror.on_answer(0, 9)
+    mirror.asked, mirror._told = Uncounted(mirror.asked), Uncounted(mirror._told or {})
+    mirror.on_request(asks(9, 2, {(b"t", 2): 5}))
+    sent = mirror.upstream_request(frozenset([(b"t", 1)]))
+    assert sent is not None
+    assert list(sent.partitions) == [(b"t", 2)]
+    mirror.on_answer(0, 9)
+    mirror.on_request(asks(9, 3, {}))
+    assert mirror.take_up(frozenset([(b"t", 1)]))
+    assert not mirror.take_up(frozenset())
+    sent = mirror.upstream_request(frozenset())
+    assert sent is not None
+    assert list(sent.partitions) == [(b"t", 1)]
+    mirror.on_answer(0, 9)
+    request = asks(9, 4, {(b"t", 3): 5})
+    mirror.on_request(request)
+    assert mirror.pass_on(request) == (9, 4)
 
 
 def test_requests_of_a_session_that_is_not_this_connections_are_refused() -> None:

@@ -51,6 +51,8 @@ CASES = {
     "between the tiers, perhaps on its way": (450, view((0, 399)), Verdict.HOLD),
     "never archived": (7, view(), Verdict.PASS_ON),
     "its first copy is under way": (7, view(started=True), Verdict.HOLD),
+    "deleted": (7, build_view(TIP, view((0, 499)).segments, 0.0, (), 8), Verdict.PASS_ON),
+    "deleted before a first copy": (7, build_view(TIP, (), 0.0, (9,), 8), Verdict.PASS_ON),
 }
 
 

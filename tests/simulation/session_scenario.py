@@ -47,8 +47,14 @@ def draw_logs(rng: Random) -> list[SimulatedLog]:
 
 
 def draw_start(rng: Random, log: SimulatedLog) -> int:
+    """Mostly the beginning; or somewhere, only what is still to come, or where nothing ever is."""
     return rng.choice(
-        [log.first_offset, log.first_offset, rng.randint(log.first_offset, log.high_watermark)]
+        [
+            *[log.first_offset] * 5,
+            *[rng.randint(log.first_offset, log.high_watermark)] * 3,
+            log.high_watermark,
+            log.final_offset + rng.choice([1, 1_000]),
+        ]
     )
 
 

@@ -42,6 +42,7 @@ class World:
     answers: int = 0
     consumed_batches: int = 0
     storage_errors: int = 0
+    told_out_of_range: int = 0
     sessions_lost: int = 0
     slowest_s: float = 0.0  # over the client's own wait
     failures: list[BaseException | str] = field(default_factory=list)

@@ -63,7 +63,11 @@ class Habits:
 
 @dataclass(slots=True)
 class SimulatedConsumer:
-    """`positions` is the next offset of each partition."""
+    """`positions` is the next offset of each partition.
+
+    One that starts above the end of the log must hear that it is out of range, and then goes to the
+    beginning, as auto.offset.reset=earliest has it; `above` are those that have not heard it yet.
+    """
 
     world: World
     name: str
@@ -74,7 +78,12 @@ class SimulatedConsumer:
     turns: int = 0
     passed_over: Counter[TopicIdPartition] = field(default_factory=Counter)
     starving_since: dict[TopicIdPartition, float] = field(default_factory=dict)
+    above: set[TopicIdPartition] = field(default_factory=set)
     _paused: set[TopicIdPartition] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        final_of = {tip: self.world.log_of(tip).final_offset for tip in self.positions}
+        self.above = {tip for tip, at in self.positions.items() if at > final_of[tip]}
 
     async def run(self) -> None:
         leaders = self.world.cluster.leaders
@@ -107,6 +116,8 @@ class SimulatedConsumer:
                     await connection.close()
 
     def _done(self, tips: list[TopicIdPartition]) -> bool:
+        if not self.above.isdisjoint(tips):
+            return False
         return all(self.positions[tip] >= self.world.log_of(tip).final_offset for tip in tips)
 
     async def _dial(self, node_id: int) -> ClientConnection:
@@ -191,6 +202,8 @@ class SimulatedConsumer:
             tip = rng.choice(tips)
             first = self.world.log_of(tip).first_offset
             self.positions[tip] = rng.randint(first, self.positions[tip])
+            if self.positions[tip] <= self.world.log_of(tip).final_offset:
+                self.above.discard(tip)
             self.starving_since.pop(tip, None)
             self.world.note(self.name, "seeks", str(tip), self.positions[tip])
         if rng.random() < self.habits.pauses:
@@ -205,5 +218,5 @@ class SimulatedConsumer:
         return {
             tip
             for tip, asked in wanted.items()
-            if self.world.log_of(tip).start_offset <= asked.offset
+            if tip not in self.above and self.world.log_of(tip).start_offset <= asked.offset
         }

@@ -60,6 +60,7 @@ def test_the_world_is_as_hard_as_it_says() -> None:
     assert sum(world.network.pauses for world in worlds) > 100
     assert sum(world.sessions_lost for world in worlds) > 0
     assert sum(world.storage_errors for world in worlds) > 0
+    assert sum(world.told_out_of_range for world in worlds) > 0
     assert any(world.config.archive.topics is None for world in worlds)
     assert any(world.config.archive.topics is not None for world in worlds)
     logs = [log for world in worlds for log in world.logs]

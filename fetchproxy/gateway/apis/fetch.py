@@ -5,40 +5,35 @@ OffsetOutOfRange the partition is answered empty and judged, and from the next f
 *withheld* from the broker and read from the archive, while the rest of the fetch goes upstream.
 What is ready first is answered first: tail data never waits for the archive, and data of the
 archive does not wait for the broker's long poll, which is then *parked* until the next fetch.
+
+Both tiers together stay within the fetch's max_bytes. Where one answer cannot take what both have,
+they take turns. Remote data does not wait for min_bytes (as with Kafka's DelayedRemoteFetch).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Set
 from typing import TYPE_CHECKING
-from uuid import UUID
 
-from fetchproxy.errors import ClusterError
 from fetchproxy.gateway.answers import Answer, FetchAnswer
+from fetchproxy.gateway.archived_topics import TopicsOfConnection
 from fetchproxy.gateway.fetch_answer import (
     EncodedTopics,
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
+    within,
 )
-from fetchproxy.gateway.fetch_marks import FetchMarks, Knowledge, Mark, Split
+from fetchproxy.gateway.fetch_judging import FetchJudging
+from fetchproxy.gateway.fetch_marks import Split
 from fetchproxy.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.gateway.first_of import first_of
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.gateway.judgement import Verdict, judge
-from fetchproxy.gateway.remote_side import (
-    EDGES_AGE_MAX_MS,
-    RemoteSide,
-    partition_answers,
-    watermarks,
-)
+from fetchproxy.gateway.remote_side import RemoteSide, partition_answers, watermarks
 from fetchproxy.gateway.topic_identity import TopicIdentities
 from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
-from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.observability.metrics import CATCHES
-from fetchproxy.observability.recent import RECENT_EVENTS
-from fetchproxy.remote_fetch.api import RemoteReadRequest
+from fetchproxy.model import IsolationLevel
 from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
     TOPIC_IDS_FROM,
@@ -46,6 +41,7 @@ from protocol.fetch_request import (
     PartitionKey,
     TopicRef,
     parse_fetch_request,
+    with_session,
 )
 from protocol.fetch_response import (
     FetchResponseHead,
@@ -61,6 +57,9 @@ if TYPE_CHECKING:
 PARKED_WAIT_MAX_MS = 500
 # So long one tier may wait for the other: for an answer that is due at once, or a look at Metadata.
 TAIL_GRACE_S = 0.05
+# Archived records that go in front of a broker's answer; more goes out in an answer of its own,
+# which is written no faster than the client takes it.
+MERGED_BYTES_MAX = 1024 * 1024
 
 NOTHING_INJECTED = EncodedTopics(0, ())
 
@@ -70,15 +69,21 @@ class FetchHandler:
         self._session = session
         self._parts = parts
         self._mirror = FetchSessionMirror(parts.new_session_id)
-        self._marks = FetchMarks(parts.config.permit_ttl_ms / 1000)
-        self._known = Knowledge(parts.rlmm.view, parts.cluster.cached_log_edges, self._identify)
+        self._judging = FetchJudging(parts, session.spawn, session.node_id)
+        self._topics = TopicsOfConnection(parts.archived)
         self._identities = TopicIdentities(parts.cluster, parts.clock)
-        self._by_id = False
         self._busy = False  # a fetch that passed is not answered yet
         self._idle = asyncio.Event()
-        self._judged = asyncio.Event()
-        self._refreshing: set[TopicIdPartition] = set()
+        self._cut_short = False  # the tail left the archive no room: it is the archive's turn
+        self._throttle_time_ms = 0  # of answers that the client did not see
+        self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
+        self._readable_until = 0.0
+        self._refused: set[TopicRef] = set()  # with an error in the answer under way
         self.parked: UpstreamPoll | None = None
+
+    def close(self) -> None:
+        """The client is gone."""
+        self._topics.close()
 
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, frame: bytes, body_at: int) -> bool:
@@ -90,22 +95,27 @@ class FetchHandler:
         if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
             self._session.send_upstream(frame, Answer(request.correlation_id))
             return True
-        self._by_id = request.version >= TOPIC_IDS_FROM
         kind = self._mirror.on_request(request)
         if kind.error_code:
             refusal = self._refuse(request, kind.error_code)
             self._session.mute_while(refusal, "fetch-session-error")
             return True
-        split = self._marks.split(self._mirror.asked, self._parts.clock(), self._known)
-        nothing_upstream = not self._mirror.in_lockstep and not self._mirror.asked
-        if split.withheld or self.parked is not None or nothing_upstream:
+        by_id = request.version >= TOPIC_IDS_FROM
+        self._judging.name_topics(by_id)
+        self._topics.asked(request.partitions, by_id, only_these=kind.lists_all)
+        split = self._split()
+        ended = not self._mirror.in_lockstep and not self._mirror.asked
+        if split.withheld or self.parked is not None or ended:
             self._session.mute_while(self._serve(request, kind, split), "serve-fetch")
         else:
-            self._pass(frame, request)
+            self._pass(frame, body_at, request, kind)
         return True
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
         return self.parked is not None and list(expected) == [self.parked.answer]
+
+    def _split(self) -> Split:
+        return self._judging.split(self._mirror.asked, self._mirror.changed)
 
     async def _until_idle(self) -> None:
         while self._busy:
@@ -118,28 +128,31 @@ class FetchHandler:
             encode_error_response(request.version, request.correlation_id, code)
         )
 
-    def _pass(self, frame: bytes, request: FetchRequest) -> None:
+    def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> None:
         """Nothing is withheld: the request goes as it came, unless the sessions have parted."""
         if not self._mirror.rejoin():
-            upstream = self._mirror.upstream_request(frozenset())
-            if upstream is not None:
+            brokers_own = self._mirror.pass_on(request)
+            if brokers_own is not None:
+                frame = with_session(frame, body_at, request.version, *brokers_own)
+            elif (upstream := self._mirror.upstream_request(frozenset())) is not None:
                 frame = encode_poll(request, upstream, request.max_wait_ms)
         answer = self._expect(request)
+
+        def passed() -> None:
+            self._answered(kind, self._mirror.asked.keys())
+            self._busy = False
+            self._idle.set()
+
         answer.attach(
-            lambda head: self._on_head(request, head, NOTHING_INJECTED),
-            self._on_error,
-            self._passed,
+            lambda head: self._on_head(request, head, NOTHING_INJECTED), self._on_error, passed
         )
         self._busy = True
         self._session.send_upstream(frame, answer)
 
-    def _passed(self) -> None:
-        self._busy = False
-        self._idle.set()
-
     def _expect(self, request: FetchRequest) -> FetchAnswer:
         splice = self._parts.addresses.splice_fetch_tags
-        return FetchAnswer(request.correlation_id, request.version, splice)
+        log_starts = self._topics.log_starts()
+        return FetchAnswer(request.correlation_id, request.version, splice, log_starts)
 
     # -- the scan asks -----------------------------------------------------------------------------
     def _on_head(
@@ -148,97 +161,53 @@ class FetchHandler:
         session_id = self._mirror.on_answer(head.error_code, head.session_id)
         if head.error_code:  # the client drops everything else
             injected = NOTHING_INJECTED
-        return HeadPatch(request.correlation_id, session_id, injected.topics, injected.pieces)
+        throttle_time_ms, self._throttle_time_ms = self._throttle_time_ms, 0
+        return HeadPatch(
+            request.correlation_id, session_id, injected.topics, injected.pieces, throttle_time_ms
+        )
 
     def _on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
         """The catch: out of range becomes empty, and is judged before the next fetch."""
         key = (topic, partition)
         asked = self._mirror.asked.get(key)
         if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
+            self._refused.add(topic)
             return None
-        mark = self._marks.catch(key, asked.fetch_offset, self._parts.clock())
-        tip = self._identify(topic, partition)
-        CATCHES.labels(tip.topic if tip else "").inc()
-        if mark is None:
-            return None
-        if mark.judgement is None:
-            RECENT_EVENTS.note(
-                "offset_out_of_range_caught",
-                client=self._session.client,
-                topic=tip.topic if tip else "",
-                partition=partition,
-                offset=asked.fetch_offset,
-            )
-            self._start_judging(key, mark)
-        return watermarks(self._parts, tip)
+        return self._judging.catch(key, asked, self._session.client)
 
-    def _start_judging(self, key: PartitionKey, mark: Mark) -> None:
-        self._session.spawn(self._judge(key, mark), "judge-out-of-range")
-
-    async def _judge(self, key: PartitionKey, mark: Mark) -> None:
-        parts = self._parts
-        topic, partition = key
-        caught_at = parts.clock()
-        judgement = await judge(parts, topic, self._by_id, partition, mark.offset, caught_at)
-        mark.withheld_until = parts.clock() + parts.remote_fetch.remote_fetch_max_wait_ms / 1000
-        mark.judgement = judgement
-        self._judged.set()
-        tip = judgement.tip
-        if judgement.verdict is Verdict.REMOTE and tip is not None:
-            asked = self._mirror.asked.get(key)
-            size = asked.bytes_max if asked else parts.remote_fetch.chunk_bytes
-            parts.purgatory.warm(
-                RemoteReadRequest(tip, mark.offset, size, IsolationLevel.READ_UNCOMMITTED)
-            )
-            await self._ask_edges(tip, not_older_than=caught_at)
-
-    def _refresh_edges(self, tip: TopicIdPartition) -> None:
-        """Keep the shown watermarks current while the archive is read; off the fetch's path."""
-        if tip not in self._refreshing:
-            self._refreshing.add(tip)
-            oldest = self._parts.clock() - EDGES_AGE_MAX_MS / 1000
-            self._session.spawn(self._ask_edges(tip, oldest), "refresh-log-edges")
-
-    async def _ask_edges(self, tip: TopicIdPartition, not_older_than: float) -> None:
-        try:
-            await self._parts.cluster.log_edges(tip, not_older_than=not_older_than)
-        except ClusterError:
-            pass  # lag figures stay as they were; the cluster client has counted the failure
-        finally:
-            self._refreshing.discard(tip)
-
-    def _identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
-        cluster = self._parts.cluster
-        if self._by_id:
-            info = cluster.cached_topic_by_id(UUID(bytes=topic))
-        else:
-            info = cluster.cached_topic_by_name(topic.decode(errors="replace"))
-        return None if info is None else TopicIdPartition(info.topic_id, info.name, partition)
+    def _answered(self, kind: FetchKind, keys: Set[PartitionKey]) -> None:
+        """The broker's answer about `keys` has left; where it lists all, it says who may read."""
+        if kind.lists_all:
+            self._readable = {key for key in keys if key[0] not in self._refused}
+            self._readable_until = self._parts.clock() + self._parts.config.permit_ttl_ms / 1000
+        self._refused = set()
 
     # -- fetches with a part in the archive --------------------------------------------------------
     async def _serve(self, request: FetchRequest, kind: FetchKind, split: Split) -> None:
-        await self._session.drained()
+        if await self._session.drained():
+            split = self._split()  # a permit may have run out meanwhile
         clock = self._parts.clock
         wait_ms = min(request.max_wait_ms, self._parts.remote_fetch.remote_fetch_max_wait_ms)
         deadline = clock() + wait_ms / 1000
-        asked = self._mirror.asked
         split = await self._without_lost_topics(split, deadline)
+        asked = self._mirror.asked
         offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
         side = RemoteSide(self._parts, request, offsets)
         side.watch(split.remote, deadline)
         try:
             poll = await self._poll_upstream(request, split, side.ready)
             await self._first_ready(split, side, poll, deadline)
-            if poll is not None and side.ready and not poll.arrived.is_set():
+            turn = self._cut_short and side.ready
+            if poll is not None and side.ready and not turn and not poll.arrived.is_set():
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
-            if poll is not None and poll.arrived.is_set():
+            if poll is not None and poll.arrived.is_set() and not turn:
                 await self._merge(request, kind, split, side, poll)
             else:
-                self._answer_alone(request, kind, split, side, poll)
+                await self._answer_alone(request, kind, split, side)
         finally:
             side.cancel()
         for tip in split.remote.values():
-            self._refresh_edges(tip)
+            self._judging.refresh_edges(tip)
 
     async def _without_lost_topics(self, split: Split, deadline: float) -> Split:
         if len(split.withheld) < len(self._mirror.asked):  # partitions of the tail wait too
@@ -246,27 +215,24 @@ class FetchHandler:
         lost = await self._identities.lost(split.remote.values(), deadline)
         if lost:
             topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
-            self._marks.forget_topics(topics)
-            split = self._marks.split(self._mirror.asked, self._parts.clock(), self._known)
+            self._judging.marks.forget_topics(topics)
+            split = self._split()
         return split
 
     async def _poll_upstream(
         self, request: FetchRequest, split: Split, ready: bool
     ) -> UpstreamPoll | None:
         """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
-        asked = self._mirror.asked
-        withheld = split.withheld
-        local = {key: p.fetch_offset for key, p in asked.items() if key not in withheld}
         if self.parked is not None:
-            if self.parked.offsets == local:
+            if self._mirror.take_up(split.withheld):
                 return self.parked
             await self.discard_parked()
-        upstream = self._mirror.upstream_request(withheld)
+        upstream = self._mirror.upstream_request(split.withheld)
         if upstream is None:
             return None
         wait_ms = 0 if ready else min(request.max_wait_ms, PARKED_WAIT_MAX_MS)
         due_at = self._parts.clock() + (0 if wait_ms else TAIL_GRACE_S)
-        poll = UpstreamPoll(self._expect(request), local, due_at)
+        poll = UpstreamPoll(self._expect(request), due_at)
         poll.answer.on_arrival = poll.arrived.set
         self.parked = poll
         frame = encode_poll(request, upstream, wait_ms)
@@ -276,56 +242,58 @@ class FetchHandler:
     async def _first_ready(
         self, split: Split, side: RemoteSide, poll: UpstreamPoll | None, deadline: float
     ) -> None:
-        """Until anything can be answered, or the time is over."""
+        """Until anything can be answered, or the time is over.
+
+        That is not before the broker had its moment; and a broker that was asked for all that the
+        client wants is waited for as a relay does.
+        """
+        if poll is not None and not split.withheld:
+            await poll.arrived.wait()
+            return
+        if poll is not None:
+            deadline = max(deadline, poll.due_at)
         judging = set(split.judging)
         while True:
-            self._judged.clear()
-            passed_on = self._take_verdicts(judging, side, deadline)
+            self._judging.judged.clear()
+            found, passed_on = self._judging.verdicts(judging)
+            side.watch(found, deadline)
             left = deadline - self._parts.clock()
             if side.ready or passed_on or left <= 0 or (poll and poll.arrived.is_set()):
                 return
             waits = [side.completed.wait()]
             if judging:
-                waits.append(self._judged.wait())
+                waits.append(self._judging.judged.wait())
             if poll is not None:
                 waits.append(poll.arrived.wait())
             await first_of(waits, left)
 
-    def _take_verdicts(self, judging: set[PartitionKey], side: RemoteSide, deadline: float) -> bool:
-        """Start reading what was found in the archive; True if an error must reach the client."""
-        found: dict[PartitionKey, TopicIdPartition] = {}
-        passed_on = False
-        for key in sorted(judging):
-            mark = self._marks.marks.get(key)
-            if mark is None or mark.judgement is None:
-                continue
-            judging.discard(key)
-            if mark.judgement.verdict is Verdict.REMOTE and mark.judgement.tip is not None:
-                found[key] = mark.judgement.tip
-            elif mark.judgement.verdict is Verdict.PASS_ON:
-                passed_on = True
-        side.watch(found, deadline)
-        return passed_on
-
     def _remote_part(
-        self, request: FetchRequest, kind: FetchKind, split: Split, side: RemoteSide
+        self,
+        kind: FetchKind,
+        split: Split,
+        side: RemoteSide,
+        room: int,
+        first_whole: bool,
     ) -> list[PartitionAnswer]:
         """What the archive has to say now, for every withheld partition that must be named."""
-        tips: dict[PartitionKey, TopicIdPartition | None] = {}
-        for key in sorted(split.withheld):
-            mark = self._marks.marks.get(key)
-            judged = mark.judgement.tip if mark is not None and mark.judgement else None
-            tips[key] = split.remote.get(key) or judged
-        alone = len(split.withheld) >= len(self._mirror.asked)
+        marks = self._judging.marks
+        asked = self._mirror.asked
+        order = [key for key in marks.marks if key in split.withheld]
+        tips = {key: split.remote.get(key) or self._judging.judged_tip(key) for key in order}
+        alone = len(split.withheld) >= len(asked)
         answers, again = partition_answers(self._parts, tips, side.results(), may_fail=alone)
+        answers, self._cut_short = within(answers, room, first_whole)
         for key in again:
-            mark = self._marks.rejudge(key)
-            if mark is not None:
-                self._start_judging(key, mark)
+            self._judging.again(key, asked[key].bytes_max)
+        named = []
         for answer in answers:
+            mark = marks.marks[answer.key]
+            if kind.lists_all or answer.has_news(mark.shown):
+                mark.shown = answer.watermarks
+                named.append(answer)
             if answer.records:
-                self._marks.served(answer.key)
-        return [a for a in answers if kind.lists_all or a.has_news]
+                marks.served(answer.key)
+        return named
 
     async def _merge(
         self,
@@ -336,32 +304,57 @@ class FetchHandler:
         poll: UpstreamPoll,
     ) -> None:
         """The broker's answer streams through, with the archive's part in front of it."""
-        answers = self._remote_part(request, kind, split, side)
-        injected = encode_topics(request.version, IsolationLevel(request.isolation_level), answers)
+        left = request.bytes_max - poll.answer.frame_bytes
+        room = min(left, MERGED_BYTES_MAX, self._parts.answers.room())
+        answers = self._remote_part(kind, split, side, room, first_whole=False)
+        isolation = IsolationLevel(request.isolation_level)
+        injected = encode_topics(request.version, isolation, answers)
+
+        def done() -> None:
+            self._answered(kind, self._mirror.asked.keys() - split.withheld)
+            poll.done.set()
+
         poll.answer.attach(
-            lambda head: self._on_head(request, head, injected), self._on_error, poll.done.set
+            lambda head: self._on_head(request, head, injected), self._on_error, done
         )
-        self._session.link_go_on()
-        await poll.done.wait()
+        with self._parts.answers.taking(injected.size):
+            self._session.link_go_on()
+            await poll.done.wait()
         self.parked = None
 
-    def _answer_alone(
-        self,
-        request: FetchRequest,
-        kind: FetchKind,
-        split: Split,
-        side: RemoteSide,
-        poll: UpstreamPoll | None,
+    async def _answer_alone(
+        self, request: FetchRequest, kind: FetchKind, split: Split, side: RemoteSide
     ) -> None:
-        answers = self._remote_part(request, kind, split, side)
-        if poll is not None and kind.lists_all:
-            for key in poll.offsets:
-                answers.append(PartitionAnswer(key, watermarks(self._parts, self._identify(*key))))
-        topics = encode_topics(request.version, IsolationLevel(request.isolation_level), answers)
+        """Without the broker, whose answer is parked, if it was asked."""
+        room = min(request.bytes_max, self._parts.answers.room())
+        answers = self._remote_part(kind, split, side, room, first_whole=True)
+        self._cut_short = False
+        if kind.lists_all:
+            answers += self._of_the_tail(self._mirror.asked.keys() - split.withheld)
+        isolation = IsolationLevel(request.isolation_level)
+        topics = encode_topics(request.version, isolation, answers)
         session_id = self._mirror.on_own_answer()
-        self._session.write_pieces(
-            encode_own_answer(request.version, request.correlation_id, session_id, topics)
+        throttle_time_ms, self._throttle_time_ms = self._throttle_time_ms, 0
+        pieces = encode_own_answer(
+            request.version, request.correlation_id, session_id, topics, throttle_time_ms
         )
+        with self._parts.answers.taking(topics.size):
+            await self._session.write_as_taken(pieces)
+
+    def _of_the_tail(self, keys: Collection[PartitionKey]) -> list[PartitionAnswer]:
+        """Nothing new of them; their ends only where the broker lets this client see them."""
+        now = self._parts.clock()
+        answers = []
+        for key in sorted(keys):
+            shown = PartitionPatch()
+            readable = key in self._readable and now < self._readable_until
+            if readable or self._judging.marks.permitted(key[0], now):
+                tip = self._judging.identify(*key)
+                shown = watermarks(self._parts, tip)
+                if tip is not None:
+                    self._judging.refresh_edges(tip)
+            answers.append(PartitionAnswer(key, shown))
+        return answers
 
     async def discard_parked(self) -> None:
         """Get a parked poll out of the way; the broker will send its data again when asked."""
@@ -371,6 +364,7 @@ class FetchHandler:
 
         def on_head(head: FetchResponseHead) -> HeadPatch:
             self._mirror.on_discarded_answer(head.error_code, head.session_id)
+            self._throttle_time_ms = max(self._throttle_time_ms, head.throttle_time_ms)
             return HeadPatch(head.correlation_id, head.session_id)
 
         poll.answer.discarded = True

@@ -1,0 +1,133 @@
+"""DeleteRecords (v0–2): everything below an offset is to go, in both tiers.
+
+The broker answers first: it has checked authorization and leadership, refuses an offset above its
+high watermark, and has trimmed its own log. Then the archive's log start is raised, durably and
+for every proxy, before the client gets its answer (KIP-405: UnifiedLog's log start is that of both
+tiers). `low_watermark` becomes the log start of both tiers: an offset in the archive is a low
+watermark below the broker's own log start. With offset -1 the broker's low watermark says what its
+high watermark was.
+
+Where the store fails, the broker has trimmed its log already, and the client gets
+KAFKA_STORAGE_ERROR (or REQUEST_TIMED_OUT, past the request's own time), which admin clients retry:
+the retry finds the broker done and raises the archive's log start. An error of the broker leaves
+the archive as it is. Segments below the log start are not served from then on; their objects stay
+until retention removes them. A partition that the archive has not begun to hold gets no mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.gateway.answers import HeldAnswer
+from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
+from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.model import TopicIdPartition
+from protocol import delete_records as wire
+from protocol.apis import PROXIED_VERSIONS, ApiKey
+from protocol.delete_records import DeletionResult
+from protocol.error_codes import ErrorCode
+from protocol.headers import RequestHead
+from protocol.primitives import Buffer
+
+if TYPE_CHECKING:
+    from fetchproxy.gateway.client_session import ClientSession
+
+log = structlog.get_logger(__name__)
+
+# Less would fail although the broker has done its part; with 0 a client waits for no replica.
+STORE_WAIT_MIN_MS = 5_000
+# Log starts raised at once for one request.
+RAISED_AT_ONCE = 16
+
+
+def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    parts = session.parts
+    request = wire.parse_request(memoryview(frame)[4:], body_at, head.api_version)
+    asked = {(a.topic, a.partition): a.offset for a in request.asked}
+    wait_s = max(request.timeout_ms, STORE_WAIT_MIN_MS) / 1000
+
+    async def rewrite(payload: bytes) -> Sequence[Buffer]:
+        return [await _correct(parts, payload, head.api_version, asked, wait_s)]
+
+    session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
+    return True
+
+
+async def _correct(
+    parts: GatewayParts,
+    payload: bytes,
+    version: int,
+    asked: Mapping[tuple[str, int], int],
+    wait_s: float,
+) -> Buffer:
+    corrected = bytearray(payload)
+    deadline = parts.clock() + wait_s
+    at_once = asyncio.Semaphore(RAISED_AT_ONCE)
+
+    async def correct(result: DeletionResult, offset: int) -> None:
+        async with at_once:
+            wire.patch(corrected, await _in_both_tiers(parts, result, offset, deadline))
+
+    async with asyncio.TaskGroup() as tasks:
+        for result in wire.parse_response(payload, version):
+            offset = asked.get((result.topic, result.partition))
+            if offset is not None and not result.error_code:
+                tasks.create_task(correct(result, offset), name="raise-log-start")
+    return corrected
+
+
+async def _in_both_tiers(
+    parts: GatewayParts, result: DeletionResult, offset: int, deadline: float
+) -> DeletionResult:
+    code = ErrorCode.KAFKA_STORAGE_ERROR
+    failure: Exception
+    try:
+        async with asyncio.timeout_at(deadline):
+            start = await _raise_log_start(parts, result, offset)
+        low_watermark = result.low_watermark if start is None else min(start, result.low_watermark)
+        return result._replace(low_watermark=low_watermark)
+    except TimeoutError as error:
+        code, failure = ErrorCode.REQUEST_TIMED_OUT, error
+    except (RemoteStorageError, ClusterError) as error:
+        failure = error
+    log.warning(
+        "records_deleted_on_broker_only",
+        topic=result.topic,
+        partition=result.partition,
+        offset=offset,
+        error=str(failure) or "the request's time is over",
+    )
+    return result._replace(low_watermark=wire.INVALID_LOW_WATERMARK, error_code=code)
+
+
+async def _raise_log_start(parts: GatewayParts, result: DeletionResult, offset: int) -> int | None:
+    """The archive's log start after it; None: the archive holds nothing there."""
+    topic = await parts.cluster.topic_by_name(result.topic, max_age_ms=0)
+    tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
+    view = await parts.rlmm.refresh(tip, parts.clock())
+    if not (view.segments or view.copies_started or parts.is_archiving(tip)):
+        return None
+    if offset == wire.HIGH_WATERMARK:
+        offset = result.low_watermark
+    start = view.log_start_offset
+    if start is None or offset > start:
+        view = await parts.rlmm.raise_log_start_offset(tip, offset)
+    return view.log_start_offset
+
+
+API = Api(
+    ApiKey.DELETE_RECORDS,
+    (
+        Behaviour(
+            *PROXIED_VERSIONS[ApiKey.DELETE_RECORDS],
+            Treatment.REWRITTEN,
+            Held(_on_request),
+            "Behind the broker's log start the archive's is raised as well, durably.",
+        ),
+    ),
+)

@@ -1,0 +1,177 @@
+"""Where the logs of the tail's topics really begin: shown in relayed Fetch answers (DESIGN §4.10).
+
+A Kafka with tiered storage shows the log start of both tiers, and so does the proxy, if it knows
+it: what clients read at the tail is looked up in the archive off their path, once for all of them
+and not before `log_start_max_age_ms` has passed again. Until it is known they see -1 in place of a
+broker's log start that something may lie below: librdkafka takes a log start that it was shown for
+the beginning, without asking, so the broker's own would have it skip the archive. Nothing here
+waits for an answer on behalf of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from protocol.fetch_request import PartitionKey, TopicRef
+from protocol.fetch_scan import LogStarts
+
+log = structlog.get_logger(__name__)
+
+# A topic as clients name it; by id or by name, as 16 bytes may be either.
+TopicName = tuple[bool, TopicRef]
+LogStartOf = Callable[[int], int | None]  # of a partition; None: the broker's own is right
+
+
+def _not_known(partition: int) -> int:
+    """Kafka's word for it: then a client asks ListOffsets where the log begins."""
+    return -1
+
+
+class ArchivedTopics:
+    """One per gateway; `run` looks topics up. `max_age_s`: between two looks at the same topic."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rlmm: RemoteLogMetadataManager,
+        clock: Callable[[], float],
+        max_age_s: float,
+    ) -> None:
+        self._cluster = cluster
+        self._rlmm = rlmm
+        self._clock = clock
+        self._max_age_s = max_age_s
+        self._readers: set[TopicsOfConnection] = set()
+        self._looked_at: dict[TopicName, float] = {}
+        self._wake = asyncio.Event()
+        self.archived: dict[TopicName, LogStartOf] = {}
+        self.not_archived: set[TopicName] = set()
+        self.generation = 0  # changes with both
+
+    def join(self, reader: TopicsOfConnection) -> None:
+        self._readers.add(reader)
+        self._wake.set()
+
+    def leave(self, reader: TopicsOfConnection) -> None:
+        self._readers.discard(reader)
+
+    async def run(self) -> None:
+        """For ever: look up what clients read, one topic after the other."""
+        while True:
+            self._wake.clear()
+            due_at = await self._look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due_at):
+                    await self._wake.wait()
+
+    async def _look(self) -> float | None:
+        """Look up what is due; the loop time when the next look is, None: nobody reads."""
+        wanted = {name for reader in self._readers for name in reader.names()}
+        for gone in self._looked_at.keys() - wanted:
+            del self._looked_at[gone]
+            self._forget(gone)
+        for name in sorted(wanted):
+            now = self._clock()
+            if now - self._looked_at.get(name, -self._max_age_s) < self._max_age_s:
+                continue
+            self._looked_at[name] = now
+            try:
+                self._note(name, await self._starts_of(name, now))
+            except (ClusterError, RemoteStorageError):
+                pass  # counted already; shown as before
+            except Exception as error:  # no client may depend on this, so neither may the gateway
+                log.exception("log_start_lookup_failed", error=repr(error))
+        return min(self._looked_at.values()) + self._max_age_s if self._looked_at else None
+
+    async def _starts_of(self, name: TopicName, now: float) -> LogStartOf | None:
+        """One listing of the topic, and one of each of its archived partitions."""
+        by_id, ref = name
+        max_age_ms = int(self._max_age_s * 1000)
+        if by_id:
+            topic = await self._cluster.topic_by_id(UUID(bytes=ref), max_age_ms)
+        else:
+            text = ref.decode(errors="replace")
+            topic = await self._cluster.topic_by_name(text, max_age_ms)
+        tips = {}
+        for partition in sorted(await self._rlmm.topic_partitions(topic.topic_id, now)):
+            tip = TopicIdPartition(topic.topic_id, topic.name, partition)
+            await self._rlmm.refresh(tip, now - self._max_age_s)
+            tips[partition] = tip
+        return self._reader_of(tips) if tips else None
+
+    def _reader_of(self, tips: Mapping[int, TopicIdPartition]) -> LogStartOf:
+        view_of = self._rlmm.view
+
+        def log_start(partition: int) -> int | None:
+            tip = tips.get(partition)
+            if tip is None:
+                return None
+            view = view_of(tip)
+            return _not_known(partition) if view is None else view.log_start_offset
+
+        return log_start
+
+    def _note(self, name: TopicName, starts: LogStartOf | None) -> None:
+        self._forget(name)
+        if starts is not None:
+            self.archived[name] = starts
+        else:
+            self.not_archived.add(name)
+        self.generation += 1
+
+    def _forget(self, name: TopicName) -> None:
+        if self.archived.pop(name, None) is not None or name in self.not_archived:
+            self.not_archived.discard(name)
+            self.generation += 1
+
+
+class TopicsOfConnection:
+    """The topics that one client asks for, and what is to be shown as their log starts."""
+
+    def __init__(self, shared: ArchivedTopics) -> None:
+        self._shared = shared
+        self._topics: set[TopicRef] = set()
+        self._by_id = False
+        self._generation = -1
+        self._starts: LogStarts | None = None
+
+    def names(self) -> Iterable[TopicName]:
+        return [(self._by_id, topic) for topic in self._topics]
+
+    def asked(self, keys: Iterable[PartitionKey], by_id: bool, only_these: bool) -> None:
+        """`only_these`: the client reads nothing else (any more)."""
+        topics = {topic for topic, _ in keys}
+        if only_these or by_id is not self._by_id:
+            if topics == self._topics and by_id is self._by_id:
+                return
+            self._topics, self._by_id = topics, by_id
+        elif topics <= self._topics:
+            return
+        else:
+            self._topics |= topics
+        self._generation = -1
+        self._shared.join(self)
+
+    def log_starts(self) -> LogStarts | None:
+        """For the scan of an answer; None where every topic is known to have no archive."""
+        shared = self._shared
+        if self._generation != shared.generation:
+            self._generation = shared.generation
+            self._starts = {
+                name[1]: shared.archived.get(name, _not_known)
+                for name in self.names()
+                if name not in shared.not_archived
+            } or None
+        return self._starts
+
+    def close(self) -> None:
+        self._shared.leave(self)

@@ -1,0 +1,135 @@
+"""A bare client of fetch sessions: it says exactly what a test wants said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+from raw_fetch import RawConnection
+
+from protocol.record_batch import walk
+
+Offsets = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    error: int
+    high_watermark: int
+    log_start_offset: int
+    offsets: tuple[int, ...]  # base offsets of whole batches
+    next_offset: int  # behind the last of them, -1: there are none
+    size: int
+
+
+@dataclass(frozen=True)
+class SessionAnswer:
+    error: int
+    session_id: int
+    throttle_ms: int
+    parts: Mapping[tuple[str, int], Part]
+
+
+class SessionClient(RawConnection):
+    """`version` ≥ 7; topics go by id from 13 on."""
+
+    def __init__(self, bootstrap: str, version: int) -> None:
+        super().__init__(bootstrap)
+        self.version = version
+        self._ids: dict[str, UUID] = {}
+
+    def _id_of(self, topic: str) -> UUID:
+        if topic not in self._ids:
+            self._ids[topic] = self.topic_id(topic)
+        return self._ids[topic]
+
+    def poll(
+        self,
+        session: tuple[int, int],
+        asked: Mapping[str, Offsets],
+        forgotten: Mapping[str, list[int]] | None = None,
+        *,
+        version: int | None = None,
+        wait_ms: int = 100,
+        bytes_max: int = 50 << 20,
+        partition_bytes: int = 1 << 20,
+    ) -> SessionAnswer:
+        version = version or self.version
+        request = FetchRequest[version]()
+        request.replica_id, request.max_wait_ms, request.min_bytes = -1, wait_ms, 1
+        request.max_bytes, request.isolation_level = bytes_max, 0
+        request.session_id, request.session_epoch = session
+        request.rack_id = ""
+        request.topics, request.forgotten_topics_data = [], []
+        for topic, offsets in asked.items():
+            wanted = FetchRequest.FetchTopic(version=version)
+            wanted.topic, wanted.topic_id, wanted.partitions = topic, None, []
+            if version >= 13:
+                wanted.topic_id = self._id_of(topic)
+            for partition, offset in offsets.items():
+                entry = FetchRequest.FetchTopic.FetchPartition(version=version)
+                entry.partition, entry.fetch_offset = partition, offset
+                entry.partition_max_bytes = partition_bytes
+                wanted.partitions.append(entry)
+            request.topics.append(wanted)
+        for topic, partitions in (forgotten or {}).items():
+            gone = FetchRequest.ForgottenTopic(version=version)
+            gone.topic, gone.topic_id, gone.partitions = topic, None, partitions
+            if version >= 13:
+                gone.topic_id = self._id_of(topic)
+            request.forgotten_topics_data.append(gone)
+        return self._read(self.ask(request, FetchResponse, version), version)
+
+    def _read(self, answer: Any, version: int) -> SessionAnswer:
+        names = {topic_id: name for name, topic_id in self._ids.items()}
+        parts: dict[tuple[str, int], Part] = {}
+        for topic in answer.responses:
+            name = names[topic.topic_id] if version >= 13 else topic.topic
+            for p in topic.partitions:
+                records = bytes(p.records or b"")
+                assert (name, p.partition_index) not in parts, "named twice"
+                parts[name, p.partition_index] = Part(
+                    p.error_code, p.high_watermark, p.log_start_offset,
+                    tuple(batch.base_offset for batch in walk(records)),
+                    max((batch.last_offset + 1 for batch in walk(records)), default=-1),
+                    len(records),
+                )  # fmt: skip
+        return SessionAnswer(answer.error_code, answer.session_id, answer.throttle_time_ms, parts)
+
+
+class Session:
+    """Keeps (id, epoch) as a well-behaved client does."""
+
+    def __init__(self, client: SessionClient, asked: Mapping[str, Offsets], **more: Any) -> None:
+        self.client, self.more = client, more
+        first = client.poll((0, 0), asked, **more)
+        assert first.error == 0
+        assert first.session_id != 0
+        self.id, self.epoch, self.first = first.session_id, 1, first
+
+    def poll(
+        self,
+        asked: Mapping[str, Offsets] | None = None,
+        forgotten: Mapping[str, list[int]] | None = None,
+        **more: Any,
+    ) -> SessionAnswer:
+        found = self.client.poll(
+            (self.id, self.epoch), asked or {}, forgotten, **{**self.more, **more}
+        )
+        if not found.error:
+            assert found.session_id in (self.id, 0)
+            self.epoch += 1
+        return found
+
+    def until(self, key: tuple[str, int], check: Any) -> Part:
+        """Poll without a change until `check` holds for an answer's part of `key`."""
+        deadline = time.monotonic() + 30
+        while True:
+            part = self.poll().parts.get(key)
+            if part is not None and check(part):
+                return part
+            assert time.monotonic() < deadline, f"{key}: last was {part}"

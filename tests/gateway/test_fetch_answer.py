@@ -1,0 +1,73 @@
+"""Cutting the archive's part of an answer to size: whole batches, their transactions, KIP-74."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.gateway.fetch_answer import PartitionAnswer, within
+from fetchproxy.model import AbortedTxn
+from protocol.fetch_response import PartitionPatch
+
+
+def batch(base_offset: int, records: int, body: int) -> bytes:
+    rest = struct.pack(">iBihi", 0, 2, 0, 0, records - 1) + bytes(34 + body)
+    return struct.pack(">qi", base_offset, len(rest)) + rest
+
+
+def answer(partition: int, batches: list[bytes], cuts: list[int], aborted=()) -> PartitionAnswer:
+    """The batches in pieces that end anywhere, as chunks do."""
+    whole = b"".join(batches)
+    ends = sorted({min(cut, len(whole)) for cut in cuts} | {len(whole)})
+    pieces, at = [], 0
+    for end in ends:
+        pieces.append(memoryview(whole)[at:end])
+        at = end
+    return PartitionAnswer((b"t", partition), PartitionPatch(), 0, pieces, aborted)
+
+
+SIZES = st.lists(st.lists(st.integers(0, 90), max_size=5), min_size=1, max_size=4)
+
+
+@given(SIZES, st.integers(-10, 900), st.booleans(), st.lists(st.integers(0, 600), max_size=4))
+def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first_whole, cuts):
+    asked = []
+    for partition, bodies in enumerate(sizes):
+        batches = [batch(10 * n, 10, body) for n, body in enumerate(bodies)]
+        asked.append((batches, answer(partition, batches, cuts)))
+    fitting, left_off = within([part for _, part in asked], room, first_whole)
+    assert len(fitting) == len(asked)
+    total, first_size, dropped = 0, 0, False
+    for (batches, _), kept in zip(asked, fitting, strict=True):
+        got = b"".join(kept.records)
+        assert kept.size == len(got)
+        prefixes = [b"".join(batches[:n]) for n in range(len(batches) + 1)]
+        assert got in prefixes
+        dropped = dropped or got != prefixes[-1]
+        if got and not total:
+            first_size = len(batches[0])
+        total += len(got)
+    assert left_off == dropped
+    assert total <= max(room, first_size if first_whole else 0, 0)
+    if first_whole and any(batches for batches, _ in asked):
+        assert total > 0
+
+
+def test_transactions_that_begin_behind_the_cut_are_not_listed() -> None:
+    batches = [batch(0, 10, 50), batch(10, 10, 50)]
+    aborted = (AbortedTxn(3, 12, 7, 13), AbortedTxn(11, 15, 8, 16))
+    whole = answer(0, batches, [30], aborted)
+    fitting, left_off = within([whole], len(batches[0]), first_whole=False)
+    assert left_off
+    assert [a.producer_id for a in fitting[0].aborted] == [7]
+    assert within([whole], 10_000, first_whole=False) == ([whole], False)
+
+
+def test_a_partition_is_named_again_when_its_ends_have_moved() -> None:
+    ends = PartitionPatch(100, 90, 5)
+    quiet = PartitionAnswer((b"t", 0), ends)
+    assert not quiet.has_news(ends)
+    assert quiet.has_news(PartitionPatch(99, 90, 5))
+    assert quiet.has_news(None)
