@@ -1,0 +1,66 @@
+"""DescribeGroups: who is in a group. One that only has commits is Empty, any other Dead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fetchproxy.archive_only.groups.classic_group import ClassicGroup
+from fetchproxy.archive_only.groups.group_values import GroupState
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from protocol.apis import ApiKey
+from protocol.error_codes import ErrorCode
+from protocol.group_messages import DESCRIBE_GROUPS_REQUEST, DESCRIBE_GROUPS_RESPONSE
+from protocol.message_codec import elements
+from protocol.primitives import Buffer
+
+_NOT_FOUND_FROM = 6  # before, an unknown group is shown as Dead and without error
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    asked = elements(request.read(DESCRIBE_GROUPS_REQUEST)["groups"])
+    groups = [_describe(parts, group_id, request.version) for group_id in dict.fromkeys(asked)]
+    return request.respond(DESCRIBE_GROUPS_RESPONSE, {"groups": groups})
+
+
+def _describe(parts: ArchiveOnlyParts, group_id: str, version: int) -> dict[str, Any]:
+    group = parts.groups.group(group_id)
+    if group is not None:
+        return {
+            "group_id": group_id,
+            "group_state": group.state.value,
+            "protocol_type": group.protocol_type or "",
+            "protocol_data": group.protocol_name or "",
+            "members": _members(group),
+        }
+    known = parts.offsets.has_group(group_id)
+    described = {
+        "group_id": group_id,
+        "group_state": (GroupState.EMPTY if known else GroupState.DEAD).value,
+        "protocol_type": "consumer" if known else "",
+        "protocol_data": "",
+        "members": (),
+    }
+    if not known and version >= _NOT_FOUND_FROM:
+        described["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
+        described["error_message"] = f"Group {group_id} not found."
+    return described
+
+
+def _members(group: ClassicGroup) -> list[dict[str, Any]]:
+    """Metadata and assignments count only while they are settled."""
+    stable = group.state is GroupState.STABLE
+    return [
+        {
+            "member_id": member.member_id,
+            "group_instance_id": member.group_instance_id,
+            "client_id": member.client_id,
+            "client_host": f"/{member.client_host}",
+            "member_metadata": member.metadata(group.protocol_name) if stable else b"",
+            "member_assignment": member.assignment if stable else b"",
+        }
+        for member in group.members.values()
+    ]
+
+
+DESCRIBE_GROUPS = ServedApi(ApiKey.DESCRIBE_GROUPS, 0, 6, answer)

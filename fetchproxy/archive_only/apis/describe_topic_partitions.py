@@ -1,0 +1,60 @@
+"""DescribeTopicPartitions (KIP-966): the archive's topics page by page, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fetchproxy.archive_only.apis.metadata import topic_fields
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.model import ZERO_UUID
+from protocol.apis import ApiKey
+from protocol.cluster_messages import (
+    DESCRIBE_TOPIC_PARTITIONS_REQUEST,
+    DESCRIBE_TOPIC_PARTITIONS_RESPONSE,
+)
+from protocol.error_codes import ErrorCode
+from protocol.message_codec import elements
+from protocol.primitives import Buffer
+
+# Kafka's max.request.partition.size.limit.
+PARTITIONS_MAX = 2000
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    asked = request.read(DESCRIBE_TOPIC_PARTITIONS_REQUEST)
+    by_name = parts.archive.catalogue.by_name
+    named = {topic["name"] for topic in elements(asked["topics"])}
+    cursor = asked["cursor"]
+    first, skipped = (cursor["topic_name"], cursor["partition_index"]) if cursor else ("", 0)
+    left = min(max(asked["response_partition_limit"], 1), PARTITIONS_MAX)
+    topics: list[dict[str, Any]] = []
+    following = None
+    for name in sorted(named or by_name):
+        if name < first:
+            continue
+        if left == 0:
+            following = {"topic_name": name, "partition_index": 0}
+            break
+        topic = by_name.get(name)
+        if topic is None:
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            topics.append(
+                {"error_code": unknown, "name": name, "topic_id": ZERO_UUID, "partitions": ()}
+            )
+            continue
+        start = max(skipped, 0) if name == first else 0
+        end = min(start + left, topic.partition_count)
+        fields = topic_fields(topic)
+        fields["partitions"] = fields["partitions"][start:end]
+        topics.append(fields)
+        left -= max(end - start, 0)
+        if end < topic.partition_count:
+            following = {"topic_name": name, "partition_index": end}
+            break
+    return request.respond(
+        DESCRIBE_TOPIC_PARTITIONS_RESPONSE, {"topics": topics, "next_cursor": following}
+    )
+
+
+DESCRIBE_TOPIC_PARTITIONS = ServedApi(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, answer)

@@ -1,0 +1,216 @@
+"""Fetch: records from the archive, waiting at its end as at the end of a log.
+
+Every fetch is a full one: session id 0 says that there are no fetch sessions (KIP-227). A fetch is
+answered as soon as anything is there (`min_bytes` is not waited for), at the latest after its
+`max_wait_ms`. OffsetOutOfRange is said of offsets that a look at the store, taken after the request
+came, has in no segment: below the beginning, above the end, in a recorded gap. While the store does
+not answer, answers are empty, and KAFKA_STORAGE_ERROR after `remote_fetch.remote_error_after_ms`.
+Leader epochs are not checked, as nobody leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from fetchproxy.archive_only.catalogue import log_edges
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.errors import OffsetNotArchived
+from fetchproxy.gateway.fetch_answer import (
+    PartitionAnswer,
+    encode_own_answer,
+    encode_topics,
+    within,
+)
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.remote_fetch.api import RemoteReadRequest, RemoteReadResult
+from fetchproxy.remote_fetch.error_mapping import kafka_error_code
+from protocol.apis import ApiKey
+from protocol.error_codes import ErrorCode
+from protocol.errors import MalformedMessage
+from protocol.fetch_request import (
+    SESSIONLESS_EPOCH,
+    TOPIC_IDS_FROM,
+    VERSION_MAX,
+    VERSION_MIN,
+    FetchRequest,
+    PartitionKey,
+    TopicRef,
+    parse_fetch_request,
+)
+from protocol.fetch_response import PartitionPatch, encode_error_response
+from protocol.primitives import Buffer
+
+_FULL_FETCH_EPOCHS = (SESSIONLESS_EPOCH, 0)
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is known of one fetch so far; each partition is in one of these, or still to be read."""
+
+    errors: dict[PartitionKey, int] = field(default_factory=dict)
+    records: dict[PartitionKey, RemoteReadResult] = field(default_factory=dict)
+    at_end: set[PartitionKey] = field(default_factory=set)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.errors or self.records)
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    fetch = parse_fetch_request(request.payload, request.head.body_position)
+    if fetch.session_id and fetch.session_epoch not in _FULL_FETCH_EPOCHS:
+        # Of a broker, or of a proxy before its restart: the client begins anew with all partitions.
+        code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        return [encode_error_response(fetch.version, fetch.correlation_id, code)]
+    if fetch.isolation_level not in tuple(IsolationLevel):
+        raise MalformedMessage(f"isolation level {fetch.isolation_level}")
+    tips = {key: _tip(parts, key, fetch.version) for key in fetch.partitions}
+    found = await _read(parts, fetch, tips)
+    every = [_partition_answer(parts, key, tip, found) for key, tip in tips.items()]
+    answers, _ = within(every, min(fetch.bytes_max, parts.answers.room()), first_whole=True)
+    topics = encode_topics(fetch.version, IsolationLevel(fetch.isolation_level), answers)
+    return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics)
+
+
+def _tip(parts: ArchiveOnlyParts, key: PartitionKey, version: int) -> TopicIdPartition | None:
+    ref, partition = key
+    catalogue = parts.archive.catalogue
+    if version >= TOPIC_IDS_FROM:
+        topic = catalogue.by_id.get(UUID(bytes=ref))
+    else:
+        topic = catalogue.by_name.get(_name(ref))
+    return None if topic is None else topic.partition(partition)
+
+
+def _name(ref: TopicRef) -> str:
+    try:
+        return ref.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(f"topic name is not UTF-8: {error}") from None
+
+
+async def _read(
+    parts: ArchiveOnlyParts,
+    fetch: FetchRequest,
+    tips: Mapping[PartitionKey, TopicIdPartition | None],
+) -> _Round:
+    """Until there is something to say, or the fetch has waited long enough."""
+    deadline = parts.clock() + max(fetch.max_wait_ms, 0) / 1000
+    while True:
+        found = _judge_by_memory(parts, fetch, tips)
+        reads = {
+            key: tip
+            for key, tip in tips.items()
+            if tip is not None and key not in found.at_end and key not in found.errors
+        }
+        if reads:
+            # What is wrong with one partition is not held back by a store slow with another.
+            await _read_archive(
+                parts, fetch, reads, parts.clock() if found.errors else deadline, found
+            )
+        if found.has_news or parts.clock() >= deadline:
+            return found
+        if found.at_end:
+            parts.archive.watch_ends(tip for key in found.at_end if (tip := tips[key]) is not None)
+        await parts.archive.wait_for_look(deadline)
+
+
+def _judge_by_memory(
+    parts: ArchiveOnlyParts,
+    fetch: FetchRequest,
+    tips: Mapping[PartitionKey, TopicIdPartition | None],
+) -> _Round:
+    """Unknown topics, and partitions that are known to be read to their end."""
+    found = _Round()
+    for key, tip in tips.items():
+        if tip is None:
+            by_id = fetch.version >= TOPIC_IDS_FROM
+            known = by_id and UUID(bytes=key[0]) in parts.archive.catalogue.by_id
+            found.errors[key] = (
+                ErrorCode.UNKNOWN_TOPIC_ID
+                if by_id and not known
+                else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            )
+            continue
+        view = parts.rlmm.view(tip)
+        if view is not None and is_end(fetch.partitions[key].fetch_offset, view):
+            found.at_end.add(key)
+    return found
+
+
+def is_end(offset: int, view: PartitionView) -> bool:
+    """What comes next may still be archived."""
+    return offset == log_edges(view)[1] and not view.uncertain_at(offset)
+
+
+async def _read_archive(
+    parts: ArchiveOnlyParts,
+    fetch: FetchRequest,
+    reads: Mapping[PartitionKey, TopicIdPartition],
+    deadline: float,
+    found: _Round,
+) -> None:
+    keys = list(reads)
+    isolation = IsolationLevel(fetch.isolation_level)
+    requests = [
+        RemoteReadRequest(
+            reads[key],
+            fetch.partitions[key].fetch_offset,
+            fetch.partitions[key].bytes_max,
+            isolation,
+        )
+        for key in keys
+    ]
+    bytes_max = min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max)
+    delayed = parts.purgatory.watch(requests, bytes_max=bytes_max, deadline=deadline)
+    await delayed.wait()
+    for index, result in delayed.results().items():
+        key = keys[index]
+        if isinstance(result.error, OffsetNotArchived):
+            _judge_not_archived(parts, fetch, key, reads[key], found)
+        elif result.error is not None:
+            found.errors[key] = kafka_error_code(result.error)
+        elif result.records:
+            found.records[key] = result
+
+
+def _judge_not_archived(
+    parts: ArchiveOnlyParts,
+    fetch: FetchRequest,
+    key: PartitionKey,
+    tip: TopicIdPartition,
+    found: _Round,
+) -> None:
+    """The read has looked at the store anew: the view is younger than the request."""
+    view = parts.rlmm.view(tip)
+    offset = fetch.partitions[key].fetch_offset
+    if view is not None and (is_end(offset, view) or view.covers(offset)):
+        # Covered, and yet without a batch: the last segment's tail, emptied of records.
+        found.at_end.add(key)
+    else:
+        found.errors[key] = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def _partition_answer(
+    parts: ArchiveOnlyParts, key: PartitionKey, tip: TopicIdPartition | None, found: _Round
+) -> PartitionAnswer:
+    view = None if tip is None else parts.rlmm.view(tip)
+    marks = PartitionPatch() if view is None else _marks(view)
+    if key in found.errors:
+        return PartitionAnswer(key, marks, found.errors[key])
+    result = found.records.get(key)
+    if result is None:
+        return PartitionAnswer(key, marks)
+    return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns)
+
+
+def _marks(view: PartitionView) -> PartitionPatch:
+    """All that is archived was below the last stable offset."""
+    start, end = log_edges(view)
+    return PartitionPatch(end, end, start)
+
+
+FETCH = ServedApi(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, answer)

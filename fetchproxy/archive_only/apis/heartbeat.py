@@ -1,0 +1,21 @@
+"""Heartbeat: a member says that it lives, and hears that a rebalance is under way (27)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fetchproxy.archive_only.groups.group_values import Membership
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from protocol.apis import ApiKey
+from protocol.group_messages import HEARTBEAT_REQUEST, HEARTBEAT_RESPONSE
+from protocol.primitives import Buffer
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    asked = request.read(HEARTBEAT_REQUEST)
+    member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
+    error = parts.groups.heartbeat(asked["group_id"], member)
+    return request.respond(HEARTBEAT_RESPONSE, {"error_code": error})
+
+
+HEARTBEAT = ServedApi(ApiKey.HEARTBEAT, 0, 4, answer)

@@ -1,0 +1,50 @@
+"""OffsetDelete: forgets commits, as `kafka-consumer-groups --delete-offsets` asks.
+
+Kafka refuses it for topics that members still read. Here a group that has members is refused as a
+whole: what they subscribe to is theirs, and not decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fetchproxy.archive_only.groups.committed_offsets import OffsetKey
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from protocol.apis import ApiKey
+from protocol.error_codes import ErrorCode
+from protocol.message_codec import elements
+from protocol.offset_messages import OFFSET_DELETE_REQUEST, OFFSET_DELETE_RESPONSE
+from protocol.primitives import Buffer
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    asked = request.read(OFFSET_DELETE_REQUEST)
+    group = asked["group_id"]
+    error = ErrorCode.NONE
+    if parts.groups.group(group) is not None:
+        error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    elif not parts.offsets.has_group(group):
+        return request.respond(
+            OFFSET_DELETE_RESPONSE, {"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()}
+        )
+    keys = [
+        OffsetKey(group, topic["name"], partition["partition_index"])
+        for topic in elements(asked["topics"])
+        for partition in elements(topic["partitions"])
+    ]
+    if error is ErrorCode.NONE:
+        try:
+            await parts.offsets.commit(dict.fromkeys(keys))
+        except OSError:
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    topics = [
+        {
+            "name": key.topic,
+            "partitions": [{"partition_index": key.partition, "error_code": error}],
+        }
+        for key in keys
+    ]
+    return request.respond(OFFSET_DELETE_RESPONSE, {"topics": topics})
+
+
+OFFSET_DELETE = ServedApi(ApiKey.OFFSET_DELETE, 0, 0, answer)

@@ -1,0 +1,75 @@
+"""OffsetFetch: how far groups have read. Without a commit it is offset -1, and no error.
+
+A commit belongs to the incarnation of the topic that its name meant then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fetchproxy.archive_only.groups.committed_offsets import CommittedOffset
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from protocol.apis import ApiKey
+from protocol.message_codec import Fields, elements
+from protocol.offset_messages import OFFSET_FETCH_REQUEST, OFFSET_FETCH_RESPONSE
+from protocol.primitives import Buffer
+
+_MANY_GROUPS_FROM = 8
+_ALL_TOPICS_FROM = 2
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    asked = request.read(OFFSET_FETCH_REQUEST)
+    if request.version < _MANY_GROUPS_FROM:
+        topics = asked["topics"] if request.version >= _ALL_TOPICS_FROM else asked["topics"] or []
+        return request.respond(
+            OFFSET_FETCH_RESPONSE, {"topics": _fetch(parts, asked["group_id"], topics)}
+        )
+    wanted = {one["group_id"]: one["topics"] for one in elements(asked["groups"])}
+    groups = [
+        {"group_id": group_id, "topics": _fetch(parts, group_id, topics)}
+        for group_id, topics in wanted.items()
+    ]
+    return request.respond(OFFSET_FETCH_RESPONSE, {"groups": groups})
+
+
+def _fetch(
+    parts: ArchiveOnlyParts, group: str, topics: Sequence[Fields] | None
+) -> list[dict[str, Any]]:
+    """`topics` is None for all that the group has committed."""
+    by_name: dict[str, list[int]] = {}
+    if topics is None:
+        for key, committed in parts.offsets.of_group(group):
+            if _current(parts, key.topic, committed) is not None:
+                by_name.setdefault(key.topic, []).append(key.partition)
+    else:
+        by_name = {t["name"]: list(elements(t["partition_indexes"])) for t in topics}
+    return [
+        {"name": name, "partitions": [_partition(parts, group, name, p) for p in numbers]}
+        for name, numbers in by_name.items()
+    ]
+
+
+def _partition(parts: ArchiveOnlyParts, group: str, name: str, number: int) -> dict[str, Any]:
+    committed = _current(parts, name, parts.offsets.get(group, name, number))
+    if committed is None:
+        return {"partition_index": number}
+    return {
+        "partition_index": number,
+        "committed_offset": committed.offset,
+        "committed_leader_epoch": committed.leader_epoch,
+        "metadata": committed.metadata or "",
+    }
+
+
+def _current(
+    parts: ArchiveOnlyParts, name: str, committed: CommittedOffset | None
+) -> CommittedOffset | None:
+    topic = parts.archive.catalogue.by_name.get(name)
+    if committed is None or topic is None or topic.topic_id != committed.topic_id:
+        return None
+    return committed
+
+
+OFFSET_FETCH = ServedApi(ApiKey.OFFSET_FETCH, 1, 9, answer)

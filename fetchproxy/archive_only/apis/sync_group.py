@@ -1,0 +1,35 @@
+"""SyncGroup: the leader brings the assignment, everybody gets theirs (`classic_group`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fetchproxy.archive_only.groups.group_values import Membership, SyncRequest
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from protocol.apis import ApiKey
+from protocol.group_messages import SYNC_GROUP_REQUEST, SYNC_GROUP_RESPONSE
+from protocol.message_codec import elements
+from protocol.primitives import Buffer
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    asked = request.read(SYNC_GROUP_REQUEST)
+    sync = SyncRequest(
+        Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
+        tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
+        asked["protocol_type"],
+        asked["protocol_name"],
+    )
+    reply = await parts.groups.sync(asked["group_id"], sync)
+    return request.respond(
+        SYNC_GROUP_RESPONSE,
+        {
+            "error_code": reply.error_code,
+            "protocol_type": reply.protocol_type,
+            "protocol_name": reply.protocol_name,
+            "assignment": reply.assignment,
+        },
+    )
+
+
+SYNC_GROUP = ServedApi(ApiKey.SYNC_GROUP, 0, 5, answer)

@@ -1,0 +1,183 @@
+"""One client's connection: its requests are answered one after the other, as by a broker.
+
+While a request waits for its answer (a fetch for data, a member for its group), the requests behind
+it wait in the socket, so a client holds one request and one answer in memory at most. Limits are
+the gateway's: a request must arrive whole within `half_frame_max_ms`; a connection is closed that
+is silent for `idle_max_ms`, waits so long for one answer, or takes none of an answer for
+`client_stall_max_ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+
+from fetchproxy.archive_only.apis import api_versions
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request
+from fetchproxy.archive_only.served_apis import served_api
+from fetchproxy.gateway.client_session import join_small
+from fetchproxy.observability.metrics import (
+    ARCHIVE_ONLY_REFUSED,
+    ARCHIVE_ONLY_REQUESTS,
+    LIMITS_REACHED,
+    WIRE_ERRORS,
+)
+from protocol.apis import ApiKey, is_known
+from protocol.errors import FrameTooLarge, WireError
+from protocol.headers import (
+    REQUEST_HEADER_BYTES_MIN,
+    RequestHead,
+    client_id,
+    peek_request_header,
+)
+from protocol.primitives import INT32, Buffer
+
+log = structlog.get_logger(__name__)
+
+Address = tuple[str, int]
+
+# What is handed to the socket at once: asyncio copies what it cannot send.
+_WRITE_BYTES = 256 * 1024
+# At the end a client may take what was written, and its part in ending TLS, for so long.
+_CLOSE_MAX_S = 1.0
+
+
+class _LimitReached(Exception):
+    """The key of `gateway` that says how long this may take."""
+
+
+class _Refused(Exception):
+    """A request that cannot be answered in any form that its client would read: (API, version)."""
+
+
+class Connection:
+    """`advertised(local)` is where the client is told to dial, given where it has dialled."""
+
+    def __init__(
+        self,
+        parts: ArchiveOnlyParts,
+        reader: StreamReader,
+        writer: StreamWriter,
+        advertised: Callable[[Address], Address],
+    ) -> None:
+        self._parts = parts
+        self._config = config = parts.gateway
+        self._reader = reader
+        self._writer = writer
+        peer = writer.get_extra_info("peername") or ("unknown", 0)
+        local = writer.get_extra_info("sockname") or ("", 0)
+        self._client_host = str(peer[0])
+        self.client = f"{peer[0]}:{peer[1]}"
+        self._host, self._port = advertised((str(local[0]), int(local[1])))
+        writer.transport.set_write_buffer_limits(high=config.buffer_bytes_max)
+
+    async def serve(self) -> None:
+        """Until either side ends it. Raises nothing that a client could cause."""
+        try:
+            while await self._serve_next():
+                pass
+        except _LimitReached as limit:
+            LIMITS_REACHED.labels(str(limit)).inc()
+            self._log_closed(str(limit))
+        except WireError as error:
+            WIRE_ERRORS.labels(type(error).__name__).inc()
+            if isinstance(error, FrameTooLarge):
+                LIMITS_REACHED.labels("request_bytes_max").inc()
+            self._log_closed("wire_error", error=str(error), kind=type(error).__name__)
+        except _Refused as refusal:
+            api, version = refusal.args
+            hint = "not answered in archive-only mode"
+            self._log_closed("request_refused", kind=api, version=version, hint=hint)
+        except OSError as error:
+            log.debug("client_gone", client=self.client, error=str(error))
+        finally:
+            await self._close()
+
+    async def _serve_next(self) -> bool:
+        """False where the client has gone. Keeps neither request nor answer for the next one."""
+        payload = await self._next_request()
+        if payload is None:
+            return False
+        # Also a broker closes a connection on which nothing has moved for so long.
+        async with self._within("idle_max_ms"):
+            pieces = await self._answer(payload)
+        with self._parts.answers.taking(sum(map(len, pieces))):
+            await self._send(pieces)
+        return True
+
+    async def _close(self) -> None:
+        """What was written may still leave, for a short while."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_MAX_S):
+                await self._writer.wait_closed()
+        except OSError:  # a TimeoutError is one
+            self._writer.transport.abort()
+
+    @asynccontextmanager
+    async def _within(self, limit: str) -> AsyncIterator[None]:
+        """Raises _LimitReached where the time of that key of `gateway` is over."""
+        try:
+            async with asyncio.timeout(getattr(self._config, limit) / 1000):
+                yield
+        except TimeoutError:
+            raise _LimitReached(limit) from None
+
+    def _log_closed(self, reason: str, **context: object) -> None:
+        about = (self._client_host, reason, context.get("kind"))
+        self._parts.warn(
+            "client_connection_closed", about, client=self.client, reason=reason, **context
+        )
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _next_request(self) -> bytes | None:
+        """Without size prefix; None where the client has gone. Raises FrameTooLarge."""
+        try:
+            async with self._within("idle_max_ms"):
+                begin = await self._reader.readexactly(1)
+            async with self._within("half_frame_max_ms"):
+                size = INT32.unpack(begin + await self._reader.readexactly(3))[0]
+                largest = self._parts.config.request_bytes_max
+                if not REQUEST_HEADER_BYTES_MIN <= size <= largest:
+                    raise FrameTooLarge(
+                        f"size prefix {size} is not within {REQUEST_HEADER_BYTES_MIN} … {largest}"
+                    )
+                return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError:
+            return None
+
+    async def _answer(self, payload: bytes) -> Sequence[Buffer]:
+        head = peek_request_header(payload)
+        api = served_api(head)
+        if api is None:
+            return self._refuse(head)
+        request = Request(
+            head, payload, client_id(payload, head), self._client_host, self._host, self._port
+        )
+        ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
+        return await api.answer(self._parts, request)
+
+    def _refuse(self, head: RequestHead) -> Sequence[Buffer]:
+        """Raises _Refused: like a broker, which closes on what it does not know."""
+        key = head.api_key
+        if key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
+            return api_versions.too_new(head)
+        name = ApiKey(key).name if is_known(key) else "unknown"
+        ARCHIVE_ONLY_REFUSED.labels(name).inc()
+        raise _Refused(name, head.api_version)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    async def _send(self, pieces: Sequence[Buffer]) -> None:
+        """Raises OSError, _LimitReached."""
+        for piece in join_small(pieces):
+            view = memoryview(piece)
+            for start in range(0, len(view), _WRITE_BYTES):
+                self._writer.write(view[start : start + _WRITE_BYTES])
+                async with self._within("client_stall_max_ms"):
+                    await self._writer.drain()

@@ -1,0 +1,78 @@
+"""What the APIs of archive-only mode work with: the archive, the groups, and one request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fetchproxy.archive_only.catalogue import ArchiveWatch
+from fetchproxy.archive_only.groups.committed_offsets import CommittedOffsets
+from fetchproxy.archive_only.groups.group_coordinator import GroupCoordinator
+from fetchproxy.config.archive_only import ArchiveOnlyConfig
+from fetchproxy.config.sections import GatewayConfig
+from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.tls.acceptor import Warn
+from protocol.apis import ApiKey
+from protocol.headers import RequestHead
+from protocol.message_codec import Fields, Structure, read_request, write_response
+from protocol.primitives import Buffer
+
+# The only node there is. Clients compare it with nothing else, so any number would do.
+NODE_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOnlyParts:
+    config: ArchiveOnlyConfig
+    gateway: GatewayConfig
+    cluster_id: str
+    rlmm: RemoteLogMetadataManager
+    purgatory: RemoteFetchPurgatory
+    archive: ArchiveWatch
+    groups: GroupCoordinator
+    offsets: CommittedOffsets
+    answers: AnswerBudget
+    warn: Warn
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A whole request. `payload` is without size prefix; `host`, `port`: where clients dial us."""
+
+    head: RequestHead
+    payload: bytes
+    client_id: str
+    client_host: str
+    host: str
+    port: int
+
+    @property
+    def version(self) -> int:
+        return self.head.api_version
+
+    def read(self, table: Structure) -> Fields:
+        """Raises WireError."""
+        head = self.head
+        return read_request(table, self.payload, head.body_position, head.api_key, head.api_version)
+
+    def respond(self, table: Structure, values: dict[str, Any]) -> Sequence[Buffer]:
+        head = self.head
+        return [write_response(table, values, head.api_key, head.api_version, head.correlation_id)]
+
+
+# A framed answer in pieces; none for a request that has no answer. Raises WireError.
+Answer = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedApi:
+    """An API with the versions that are advertised and answered, both inclusive."""
+
+    key: ApiKey
+    lowest: int
+    highest: int
+    answer: Answer

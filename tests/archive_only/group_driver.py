@@ -1,0 +1,95 @@
+"""Drives one classic group with a clock of its own, as clients would."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from fetchproxy.archive_only.groups.classic_group import ClassicGroup
+from fetchproxy.archive_only.groups.group_values import (
+    GroupLimits,
+    JoinReply,
+    JoinRequest,
+    Membership,
+    Reply,
+    SyncReply,
+    SyncRequest,
+)
+from protocol.error_codes import ErrorCode
+
+SESSION_S, REBALANCE_S = 10.0, 30.0
+
+
+class GroupDriver:
+    def __init__(self, initial_delay_s: float = 0.0, members_max: int = 10) -> None:
+        ids = count(1)
+        self.now = 0.0
+        self.group = ClassicGroup(
+            "g", GroupLimits(members_max, initial_delay_s), lambda prefix: f"{prefix}-{next(ids)}"
+        )
+        self._tickets = count(1)
+        self.answers: dict[int, Reply] = {}
+
+    def take(self) -> None:
+        for ticket, reply in self.group.take_replies():
+            assert ticket not in self.answers, "answered twice"
+            self.answers[ticket] = reply
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        instance: str | None = None,
+        protocols: tuple[tuple[str, bytes], ...] = (("range", b"meta"),),
+        kind: str = "consumer",
+        two_step: bool = False,
+        skips: bool = True,
+        client: str = "c",
+    ) -> int:
+        ticket = next(self._tickets)
+        request = JoinRequest(
+            member_id, instance, client, "host", SESSION_S, REBALANCE_S, kind, protocols,
+            two_step, skips,
+        )  # fmt: skip
+        self.group.join(self.now, ticket, request)
+        self.take()
+        return ticket
+
+    def sync(
+        self, reply: JoinReply, assignments: dict[str, bytes] | None = None, **more: object
+    ) -> int:
+        ticket = next(self._tickets)
+        member = Membership(reply.member_id, None, reply.generation)
+        given = tuple((assignments or {}).items())
+        self.group.sync(self.now, ticket, SyncRequest(member, given, **more))  # type: ignore[arg-type]
+        self.take()
+        return ticket
+
+    def heartbeat(self, reply: JoinReply, instance: str | None = None) -> ErrorCode:
+        error = self.group.heartbeat(
+            self.now, Membership(reply.member_id, instance, reply.generation)
+        )
+        self.take()
+        return error
+
+    def leave(self, member_id: str, instance: str | None = None) -> ErrorCode:
+        error = self.group.leave(self.now, member_id, instance)
+        self.take()
+        return error
+
+    def advance_to(self, now: float) -> None:
+        """As its owner would: at each deadline on the way."""
+        while (at := self.group.next_deadline()) is not None and at <= now:
+            self.now = max(self.now, at)
+            self.group.advance(self.now)
+            self.take()
+        self.now = now
+
+    def joined(self, ticket: int) -> JoinReply:
+        reply = self.answers[ticket]
+        assert isinstance(reply, JoinReply)
+        return reply
+
+    def synced(self, ticket: int) -> SyncReply:
+        reply = self.answers[ticket]
+        assert isinstance(reply, SyncReply)
+        return reply

@@ -1,0 +1,100 @@
+"""An archive in memory, served in this process; a client that speaks by kafka-python's codec."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from typing import Any, Self
+
+from planted_archive import PlantedArchive
+
+from fetchproxy.archive_only.server import ArchiveOnlyServer
+from fetchproxy.config.sections import Config
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+
+REFRESH_MS = 100
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._correlation = 0
+
+    @classmethod
+    async def connect(cls, port: int) -> Self:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    def send(self, request: Any, version: int) -> None:
+        self._correlation += 1
+        request.API_VERSION = version
+        request.with_header(correlation_id=self._correlation, client_id="test")
+        self.writer.write(request.encode(header=True, framed=True))
+
+    async def receive(self) -> bytes:
+        size = struct.unpack(">i", await self.reader.readexactly(4))[0]
+        return await self.reader.readexactly(size)
+
+    async def ask(self, request: Any, response: Any, version: int) -> Any:
+        self.send(request, version)
+        answer = response[version].decode(await self.receive(), header=True)
+        assert answer.header.correlation_id == self._correlation
+        return answer
+
+    async def closed(self) -> bool:
+        """The other side has closed, and said nothing before."""
+        async with asyncio.timeout(20):
+            return await self.reader.read() == b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+class ServedArchive:
+    def __init__(self, server: ArchiveOnlyServer) -> None:
+        self.server = server
+        self._clients: list[Client] = []
+
+    async def client(self) -> Client:
+        client = await Client.connect(self.server.port)
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+@asynccontextmanager
+async def serve_archive(
+    planted: PlantedArchive, settings: Mapping[str, Mapping[str, object]] | None = None
+) -> AsyncIterator[ServedArchive]:
+    sections: dict[str, dict[str, object]] = {
+        "gateway": {"listen": "127.0.0.1:0"},
+        "archive_only": {
+            "refresh_interval_ms": REFRESH_MS,
+            "group_initial_rebalance_delay_ms": 0,
+            "group_session_timeout_min_ms": 100,
+        },
+        "store": {"url": "file:///planted"},
+    }
+    for section, values in (settings or {}).items():
+        sections.setdefault(section, {}).update(values)
+    config = Config.model_validate(sections)
+    ids = count(1)
+    async with (
+        StoreBackedRemoteLogMetadataManager(planted.rsm, config.metadata) as rlmm,
+        RemoteFetchPurgatory(config.remote_fetch, rlmm, planted.rsm, random.Random(1)) as purgatory,
+        ArchiveOnlyServer(config, rlmm, purgatory, lambda p: f"{p}-{next(ids)}") as server,
+    ):
+        served = ServedArchive(server)
+        try:
+            yield served
+        finally:
+            await served.close()

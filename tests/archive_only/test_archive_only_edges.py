@@ -1,0 +1,39 @@
+"""Where an archived log begins and ends when there is little of it, or nothing."""
+
+from __future__ import annotations
+
+from kafka.protocol.consumer import ListOffsetsResponse
+from planted_archive import TIP
+from served_archive import serve_archive
+from test_archive_only_apis import END, HOLED, ORDERS, fetch, offsets_request, one, plant
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+
+
+async def test_a_partition_of_which_nothing_is_archived_is_an_empty_log() -> None:
+    holed = (HOLED.topic, HOLED.topic_id, 1)
+    async with serve_archive(await plant()) as served:
+        client = await served.client()
+        assert one(await fetch(client, 11, {holed: 1})).error_code == 1  # it has looked for that
+        part = one(await fetch(client, 11, {holed: 0}, wait_ms=10))
+        assert (part.error_code, bytes(part.records or b""), part.high_watermark) == (0, b"", 0)
+
+
+async def test_deleted_records_are_below_the_beginning() -> None:
+    """Within a segment, and with all of them gone."""
+    planted = await plant()
+    async with StoreBackedRemoteLogMetadataManager(planted.rsm, MetadataConfig()) as archiver:
+        for start, end in ((15, END), (END, END)):
+            await archiver.raise_log_start_offset(TIP, start)
+            async with serve_archive(planted) as served:
+                client = await served.client()
+                for timestamp, edge in ((-2, start), (-1, end)):
+                    request = offsets_request(timestamp)
+                    topic = (await client.ask(request, ListOffsetsResponse, 7)).topics[0]
+                    assert (topic.partitions[0].error_code, topic.partitions[0].offset) == (0, edge)
+                assert one(await fetch(client, 11, {ORDERS: start - 1})).error_code == 1
+                wait_ms = 20_000 if start < end else 10
+                part = one(await fetch(client, 11, {ORDERS: start}, wait_ms=wait_ms))
+                assert (part.error_code, part.log_start_offset) == (0, start)
+                assert (part.high_watermark, bool(part.records)) == (end, start < end)

@@ -1,0 +1,143 @@
+"""What a client cannot do to the others: limits, bad bytes, and a store that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+from planted_archive import PlantedArchive, batch
+from served_archive import Client, serve_archive
+from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
+
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.storage.memory import MemoryObjectStore
+
+
+async def alive(client: Client) -> bool:
+    request = ApiVersionsRequest(client_software_name="x", client_software_version="1")
+    return bool((await client.ask(request, ApiVersionsResponse, 3)).api_keys)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        struct.pack(">i", 1024 * 1024 + 1),  # above request_bytes_max
+        struct.pack(">i", -1),
+        struct.pack(">i", 3),
+        struct.pack(">ihhih", 10, 3, 9, 1, -1),  # Metadata v9, cut short
+        struct.pack(">ihhih", 10, 19, 99, 1, -1),  # a version that nobody knows
+        struct.pack(">ihhih", 10, 999, 0, 1, -1),
+        struct.pack(">ihhihh", 12, 12, 0, 1, -1, 32_000),  # a string longer than its frame
+    ],
+)
+async def test_what_cannot_be_answered_closes_its_connection_alone(sent: bytes) -> None:
+    async with serve_archive(await plant()) as served:
+        good, bad = await served.client(), await served.client()
+        bad.writer.write(sent)
+        assert await bad.closed()
+        assert await alive(good)
+
+
+async def test_silence_and_half_requests_are_closed() -> None:
+    settings = {"gateway": {"idle_max_ms": 400, "half_frame_max_ms": 200}}
+    async with serve_archive(await plant(), settings) as served:
+        silent, half = await served.client(), await served.client()
+        half.writer.write(b"\0\0")
+        assert await half.closed()
+        assert await silent.closed()
+
+
+async def test_connections_are_counted() -> None:
+    async with serve_archive(await plant(), {"gateway": {"connections_max": 1}}) as served:
+        first = await served.client()
+        assert await alive(first)
+        assert await (await served.client()).closed()
+        await first.close()
+        while served.server.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await alive(await served.client())
+
+
+async def test_answers_come_in_the_order_of_requests() -> None:
+    async with serve_archive(await plant()) as served:
+        client = await served.client()
+        client.send(fetch_request(11, {ORDERS: 80}, wait_ms=300), 11)
+        for version in (0, 3, 4):
+            request = ApiVersionsRequest(client_software_name="x", client_software_version="1")
+            client.send(request, version)
+        ids = [struct.unpack(">i", (await client.receive())[:4])[0] for _ in range(4)]
+        assert ids == [1, 2, 3, 4]
+
+
+async def test_who_goes_while_waiting_leaves_nothing_behind() -> None:
+    async with serve_archive(await plant()) as served:
+        client = await served.client()
+        client.send(fetch_request(11, {ORDERS: 80}, wait_ms=3_600_000), 11)
+        await asyncio.sleep(0.1)
+        assert served.server.connections == 1
+        await client.close()
+        async with asyncio.timeout(20):
+            while served.server.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_who_does_not_read_is_closed_and_disturbs_nobody() -> None:
+    planted = PlantedArchive()
+    await planted.add([batch(10 * i) for i in range(20_000)])
+    settings = {"gateway": {"client_stall_max_ms": 500, "buffer_bytes_max": 1024}}
+    async with serve_archive(planted, settings) as served:
+        slow = await served.client()
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(12):
+            slow.send(fetch_request(11, {ORDERS: 0}, bytes_max=1 << 24), 11)
+        other = await served.client()
+        async with asyncio.timeout(60):
+            while served.server.connections > 1:
+                assert await alive(other)
+                await asyncio.sleep(0.05)
+
+
+class Outage(MemoryObjectStore):
+    """`away`: nothing can be read."""
+
+    away = False
+
+    def _check(self) -> None:
+        if self.away:
+            raise StorageUnavailable("away")
+
+    async def get(self, *args, **more):  # type: ignore[no-untyped-def]
+        self._check()
+        return await super().get(*args, **more)
+
+    async def list(self, *args, **more):  # type: ignore[no-untyped-def]
+        self._check()
+        async for found in super().list(*args, **more):
+            yield found
+
+
+async def test_an_outage_is_never_out_of_range_and_ends() -> None:
+    store = Outage()
+    planted = PlantedArchive(store)
+    await planted.add([batch(0), batch(10)])
+    settings = {"remote_fetch": {"remote_error_after_ms": 600, "backoff_initial_ms": 20}}
+    async with serve_archive(planted, settings) as served:
+        client = await served.client()
+        store.away = True
+        empty = one(await fetch(client, 11, {ORDERS: 0}, wait_ms=50))
+        assert (empty.error_code, bytes(empty.records or b"")) == (0, b"")
+        beyond = one(await fetch(client, 11, {ORDERS: 999}, wait_ms=50))
+        assert beyond.error_code == 0
+        codes = set()
+        async with asyncio.timeout(30):
+            while 56 not in codes:
+                codes.add(one(await fetch(client, 11, {ORDERS: 0}, wait_ms=200)).error_code)
+        assert codes <= {0, 56}
+        store.away = False
+        while not (part := one(await fetch(client, 11, {ORDERS: 0}))).records:
+            assert part.error_code in (0, 56)
+            await asyncio.sleep(0.02)
+        assert bytes(part.records) == batch(0) + batch(10)
+        assert one(await fetch(client, 11, {ORDERS: 999})).error_code == 1
