@@ -1,0 +1,113 @@
+"""One topic in a scene: written all the time, archived, forgotten at its beginning by the brokers,
+and read from there by stock clients through the proxy, while a test does things to the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from archive_process import verify
+from client_readers import read_confluent
+from held_reader import HeldReader
+from java_reader import JavaReader
+from proxy_process import ProxyProcess, wait_for
+from steady_producer import SteadyProducer
+from topic_data import archived_ends, trim
+
+from lab.kafka_cluster import KafkaCluster
+
+NOT_YET = 1 << 40  # an end that nobody reaches
+FORGOTTEN = 300  # of each partition's first 400 records
+QUIET = {"log_level": 0, "error_cb": lambda error: None}  # brokers go away on purpose
+
+Assignment = Sequence[Sequence[int]]
+
+
+class ClusterScene:
+    """Inside the block the readers have come from the archive to the tail and go on reading."""
+
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        proxy: ProxyProcess,
+        store: str,
+        topic: str,
+        assignment: Assignment,
+        folder: Path,
+        java: bool = True,
+    ) -> None:
+        self.topic = topic
+        self.partition_count = len(assignment)
+        self.cluster, self.proxy, self.store = cluster, proxy, store
+        cluster.create_topic(topic, assignment)
+        self.producer = SteadyProducer(cluster.bootstrap, topic, len(assignment), each_s=0.05)
+        self._ends = dict.fromkeys(range(len(assignment)), NOT_YET)
+        self._folder = folder
+        self._java = java
+        self.java: JavaReader | None = None
+        self.readers: list[HeldReader] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.producer.produce(400)
+            self.wait_until_archived(400)
+            trim(self.cluster.bootstrap, self.topic, dict.fromkeys(self._ends, FORGOTTEN))
+            bootstrap = self.proxy.bootstrap
+            for client, more in (("confluent-kafka", QUIET), ("kafka-python", {})):
+                reader = HeldReader(client, bootstrap, self.topic, self._ends, **more)
+                self.readers.append(stack.enter_context(reader))
+            if self._java:
+                java = JavaReader(bootstrap, self.topic, self._folder)
+                self.java = stack.enter_context(java)
+            stack.enter_context(self.producer)
+            self.wait_until_read(400)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def wait_until_archived(self, count: int) -> None:
+        """At least `count` records of each partition."""
+
+        def archived() -> bool:
+            ends = archived_ends(self.store, self.topic)
+            return len(ends) == self.partition_count and min(ends.values()) >= count
+
+        wait_for(f"{count} records of {self.topic} archived", archived)
+
+    def wait_until_read(self, count: int | None = None) -> None:
+        """All readers have `count` records of each partition; by default, what is written now."""
+        wanted = min(self.producer.counts.values()) if count is None else count
+
+        def read() -> bool:
+            for reader in self.readers:
+                assert not reader.errors, reader.errors
+                if min(len(records) for records in reader.read.values()) < wanted:
+                    return False
+            return self.java is None or self.java.has(wanted)
+
+        wait_for(f"{wanted} records of {self.topic} read", read, timeout_s=120.0)
+
+    def finish(self) -> None:
+        """Everything was read once and in order, archived, and can be read from the archive."""
+        ends = self.producer.finish()
+        expected = self.producer.expected()
+        self._ends.update(ends)
+        for reader in self.readers:
+            assert reader.records() == expected
+        if self.java is not None:
+            assert self.java.records(ends[0]) == expected[0]
+        wait_for(f"archive of {ends}", lambda: archived_ends(self.store, self.topic) == ends)
+        verify(self.store)
+        trim(self.cluster.bootstrap, self.topic, ends)
+        assert read_confluent(self.proxy.bootstrap, self.topic, ends, **QUIET) == expected

@@ -1,0 +1,114 @@
+"""Kafka's own console consumer on one partition, in the background, with its log to be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from proxy_process import wait_for
+
+from lab.java import find_java
+from lab.kafka import class_path
+from lab.process import ServerProcess
+
+_LOG4J = """\
+rootLogger.level = WARN
+rootLogger.appenderRefs = out
+rootLogger.appenderRef.out.ref = OUT
+logger.consumer.name = org.apache.kafka.clients
+logger.consumer.level = INFO
+logger.network.name = org.apache.kafka.clients.NetworkClient
+logger.network.level = DEBUG
+appender.out.name = OUT
+appender.out.type = Console
+appender.out.target = SYSTEM_ERR
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = LOG %p %m%n
+"""
+_RECORD = re.compile(r"^Partition:(\d+) Offset:(\d+) (\S+) (\S+)$", re.MULTILINE)
+
+# What the Java client says when it has lost its place: it must never say so.
+_LOST = ("Truncation detected", "LogTruncation", "Resetting offset", "OffsetOutOfRange")
+
+
+class JavaReader:
+    """Reads partition 0 from its beginning until it is stopped; it never resets (`none`).
+
+    With `group` it reads all partitions from where the group has committed.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        folder: Path,
+        group: str | None = None,
+        **properties: object,
+    ) -> None:
+        log4j = folder / f"java-reader-{topic}.properties"
+        log4j.write_text(_LOG4J)
+        settings: dict[str, object] = {
+            "auto.offset.reset": "none",
+            "enable.auto.commit": "false",
+            "max.partition.fetch.bytes": 8000,
+            "reconnect.backoff.max.ms": 200,
+            **{name.replace("_", "."): value for name, value in properties.items()},
+        }
+        where = ["--partition", "0", "--offset", "0"] if group is None else ["--group", group]
+        command = find_java().command(
+            class_path(),
+            *("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            f"-Dlog4j2.configurationFile={log4j}",
+            "org.apache.kafka.tools.consumer.ConsoleConsumer",
+            *("--bootstrap-server", bootstrap, "--topic", topic),
+            *where,
+            *("--property", "print.offset=true"),
+            *("--property", "print.partition=true"),
+            *("--property", "print.key=true"),
+            *("--property", "key.separator= "),
+        )
+        for name, value in settings.items():
+            command += ["--consumer-property", f"{name}={value}"]
+        self._process = ServerProcess("Java reader", command, folder / f"java-{topic}.log")
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.stop()
+
+    def has(self, count: int) -> bool:
+        """Whether so many records were read. It must be running still."""
+        output = self.output()
+        assert self._process.running, output[-3000:]
+        return len(_RECORD.findall(output)) >= count
+
+    def output(self) -> str:
+        """Records and log."""
+        return self._process.log.read_text(errors="replace")
+
+    def records(self, count: int) -> list[tuple[int, bytes, bytes]]:
+        """(offset, key, value) as read, once there are `count`; it has never lost its place."""
+        wait_for(
+            f"{count} records by Java",
+            lambda: self.has(count),
+            timeout_s=120.0,
+        )
+        output = self.output()
+        lost = [line for line in output.splitlines() if any(word in line for word in _LOST)]
+        assert not lost, lost[:5]
+        found = _RECORD.findall(output)
+        assert {partition for partition, *_ in found} == {"0"}
+        return [(int(offset), key.encode(), value.encode()) for _, offset, key, value in found]
+
+    def sent(self, api: str) -> int:
+        """How many requests of this API, such as FETCH, it has sent."""
+        return self.output().count(f"Sending {api} request")

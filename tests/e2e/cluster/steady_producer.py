@@ -1,0 +1,95 @@
+"""Writes to every partition of a topic all the time, whatever happens to the brokers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import confluent_kafka
+from topic_data import value_of
+
+Record = tuple[int, bytes, bytes]  # offset, key, value
+
+
+class SteadyProducer:
+    """Record N of a partition has offset N, as idempotence keeps order and doubles nothing; the
+    brokers' delivery reports are held against that. Its timestamp is `first_ms` + N."""
+
+    def __init__(self, bootstrap: str, topic: str, partition_count: int, each_s: float) -> None:
+        self.counts = dict.fromkeys(range(partition_count), 0)
+        self.errors: list[str] = []
+        self.first_ms = int(time.time() * 1000) - 3_600_000
+        self._topic = topic
+        self._each_s = each_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"producer of {topic}")
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "batch.num.messages": 20,
+                "log_level": 0,
+                "error_cb": lambda error: None,  # brokers go away on purpose
+            }
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def produce(self, count: int) -> None:
+        """`count` records for each partition, acknowledged."""
+        for _ in range(count):
+            self._one_each()
+        assert self._producer.flush(120) == 0
+        assert not self.errors, self.errors[:3]
+
+    def finish(self) -> dict[int, int]:
+        """Stops; the ends of all partitions, everything being acknowledged."""
+        self._stop.set()
+        self._thread.join()
+        assert self._producer.flush(120) == 0
+        assert not self.errors, self.errors[:3]
+        return dict(self.counts)
+
+    def expected(self) -> dict[int, list[Record]]:
+        return {
+            p: [(n, b"k%d" % n, value_of(p, n, 300)) for n in range(count)]
+            for p, count in self.counts.items()
+        }
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._each_s):
+            self._one_each()
+
+    def _one_each(self) -> None:
+        for partition, number in list(self.counts.items()):
+            key, value = b"k%d" % number, value_of(partition, number, 300)
+            self._producer.produce(
+                *(self._topic, value, key, partition),
+                on_delivery=self._delivered(number),
+                timestamp=self.first_ms + number,
+            )
+            self.counts[partition] = number + 1
+        self._producer.poll(0)
+
+    def _delivered(self, number: int):
+        def delivered(error: object, message: confluent_kafka.Message) -> None:
+            if error is not None:
+                self.errors.append(str(error))
+            elif message.offset() not in (number, -1001):  # unknown, for a repeated batch
+                self.errors.append(f"record {number} is at offset {message.offset()}")
+
+        return delivered

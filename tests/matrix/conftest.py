@@ -1,0 +1,48 @@
+"""The matrix's brokers, one version at a time, and its result, written down where the docs show it.
+
+The modules beside the end-to-end and the gateway's tests are used here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
+sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
+
+import pytest
+from matrix_results import MatrixResults
+from matrix_stack import MatrixStack
+
+from lab.kafka import KafkaServer
+
+StackOf = Callable[[str], MatrixStack]
+
+
+@pytest.fixture(scope="session")
+def matrix_results() -> Iterator[MatrixResults]:
+    results = MatrixResults()
+    yield results
+    results.write()
+
+
+@pytest.fixture(scope="session")
+def stack_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackOf]:
+    """`stack_of("3.9.2")` → its stack; the stack of another version, if any, is stopped first."""
+    current: dict[str, MatrixStack] = {}
+    with ExitStack() as parts:
+
+        def stack(version: str) -> MatrixStack:
+            if version not in current:
+                parts.close()
+                current.clear()
+                kafka = parts.enter_context(KafkaServer(version=version, heap="384m"))
+                folder = tmp_path_factory.mktemp(f"matrix-{version}")
+                current[version] = parts.enter_context(MatrixStack(kafka, folder))
+            return current[version]
+
+        yield stack

@@ -1,0 +1,116 @@
+"""One broker of a version, the proxy in front of it, a trimmed topic and its untrimmed twin."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import confluent_kafka
+from archived_topics import SETTINGS, archive_and_trim
+from client_readers import read_confluent
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from matrix_client import Line, by_partition
+from matrix_python_clients import as_lines
+from proxy_process import ProxyProcess
+from topic_data import TopicData, value_of
+
+from lab.kafka import KafkaServer
+
+PARTITIONS = 2
+TRANSACTIONS = 12
+RECORDS = 40  # of each transaction and partition
+LEVELS = ("read_uncommitted", "read_committed")
+TOPIC, TWIN = "matrix-topic", "twin-topic"
+
+
+class MatrixStack:
+    """A context manager. `topic` is archived and trimmed, so that only the proxy has all of it."""
+
+    def __init__(self, kafka: KafkaServer, folder: Path) -> None:
+        self.kafka = kafka
+        store = folder / "store"
+        store.mkdir(parents=True)
+        self.proxy = ProxyProcess(
+            kafka.bootstrap, store.as_uri(), folder, archive="matrix-.*", settings=SETTINGS
+        )
+        self._parts = ExitStack()
+        self._store = store.as_uri()
+        # Ahead of the clock, as far as a broker takes it: the markers of transactions carry the
+        # broker's own time, and a search by time would stop at the first of them.
+        self.first_timestamp = int(time.time() + 600) * 1000
+        self.ends: dict[int, int] = {}
+        self.expected: dict[str, list[Line]] = {}
+
+    def __enter__(self) -> MatrixStack:
+        with ExitStack() as parts:
+            parts.enter_context(self.proxy)
+            self._fill()
+            self._parts = parts.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._parts.close()
+
+    def new_topic(self, name: str) -> str:
+        return self.kafka.create_topic(name, 1)
+
+    def commit_zero(self, group: str) -> None:
+        """The group's committed offset is 0: its readers need no reset, and so can forbid one."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        zero = [confluent_kafka.TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)]
+        asked = confluent_kafka.ConsumerGroupTopicPartitions(group, zero)
+        for done in admin.alter_consumer_group_offsets([asked]).values():
+            done.result(timeout=60)
+
+    def committed(self, group: str) -> dict[int, int]:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        asked = confluent_kafka.ConsumerGroupTopicPartitions(group)
+        found = admin.list_consumer_group_offsets([asked])[group].result(timeout=60)
+        return {tp.partition: tp.offset for tp in found.topic_partitions}
+
+    def counts(self, level: str) -> dict[int, int]:
+        lines = self.expected[level]
+        return {p: sum(line[0] == p for line in lines) for p in self.ends}
+
+    def _fill(self) -> None:
+        for topic in (TOPIC, TWIN):
+            self.kafka.create_topic(topic, PARTITIONS)
+        self._produce()
+        data = TopicData(TOPIC, {p: [] for p in range(PARTITIONS)})
+        self.ends = data.ends(self.kafka.bootstrap)
+        for level in LEVELS:
+            isolation = {"isolation.level": level}
+            twin = read_confluent(self.kafka.bootstrap, TWIN, self.ends, **isolation)
+            self.expected[level] = by_partition(as_lines(twin))
+        archive_and_trim(self.kafka.bootstrap, self._store, data)
+
+    def _produce(self) -> None:
+        """The same to both topics, so that they agree in every offset; every third is aborted.
+
+        gzip, since kafkajs can read no other compression by itself.
+        """
+        writer = {"bootstrap.servers": self.kafka.bootstrap, "compression.type": "gzip"}
+        producer = Producer({**writer, "transactional.id": "matrix"})
+        producer.init_transactions(60)
+        for transaction in range(TRANSACTIONS):
+            producer.begin_transaction()
+            for number in range(transaction * RECORDS, (transaction + 1) * RECORDS):
+                self._write(producer, b"t%d" % transaction, number)
+            assert producer.flush(60) == 0
+            if transaction % 3 == 2:
+                producer.abort_transaction(60)
+            else:
+                producer.commit_transaction(60)
+        # A plain record last: clients that cannot see control records find the end by it.
+        plain = Producer(writer)
+        self._write(plain, b"last", TRANSACTIONS * RECORDS)
+        assert plain.flush(60) == 0
+
+    def _write(self, producer: Producer, key: bytes, number: int) -> None:
+        for topic in (TOPIC, TWIN):
+            for p in range(PARTITIONS):
+                stamp = self.first_timestamp + number * 1000
+                value = value_of(p, number, 300)
+                producer.produce(topic, value, key, p, timestamp=stamp)

@@ -1,0 +1,77 @@
+"""The ACLs that docs/operations.md asks for are enough, and without any one of them it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from archive_process import segments
+from proxy_process import PROJECT, ProxyProcess, wait_for
+from secured_clients import SaslConnection, as_user
+from topic_data import TopicData, produce
+
+from lab.secured_kafka import SecuredKafka
+
+pytestmark = pytest.mark.kafka
+
+# Topics of the archiver's session end after `sec-`, so that it leaves these alone.
+NEEDED = ("READ", "DESCRIBE_CONFIGS")
+
+
+def archive_once(kafka: SecuredKafka, store: str, topic: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "fetchproxy", "archive", "--once", "--bootstrap", kafka.sasl]
+    command += ["--store", store, "--topics", topic]
+    for key, value in as_user("archiver", "PLAIN").items():
+        command += ["--set", f"{key}={value}"]
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("granted", "why_not"),
+    [
+        (NEEDED, None),
+        # READ would bring DESCRIBE along
+        (("DESCRIBE", "DESCRIBE_CONFIGS"), "Fetch of {topic}-0: error 29"),
+        (("READ",), "DescribeConfigs of {topic}: error 29"),
+    ],
+    ids=["all", "without-READ", "without-DESCRIBE_CONFIGS"],
+)
+def test_an_archiver(
+    granted: tuple[str, ...], why_not: str | None, secured: SecuredKafka, tmp_path_factory
+) -> None:
+    store = tmp_path_factory.mktemp("privilege-store").as_uri()
+    data = TopicData(secured.create_topic(f"privilege-{'-'.join(granted)}"))
+    produce(secured.bootstrap, data, 100)
+    secured.allow("archiver", data.topic, *granted)
+    status, said = archive_once(secured, store, data.topic)
+    if why_not is None:
+        assert status == 0, said
+        assert segments(store, data.topic)[-1]["last_offset"] == 99
+    else:
+        assert status == 2, said
+        assert why_not.format(topic=data.topic) in said
+        assert segments(store, data.topic) == []
+
+
+def test_a_proxy_that_may_not_describe_holds_the_reader_and_says_why(
+    make_replayed, secured: SecuredKafka, proxy: ProxyProcess
+) -> None:
+    """The broker's answer would have its clients jump to another offset, over what is archived."""
+    data = make_replayed("sec-undescribed", "alice", records=200, proxy_describes=False)
+    known = len(proxy.logged("judgement_without_fresh_knowledge"))
+    with SaslConnection(proxy.bootstrap, "alice") as alice:
+        topic_id = alice.topic_id(data.topic)
+
+        def held() -> bool:
+            got = alice.fetch(13, data.topic, topic_id, 0, wait_ms=200)
+            assert got.error == 0
+            assert not got.records
+            return len(proxy.logged("judgement_without_fresh_knowledge")) > known
+
+        wait_for("the warning", held)
+        secured.allow("proxy", data.topic, "DESCRIBE")
+        assert alice.fetch_until_data(13, data.topic, topic_id, 0).records
