@@ -1,0 +1,132 @@
+"""`fetchproxy serve --archive` whose archiver cuts segments where it is told to, as a process.
+
+Everything is the product's (`app.run_server`) but the archiver's clock: it takes a turn only when
+asked to, and sees the log only up to the border that it is given. So its segments can be made the
+same as those that another Kafka has moved to its own tiered storage.
+
+    python steered_proxy.py BOOTSTRAP STORE_URL PORT CONTROL_PORT
+
+The control port takes one line `TOPIC PARTITION BORDER…` at a time and answers `end N` when the
+archive reaches up to the last border, or `error …`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from fetchproxy import app
+from fetchproxy.config.sections import Config, LogConfig
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.logs import configure_logging
+from fetchproxy.remote_log.broker_source import BrokerSource
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.remote_log.partition_archiver import PartitionArchiver
+from fetchproxy.remote_log.source import LogGap, LogRead, LogSource
+from fetchproxy.remote_log.spool import Spool
+
+# Small chunks, so that small segments have several; quick answers where nothing comes.
+SETTINGS: dict[str, object] = {
+    "archive.topics": "oracle-.*",
+    "remote_fetch.chunk_bytes": 4096,
+    # So soon do answers of the tail show where the archive begins.
+    "gateway.log_start_max_age_ms": 1_000,
+}
+
+
+class BorderedSource(LogSource):
+    """The broker's log as if it ended at `border`."""
+
+    def __init__(self, source: BrokerSource) -> None:
+        self._source = source
+        self.border = 0
+
+    async def log_start_offset(self, tip: TopicIdPartition) -> int:
+        return await self._source.log_start_offset(tip)
+
+    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
+        read = await self._source.read(tip, position, bytes_max)
+        if isinstance(read, LogGap):
+            return read
+        headers = tuple(h for h in read.headers if h.last_offset < self.border)
+        stable = min(read.last_stable_offset, self.border)
+        return LogRead(read.records, headers, read.aborted, read.log_start_offset, stable)
+
+
+class SteeredManager(RemoteLogManager):
+    control_port = 0
+
+    async def run(self) -> None:
+        self._archivers: dict[TopicIdPartition, tuple[PartitionArchiver, BorderedSource]] = {}
+        async with Spool(self._config.spool_dir) as self._spool:
+            server = await asyncio.start_server(self._serve, "127.0.0.1", self.control_port)
+            async with server:
+                await server.serve_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                topic, partition, *borders = line.decode().split()
+                try:
+                    answer = await self._archive(topic, int(partition), [int(b) for b in borders])
+                except Exception as error:  # noqa: BLE001 - shown by the test that asked
+                    answer = f"error {error!r}"
+                writer.write(f"{answer}\n".encode())
+                await writer.drain()
+        finally:
+            writer.close()
+
+    async def _archive(self, topic: str, partition: int, borders: list[int]) -> str:
+        info = await self._cluster.topic_by_name(topic, max_age_ms=0)
+        tip = TopicIdPartition(info.topic_id, topic, partition)
+        if tip not in self._archivers:
+            source = BorderedSource(BrokerSource(self._cluster))
+            archiver = PartitionArchiver(
+                tip,
+                self._config,
+                source=source,
+                rlmm=self._rlmm,
+                copier=self._copier,
+                spool=self._spool,
+                wall_clock_ms=self._wall_clock_ms,
+            )
+            self._archivers[tip] = archiver, source
+        archiver, source = self._archivers[tip]
+        for border in borders:
+            source.border = border
+            while await archiver.process(close_short=True):
+                pass
+        return f"end {archiver.progress.archive_end}"
+
+
+def configuration(bootstrap: str, store: str, port: str) -> Config:
+    assigned = {
+        "cluster.bootstrap": bootstrap,
+        "store.url": store,
+        "gateway.listen": f"127.0.0.1:{port}",
+        "log.format": "json",
+        **SETTINGS,
+    }
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in assigned.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    sections["console"] = {"listen": None}
+    return Config.model_validate(sections)
+
+
+def main() -> None:
+    bootstrap, store, port, control_port = sys.argv[1:5]
+    configure_logging(LogConfig(format="json"), sys.stderr)
+    SteeredManager.control_port = int(control_port)
+    app.RemoteLogManager = SteeredManager  # type: ignore[misc]
+    # As of an archiver that has found its topics; this one learns of each when it is steered.
+    app.Parts.is_archiving = lambda parts, tip: tip.topic.startswith("oracle-")  # type: ignore[method-assign]
+    asyncio.run(app.run_server(configuration(bootstrap, store, port)))
+
+
+if __name__ == "__main__":
+    main()
