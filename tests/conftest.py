@@ -85,6 +85,12 @@ def serve(config: pytest.Config, name: str, server: Server) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def serve_part(pytestconfig: pytest.Config) -> Callable[[str, Server], Iterator[Server]]:
+    """`yield from serve_part("kafka", server)`, for fixtures with a server of their own kind."""
+    return functools.partial(serve, pytestconfig)
+
+
+@pytest.fixture(scope="session")
 def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """One real broker for the whole run: use topics of your own, and never stop or pause it."""
     yield from serve(pytestconfig, "kafka", KafkaServer())
@@ -93,6 +99,12 @@ def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
 @pytest.fixture
 def own_kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """A real broker for this test alone, which may stop, kill or pause it (5 to 10 s to start)."""
+    yield from serve(pytestconfig, "kafka", KafkaServer())
+
+
+@pytest.fixture(scope="module")
+def module_kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
+    """A real broker for one module's tests, which may ill-treat it."""
     yield from serve(pytestconfig, "kafka", KafkaServer())
 
 
@@ -118,7 +130,7 @@ def s3_bucket(
     return s3_server.create_bucket(_unique_name(request).lower())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def find_part(pytestconfig: pytest.Config) -> FindPart[Found]:
     """`find_part("clients", franz_reader)` → what the function returns; skips when missing."""
 

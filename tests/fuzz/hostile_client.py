@@ -1,0 +1,92 @@
+"""Connections that send hostile frames as fast as the proxy takes them, in a process of their own.
+
+`python hostile_client.py HOST:PORT TOPIC_ID SEED FRAMES`. Prints one JSON line: how many frames
+were sent, on how many connections, and how many of those got an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from uuid import UUID
+
+from frame_mutations import hostile_frames, recorded_frames
+
+CONNECTIONS = 100  # at once
+FRAMES_PER_CONNECTION_MAX = 20
+STEP_S = 0.5  # a connection that hears nothing for so long sends on, or leaves
+
+
+class Hostility:
+    def __init__(self, port: int, frames: Iterator[bytes], rng: random.Random) -> None:
+        self._port = port
+        self._frames = frames
+        self._rng = rng
+        self.sent = self.connections = self.answered = 0
+
+    async def attack(self) -> None:
+        """Until the frames are used up."""
+        frame = next(self._frames, None)
+        while frame is not None:
+            frame = await self._connection(frame)
+
+    async def _connection(self, frame: bytes | None) -> bytes | None:
+        """Send from `frame` on; the frame that the next connection begins with."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self.connections += 1
+        answered = False
+        # Reset on close: a port that lingers is one less for the next connection.
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        try:
+            for _ in range(self._rng.randint(1, FRAMES_PER_CONNECTION_MAX)):
+                if frame is None:
+                    break
+                sending, frame = frame, next(self._frames, None)
+                self.sent += 1
+                await self._send(writer, sending)
+                if self._rng.random() < 0.7:  # else pipelined
+                    async with asyncio.timeout(STEP_S):
+                        if not await reader.read(1 << 16):
+                            break
+                    answered = True
+        except TimeoutError:
+            pass  # it waits for the rest of a frame: leave it so
+        except OSError:
+            pass  # thrown out, as it deserves
+        self.answered += answered
+        writer.close()
+        return frame
+
+    async def _send(self, writer: asyncio.StreamWriter, frame: bytes) -> None:
+        if self._rng.random() < 0.2:  # in two pieces, cut anywhere
+            cut = self._rng.randrange(len(frame))
+            writer.write(frame[:cut])
+            await writer.drain()
+            await asyncio.sleep(0)
+            frame = frame[cut:]
+        writer.write(frame)
+        await writer.drain()
+
+
+async def main(bootstrap: str, topic_id: str, seed: str, count: str) -> None:
+    rng = random.Random(int(seed))
+    every = hostile_frames(rng, recorded_frames(UUID(topic_id)))
+    hostility = Hostility(
+        int(bootstrap.rpartition(":")[2]), itertools.islice(every, int(count)), rng
+    )
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(CONNECTIONS):
+            tasks.create_task(hostility.attack())
+    figures = {"sent": hostility.sent, "connections": hostility.connections}
+    print(json.dumps({**figures, "answered": hostility.answered}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
