@@ -11,7 +11,7 @@ UPSTREAM ?= mock
 STORE ?= file
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all demo bench bench-tail lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,12 +38,16 @@ format: venv  ## let ruff format and fix what it can
 	$(BIN)/ruff format
 
 test: check  ## check, set up the real parts, run every test that is not slow
-	$(BIN)/python -m lab setup kafka s3 clients
+	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 clients
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: check  ## the same with the slow tests
-	$(BIN)/python -m lab setup kafka s3 clients
+	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 clients spark
 	$(BIN)/python -m pytest
+
+oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others
+	$(BIN)/python -m lab setup kafka kafka-newest
+	$(BIN)/python -m pytest tests/oracle
 
 demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3
 	$(BIN)/python -m demo --upstream $(UPSTREAM) --store $(STORE)

@@ -13,7 +13,8 @@ from confluent_kafka import TopicPartition as Position
 from confluent_kafka.admin import AdminClient
 
 from demo import records
-from lab.kafka import KAFKA_VERSION, KafkaServer
+from lab.kafka import KafkaServer
+from lab.kafka_versions import KAFKA_VERSION
 from lab.mock_cluster import MockCluster
 
 # What a trimmed broker still has of each partition: about what the mock cluster keeps.

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import structlog
 
+from fetchproxy.archive_only.server import ArchiveOnlyServer
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import Config
 from fetchproxy.console.collect import StatusCollector, Surroundings
@@ -32,6 +33,12 @@ from fetchproxy.remote_log.archive_once import archive_once
 from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.tls.reloading import (
+    ReloadingContext,
+    keep_fresh,
+    listener_context,
+    upstream_context,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -50,13 +57,21 @@ class Parts:
     cluster: Cluster
     random: random.Random
     serves: bool
-    gateway: GatewayServer | None = None
+    listener_tls: ReloadingContext | None = None
+    upstream_tls: ReloadingContext | None = None
+    gateway: GatewayServer | ArchiveOnlyServer | None = None
     purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
 
     def is_archiving(self, tip: TopicIdPartition) -> bool:
         manager = self.manager
         return manager is not None and any(status.tip == tip for status in manager.status())
+
+    @property
+    def mode(self) -> str:
+        if self.config.archive_only.enabled:
+            return "archive-only"
+        return "serve" if self.serves else "archive"
 
     def missing(self) -> list[str]:
         waits = self.serves and self.gateway is None
@@ -103,8 +118,27 @@ async def run_server(config: Config) -> None:
         if archives:
             tasks.create_task(_keep_archiving(parts), name="archiver")
         tasks.create_task(_probe_store(parts), name="store probe")
+        tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
         await asyncio.Event().wait()
+
+
+async def run_archive_only(config: Config) -> None:
+    """Serve the archive without any broker, until cancelled. Raises as `run_server`."""
+    async with (
+        _open_parts(config, serves=True, writes=False) as parts,
+        _console(parts) as collector,
+        RemoteFetchPurgatory(
+            config.remote_fetch, parts.rlmm, parts.rsm, parts.random
+        ) as parts.purgatory,
+        asyncio.TaskGroup() as tasks,
+    ):
+        if collector is not None:
+            tasks.create_task(_keep_running("console", collector.run, parts), name="console")
+        tasks.create_task(_keep_tls_fresh(parts), name="tls files")
+        # The console is there before: it says that the listener is not, while the store is away.
+        async with _archive_only(parts) as parts.gateway:
+            await asyncio.Event().wait()
 
 
 async def run_archiver(config: Config, *, once: bool = False) -> bool:
@@ -117,9 +151,11 @@ async def run_archiver(config: Config, *, once: bool = False) -> bool:
         showing = None
         if collector is not None:
             showing = tasks.create_task(_keep_running("console", collector.run, parts))
+        freshening = tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         if not once:
             await _keep_archiving(parts)
         await _archive_once(parts)
+        freshening.cancel()
         if showing is not None:
             showing.cancel()
     return True
@@ -129,12 +165,14 @@ async def run_archiver(config: Config, *, once: bool = False) -> bool:
 async def _open_parts(config: Config, *, serves: bool, writes: bool) -> AsyncIterator[Parts]:
     if config.store.url is None:
         raise ConfigError("store.url is not set")
+    listener = listener_context(config.gateway, config.tls) if serves else None
+    upstream = upstream_context(config.cluster, config.tls)
     async with (
         open_store(config.store.url, config.store, create=writes) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
-        Cluster(config.cluster) as cluster,
+        Cluster(config.cluster, tls=upstream) as cluster,
     ):
-        yield Parts(config, rsm, rlmm, cluster, random.Random(), serves)
+        yield Parts(config, rsm, rlmm, cluster, random.Random(), serves, listener, upstream)
 
 
 @asynccontextmanager
@@ -143,13 +181,14 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         yield None
         return
     around = Surroundings(
-        mode="serve" if parts.serves else "archive",
+        mode=parts.mode,
         missing=parts.missing,
         listeners=parts.listeners,
         outage=parts.outage,
         faults=parts.faults,
     )
-    collector = StatusCollector(parts.config, parts.rlmm, parts.cluster, around)
+    cluster = None if parts.config.archive_only.enabled else parts.cluster
+    collector = StatusCollector(parts.config, parts.rlmm, cluster, around)
     async with ConsoleServer(parts.config.console, collector, REGISTRY):
         yield collector
 
@@ -158,7 +197,12 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
 async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
     assert parts.purgatory is not None  # it is entered before
     gateway = GatewayServer(
-        parts.config, parts.cluster, parts.rlmm, parts.purgatory, parts.is_archiving
+        parts.config,
+        parts.cluster,
+        parts.rlmm,
+        parts.purgatory,
+        parts.is_archiving,
+        tls=(parts.listener_tls, parts.upstream_tls),
     )
     async with AsyncExitStack() as opened:
         try:
@@ -171,6 +215,27 @@ async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
         yield gateway
 
 
+@asynccontextmanager
+async def _archive_only(parts: Parts) -> AsyncIterator[ArchiveOnlyServer]:
+    assert parts.purgatory is not None  # it is entered before
+    server = ArchiveOnlyServer(
+        parts.config,
+        parts.rlmm,
+        parts.purgatory,
+        lambda prefix: f"{prefix}-{uuid4()}",
+        tls=parts.listener_tls,
+    )
+    async with AsyncExitStack() as opened:
+        try:
+            await opened.enter_async_context(server)
+        except OSError as error:
+            listen = parts.config.gateway.listen
+            raise ConfigError(
+                f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
+            ) from error
+        yield server
+
+
 async def _probe_store(parts: Parts) -> None:
     """Says at the start what else the first reader would find out. The tail is served anyway."""
     try:
@@ -179,6 +244,14 @@ async def _probe_store(parts: Parts) -> None:
         log.warning("store_unreachable", error=str(error))
     else:
         log.info("archive_found", partitions=len(partitions))
+
+
+async def _keep_tls_fresh(parts: Parts) -> None:
+    async def look() -> None:
+        contexts = (parts.listener_tls, parts.upstream_tls)
+        await keep_fresh(contexts, parts.config.tls, wall_clock_ms)
+
+    await _keep_running("tls files", look, parts)
 
 
 async def _keep_archiving(parts: Parts) -> None:

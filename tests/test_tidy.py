@@ -88,7 +88,11 @@ def test_nothing_is_left_for_later_in_a_comment() -> None:
 
 def test_only_print_tools_print() -> None:
     """The product logs; what a command shows goes through typer or rich."""
-    allowed = {"fetchproxy/config/document.py", "fetchproxy/observability/document.py"}
+    allowed = {
+        "fetchproxy/config/document.py",
+        "fetchproxy/gateway/document.py",
+        "fetchproxy/observability/document.py",
+    }
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -23,6 +23,7 @@ NAMED_KEYS = {
     "advertise": "gateway.advertise_host",
     "archive": "archive.topics",
     "console": "console.listen",
+    "archive_only": "archive_only.enabled",
 }
 
 ConfigFile = Annotated[
@@ -93,6 +94,14 @@ Console = Annotated[
         help="Web page, /metrics, /healthz and /readyz.",
     ),
 ]
+ArchiveOnly = Annotated[
+    bool,
+    typer.Option(
+        "--archive-only",
+        envvar="FETCHPROXY_ARCHIVE_ONLY_ENABLED",
+        help="No broker at all: every client reads the archive, for a cluster that is gone.",
+    ),
+]
 Topic = Annotated[
     str | None,
     typer.Option(
@@ -106,7 +115,7 @@ def read_config(context: typer.Context) -> Config:
     overrides = [_assignment(context, text) for text in context.params.get("assignments") or ()]
     for parameter, key in NAMED_KEYS.items():
         if parameter in context.params and _source(context, parameter) == "COMMANDLINE":
-            option = f"--{parameter}"
+            option = "--" + parameter.replace("_", "-")
             overrides.append(Setting(key, context.params[parameter], option))
     return load_config(context.params.get("config_file"), os.environ, overrides)
 

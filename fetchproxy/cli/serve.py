@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fetchproxy.app import run_server
+from fetchproxy.app import run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
 from fetchproxy.observability.logs import configure_logging
@@ -20,15 +20,17 @@ def serve(
     advertise: options.Advertise = None,
     archive: options.Archive = None,
     console: options.Console = None,
+    archive_only: options.ArchiveOnly = False,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
     """Serve clients: relay the tail, answer from the archive what the brokers have forgotten.
 
-    With --archive the same process copies those topics to the store. Ends on SIGINT or SIGTERM.
+    With --archive the same process copies those topics to the store; with --archive-only there is
+    no broker at all. Ends on SIGINT or SIGTERM.
     """
     with users_errors():
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
-    run(run_server(config))
+    run(run_archive_only(config) if config.archive_only.enabled else run_server(config))

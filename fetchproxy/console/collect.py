@@ -58,13 +58,16 @@ class _Shown:
 
 
 class StatusCollector:
-    """A StatusSource. While `run()` is not running, what it shows does not follow."""
+    """A StatusSource; `cluster` is None where there is no broker to ask.
+
+    While `run()` is not running, what it shows does not follow.
+    """
 
     def __init__(
         self,
         config: Config,
         rlmm: RemoteLogMetadataManager,
-        cluster: Cluster,
+        cluster: Cluster | None,
         surroundings: Surroundings,
         events: RecentEvents = RECENT_EVENTS,
     ) -> None:
@@ -86,7 +89,7 @@ class StatusCollector:
         return Status(
             version=__version__,
             mode=self._around.mode,
-            bootstrap=self._config.cluster.bootstrap,
+            bootstrap="" if self._cluster is None else self._config.cluster.bootstrap,
             uptime_seconds=round(asyncio.get_running_loop().time() - self._started_at, 1),
             missing=tuple(self._around.missing()),
             listeners=tuple(self._around.listeners()),
@@ -99,6 +102,7 @@ class StatusCollector:
                 Event(e.at, e.level, e.event, e.count, dict(e.details))
                 for e in self._events.newest_first()
             ),
+            cluster_refusal=None if self._cluster is None else self._cluster.refusal,
         )
 
     async def run(self) -> None:
@@ -154,7 +158,7 @@ class StatusCollector:
 
     async def _wanted(self) -> Iterable[TopicIdPartition]:
         """Partitions of the topics to be archived, also while nothing of them is."""
-        if self._config.archive.topics is None:
+        if self._config.archive.topics is None or self._cluster is None:
             return []
         pattern = re.compile(self._config.archive.topics)
         try:
@@ -169,6 +173,8 @@ class StatusCollector:
         ]
 
     async def _refresh_edges(self, tip: TopicIdPartition) -> bool:
+        if self._cluster is None:
+            return False
         try:
             await self._cluster.log_edges(tip, self._config.metadata.refresh_interval_ms)
         except ClusterError as error:
@@ -205,7 +211,8 @@ class StatusCollector:
         return tuple(self._partition_line(tip, faults.get(tip)) for tip in self._tips)
 
     def _partition_line(self, tip: TopicIdPartition, fault: str | None) -> PartitionStatus:
-        view, edges = self._rlmm.view(tip), self._cluster.cached_log_edges(tip)
+        view = self._rlmm.view(tip)
+        edges = None if self._cluster is None else self._cluster.cached_log_edges(tip)
         shown = self._shown.get(tip)
         if shown is None or (
             shown.view is not view or shown.edges != edges or shown.fault != fault

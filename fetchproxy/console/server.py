@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from fetchproxy.config.addresses import HostPort, parse_host_port
+from fetchproxy.config.addresses import HostPort, is_loopback, parse_host_port
 from fetchproxy.config.sections import ConsoleConfig
 from fetchproxy.console.guard import add_security_headers, allowed_names, host_guard
 from fetchproxy.console.status import StatusSource
@@ -75,10 +75,14 @@ class _Answers:
     async def readyz(self, _request: web.Request) -> web.Response:
         """The listeners are open.
 
-        An outage of the store does not count: the tail works without it.
+        An outage of the store does not count, nor that the brokers refuse the proxy's own
+        credentials (said here all the same): the tail works without.
         """
-        missing = self._source().missing
-        answer = {"ready": not missing, "missing": list(missing)}
+        status = self._source()
+        missing = status.missing
+        answer: dict[str, object] = {"ready": not missing, "missing": list(missing)}
+        if status.cluster_refusal is not None:
+            answer["cluster_refusal"] = status.cluster_refusal
         return web.json_response(answer, status=503 if missing else 200)
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -124,6 +128,8 @@ class ConsoleServer:
                 f"console.listen = {self._listen}: cannot listen there: {error.strerror}"
             ) from error
         log.info("console_listening", address=f"http://{self.address}")
+        if not is_loopback(address.host):
+            log.warning("plaintext_beyond_loopback", listener="console", host=address.host)
         return self
 
     async def __aexit__(

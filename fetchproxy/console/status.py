@@ -94,7 +94,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`missing` names what stands between this process and readiness; empty: ready."""
+    """`missing` names what stands between this process and readiness; empty: ready.
+
+    `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
+    """
 
     version: str
     mode: str
@@ -108,6 +111,7 @@ class Status:
     cache: CacheStatus
     partitions: tuple[PartitionStatus, ...]
     events: tuple[Event, ...]
+    cluster_refusal: str | None = None
 
 
 # Called on the loop for every request, so it must neither block nor wait.

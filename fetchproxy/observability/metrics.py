@@ -94,6 +94,9 @@ REMOTE_COPY_LAG_SEGMENTS = _gauge(
 
 # --- The gateway ----------------------------------------------------------------------------------
 CONNECTIONS = _gauge("fetchproxy_connections", "Client connections that are open")
+REMOTE_ANSWER_BYTES = _gauge(
+    "fetchproxy_remote_answer_bytes", "Archived records on their way to clients that take them"
+)
 CONNECTIONS_REFUSED = _counter(
     "fetchproxy_connections_refused",
     "Client connections closed at once: limit or broker_unreachable",
@@ -113,6 +116,27 @@ LIMITS_REACHED = _counter(
     "fetchproxy_limits_reached",
     "How often a named limit was reached, by its configuration key",
     "limit",
+)
+
+# --- TLS ------------------------------------------------------------------------------------------
+TLS_HANDSHAKES_FAILED = _counter(
+    "fetchproxy_tls_handshakes_failed",
+    "Clients closed before they were through the handshake: plaintext, version, no_certificate, "
+    "certificate, certificate_refused, server_name, timeout, closed or other",
+    "reason",
+)
+TLS_CERTIFICATE_EXPIRY = _gauge(
+    "fetchproxy_tls_certificate_expiry_timestamp_seconds",
+    "When our own certificate in use ends, in epoch seconds; place: listener or upstream",
+    "place",
+)
+TLS_FILES_UNUSABLE = _gauge(
+    "fetchproxy_tls_files_unusable",
+    "1: changed files could not be loaded and the former ones are still in use; an alarm",
+    "place",
+)
+TLS_RELOADS = _counter(
+    "fetchproxy_tls_reloads", "Times that changed files were loaded without a restart", "place"
 )
 
 # --- The catch ------------------------------------------------------------------------------------
@@ -217,6 +241,28 @@ METADATA_REFRESH_ERRORS = _counter(
 METADATA_UNREADABLE = _counter(
     "fetchproxy_metadata_unreadable",
     "Segment metadata objects that could not be read, once per version; each is an alarm",
+)
+
+# --- The proxy's own authentication ---------------------------------------------------------------
+CLUSTER_AUTHENTICATION_REFUSALS = _counter(
+    "fetchproxy_cluster_authentication_refusals",
+    "Times that brokers or a token endpoint refused the proxy's own credentials",
+)
+
+# --- Archive-only mode ----------------------------------------------------------------------------
+ARCHIVE_ONLY_REQUESTS = _counter(
+    "fetchproxy_archive_only_requests", "Requests answered without a cluster, by API", "api"
+)
+ARCHIVE_ONLY_REFUSED = _counter(
+    "fetchproxy_archive_only_refused",
+    "Requests that an archive cannot answer, by API key",
+    "api",
+)
+ARCHIVE_ONLY_TOPICS = _gauge(
+    "fetchproxy_archive_only_topics", "Topics that archive-only mode serves"
+)
+ARCHIVE_ONLY_GROUPS = _gauge(
+    "fetchproxy_archive_only_groups", "Groups with members, or with one about to join"
 )
 
 

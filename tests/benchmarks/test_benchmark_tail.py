@@ -13,7 +13,7 @@ from benchmarks.contestants import DIRECT, FETCHPROXY, KROXYLICIOUS
 from benchmarks.drain import STOCK, UNPAUSED
 from benchmarks.report import percentile, row
 from benchmarks.tail import Drain, Measured, rows_of
-from lab.kafka import kafka_jars
+from lab.kafka_versions import kafka_jars
 from tests.conftest import FindPart
 
 PROJECT = Path(__file__).parents[2]

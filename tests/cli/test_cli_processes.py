@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_once_copies_all_that_is_there(archive: Path) -> None:
     done = fetchproxy("segments", "--store", archive.as_uri(), "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    keys = "topic topic_id partition base_offset last_offset size_bytes state"
+    keys = "topic topic_id partition base_offset last_offset size_bytes state log_start_offset"
     assert list(rows[0]) == keys.split()
     for partition in range(4):
         own = [row for row in rows if row["partition"] == partition]
@@ -98,6 +99,19 @@ def test_a_second_pass_has_nothing_to_do(archive: Path, bootstrap: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in archive.rglob("*.log")) == before
+
+
+def test_deleted_segments_are_told_apart(archive: Path, tmp_path: Path) -> None:
+    shutil.copytree(archive, tmp_path / "copy")
+    partition = next((tmp_path / "copy").glob("orders-*/0"))
+    (partition / f"{300:020d}.log-start-offset").write_text("{}")
+    done = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri(), "--json")
+    own = [row for row in json.loads(done.stdout) if row["partition"] == 0]
+    assert {row["log_start_offset"] for row in own} == {300}
+    deleted = sum(row["last_offset"] < 300 for row in own)
+    assert 0 < deleted < len(own)
+    done = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri())
+    assert " ".join(done.stdout.split()).count("below the log start") == deleted
 
 
 def test_the_table_is_for_people(archive: Path) -> None:

@@ -71,6 +71,15 @@ async def test_a_failing_store_does_not_make_it_unready(
         assert answer.status == 200
 
 
+async def test_refused_credentials_are_shown_and_do_not_make_it_unready(
+    http: aiohttp.ClientSession, source: Source
+) -> None:
+    source.status = replace(STATUS_IN_OUTAGE, missing=(), cluster_refusal="user 'p': refused")
+    async with http.get("/readyz") as answer:
+        assert answer.status == 200
+        assert (await answer.json())["cluster_refusal"] == "user 'p': refused"
+
+
 async def test_metrics_in_the_text_format(http: aiohttp.ClientSession) -> None:
     async with http.get("/metrics") as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=")

@@ -69,6 +69,11 @@ function drawMissing(missing) {
   setText($("missing"), `Not ready yet: ${missing.join(", ")}`);
 }
 
+function drawRefusal(refusal) {
+  $("refusal").hidden = refusal === null;
+  setText($("refusal"), `The proxy's own credentials are refused: ${refusal}`);
+}
+
 // --- figures ---------------------------------------------------------------------------------------
 function rate(now, before, pick) {
   if (!before || now.at <= before.at) return null;
@@ -237,6 +242,7 @@ function draw(now) {
     (status.listeners.length ? ` · clients ${status.listeners.join(", ")}` : "") + ` · up ${span(status.uptime_seconds)}`);
   drawStore(status.store);
   drawMissing(status.missing);
+  drawRefusal(status.cluster_refusal);
   drawTiles(now, previous);
   drawPartitions(status.partitions);
   drawEvents(status.events);
