@@ -16,6 +16,7 @@ from protocol.api_versions import intersect_response, unsupported_version_respon
 from protocol.apis import ApiKey, offered_versions
 from protocol.errors import WireError
 
+NEWEST = 5  # of ApiVersions, since Kafka 4.4 (KIP-1242)
 NAME = "ApiVersionsResponse"
 
 
@@ -53,7 +54,9 @@ def test_error_35_has_the_body_of_v0(version: int) -> None:
     value = {"ErrorCode": 35, "ApiKeys": ranges}
     payload = encode_response(NAME, 0, value)
     wanted = encode_response(
-        NAME, 0, {"ErrorCode": 35, "ApiKeys": [{"ApiKey": 18, "MinVersion": 0, "MaxVersion": 4}]}
+        NAME,
+        0,
+        {"ErrorCode": 35, "ApiKeys": [{"ApiKey": 18, "MinVersion": 0, "MaxVersion": NEWEST}]},
     )
     assert intersect_response(payload, version) == wanted
 
@@ -66,7 +69,7 @@ def test_error_35_of_librdkafkas_mock_cluster_is_mended() -> None:
     assert intersect_response(as_sent, 4)[4:] == wanted[4:]
 
 
-@pytest.mark.parametrize(("high", "offered"), [("7fff", 4), ("ffff", 0)])
+@pytest.mark.parametrize(("high", "offered"), [("7fff", NEWEST), ("ffff", 0)])
 def test_mended_range_stays_within_what_we_read(high: str, offered: int) -> None:
     as_sent = bytes.fromhex(f"00000001 0023 01 0012 0000 {high} 00000000")
     decoded = ApiVersionsResponse[0].decode(intersect_response(as_sent, 4), header=True)
@@ -102,7 +105,7 @@ def test_own_answer_to_a_too_new_request() -> None:
     assert decoded.header.correlation_id == 77
     assert decoded.error_code == 35
     assert [(k.api_key, k.min_version, k.max_version) for k in decoded.api_keys] == [
-        (ApiKey.API_VERSIONS, 0, 4)
+        (ApiKey.API_VERSIONS, 0, NEWEST)
     ]
 
 
