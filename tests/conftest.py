@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from lab.errors import PartMissing
@@ -88,6 +90,18 @@ def serve(config: pytest.Config, name: str, server: Server) -> Iterator[Server]:
 def serve_part(pytestconfig: pytest.Config) -> Callable[[str, Server], Iterator[Server]]:
     """`yield from serve_part("kafka", server)`, for fixtures with a server of their own kind."""
     return functools.partial(serve, pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def _logging_restored() -> Iterator[None]:
+    """Logging is a process-wide setting, and commands set it up; each test gives it back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

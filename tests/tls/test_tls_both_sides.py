@@ -106,17 +106,25 @@ def test_a_client_without_a_certificate_is_told_so(
         client.list_topics(timeout=3)
     client.poll(0.5)
     assert any("certificate required" in error.str() for error in errors), errors
+    refused = tls_proxy.logged("tls_handshake_failed")
+    assert "no_certificate" in {entry["reason"] for entry in refused}
+    assert tls_proxy.metric("fetchproxy_tls_handshakes_failed_total", 'no_certificate"') >= 1
+
+
+@pytest.mark.slow  # kafka-python goes on trying, now and then for minutes
+def test_kafka_python_without_a_certificate_is_refused(
+    tls_proxy: ProxyProcess, authority: Authority
+) -> None:
     with pytest.raises(kafka.errors.KafkaError):
         kafka.KafkaConsumer(
             bootstrap_servers=tls_proxy.bootstrap,
             bootstrap_timeout_ms=2_000,
             **kafka_python_tls(authority, None),
         )
-    refused = tls_proxy.logged("tls_handshake_failed")
-    assert "no_certificate" in {entry["reason"] for entry in refused}
-    assert tls_proxy.metric("fetchproxy_tls_handshakes_failed_total", 'no_certificate"') >= 2
+    assert tls_proxy.metric("fetchproxy_tls_handshakes_failed_total", 'no_certificate"') >= 1
 
 
+@pytest.mark.slow  # the same
 def test_a_certificate_of_another_authority_is_refused(
     tls_proxy: ProxyProcess, authority: Authority, tmp_path: Path
 ) -> None:
