@@ -7,6 +7,7 @@ snake_case. Tagged fields are skipped when read and never written.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct as Packed
@@ -33,14 +34,14 @@ _INT8 = Packed(">b")
 _LATEST_VERSION = 0x7FFF
 
 
-class Kind:
+class Kind(ABC):
     """How one value is read and written."""
 
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any: ...
 
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None: ...
 
 
 class _Integer(Kind):

@@ -1,8 +1,8 @@
-"""ApiVersions (v0–4): the first thing a client asks, and what it chooses all versions by.
+"""ApiVersions (v0–5): the first thing a client asks, and what it chooses all versions by.
 
 The broker answers, and each range is narrowed to what the proxy understands as well; APIs that the
 proxy has never heard of are left out, since their answers might name brokers. A request newer than
-v4 is answered at once with error 35 and the proxy's own range, as KIP-511 has it: the client asks
+v5 is answered at once with error 35 and the proxy's own range, as KIP-511 has it: the client asks
 again with a version that both know.
 """
 
