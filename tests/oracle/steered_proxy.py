@@ -22,6 +22,7 @@ from fetchproxy import app
 from fetchproxy.config.sections import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.remote_log.batch_gatherer import BatchSegments
 from fetchproxy.remote_log.broker_source import BrokerSource
 from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
@@ -86,12 +87,11 @@ class SteeredManager(RemoteLogManager):
             source = BorderedSource(BrokerSource(self._cluster))
             archiver = PartitionArchiver(
                 tip,
-                self._config,
-                source=source,
+                source=BatchSegments(source, self._config),
                 rlmm=self._rlmm,
                 copier=self._copier,
+                truncation=self._truncation,
                 spool=self._spool,
-                wall_clock_ms=self._wall_clock_ms,
             )
             self._archivers[tip] = archiver, source
         archiver, source = self._archivers[tip]

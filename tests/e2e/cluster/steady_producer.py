@@ -89,7 +89,7 @@ class SteadyProducer:
         def delivered(error: object, message: confluent_kafka.Message) -> None:
             if error is not None:
                 self.errors.append(str(error))
-            elif message.offset() not in (number, -1001):  # unknown, for a repeated batch
+            elif message.offset() not in (number, None):  # None: unknown, as of a repeated batch
                 self.errors.append(f"record {number} is at offset {message.offset()}")
 
         return delivered
