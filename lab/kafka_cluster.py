@@ -207,6 +207,27 @@ class KafkaCluster:
             if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
                 raise KafkaException(error)
 
+    def elect_unclean(self, topic: str, partition: int) -> None:
+        """Lets any living replica lead, once those that were in sync are known to be gone.
+
+        Acknowledged records may be lost: that is what it is for.
+        """
+        from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
+
+        asked = TopicPartition(topic, partition)
+
+        def led() -> bool:
+            if self.partitions(topic)[partition].leader in self.brokers():
+                return True
+            try:
+                done = self._admin().elect_leaders(ElectionType.UNCLEAN, [asked]).result(timeout=30)
+            except KafkaException:
+                return False  # the controllers elect one of their own first
+            refused = [e.code() for e in done.values() if e is not None]
+            return not refused or refused == [KafkaError.ELECTION_NOT_NEEDED]
+
+        _wait(f"{asked} led by any replica", led)
+
     def __enter__(self) -> Self:
         try:
             self.start()

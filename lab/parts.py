@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lab import (
     cache,
     go_client,
+    hdfs,
     java,
     kafka_versions,
     kcat,
@@ -40,6 +41,13 @@ def set_up_kafka(version: str = kafka_versions.KAFKA_VERSION) -> str:
 
 def set_up_s3() -> str:
     return f"versitygw {s3.VERSITYGW_VERSION} at {s3.versitygw_executable()}"
+
+
+def set_up_hdfs() -> str:
+    runtime = java.find_java()
+    jars = len(list(hdfs.hdfs_jars().glob("*.jar")))
+    on = f"Java {runtime.version} from {runtime.origin}"
+    return f"Apache Hadoop {hdfs.HADOOP_VERSION} ({jars} jars) on {on}"
 
 
 def set_up_kroxylicious() -> str:
@@ -94,6 +102,7 @@ PARTS: dict[str, Part] = {
         ),
         *(_kafka(name, version) for name, version in OTHER_KAFKAS.items()),
         Part("s3", "a real S3 server", f"versitygw-{s3.VERSITYGW_VERSION}", set_up_s3),
+        Part("hdfs", "a real HDFS", hdfs.HDFS_ENTRY, set_up_hdfs),
         Part(
             "kroxylicious",
             "another Kafka proxy, for benchmarks only",

@@ -2,6 +2,8 @@
 
     <prefix>/<topic>-<topicId>/<partition>/<20-digit base offset>-<segmentId>.<suffix>
     <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.log-start-offset
+    <prefix>/<topic>-<topicId>/<partition>/delete-partition-state
+    <prefix>/<topic>-<topicId>/cluster-id
 
 Both ids are written as Kafka writes its Uuids: url-safe base64 of the 16 bytes without padding,
 22 characters, which may themselves begin with or contain `-` and `_`. So names are taken apart by
@@ -10,7 +12,9 @@ an archive may share its bucket with other things.
 
 The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset is in
 its name, so that two writers cannot undo each other's: each makes its own object, the highest
-counts, and the lower ones can go at any time.
+counts, and the lower ones can go at any time. `delete-partition-state` is there while a deleted
+topic's partition is being removed, and is the last object of it to go. `cluster-id` names the
+cluster in which an archiver has last seen the topic alive: no other may find it deleted.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ _PARTITION_MAX = 2**31 - 1
 _UUID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _OFFSET = re.compile(r"[0-9]{20}", re.ASCII)
+_DELETION_OBJECT = "delete-partition-state"
+_CLUSTER_OBJECT = "cluster-id"
 _LOG_START_SUFFIX = ".log-start-offset"
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
@@ -46,6 +52,14 @@ class SegmentFile(StrEnum):
     TXN = "txn"  # aborted transactions; absent where there are none
     EPOCHS = "epochs"  # leader epochs up to the segment's end
     METADATA = "metadata"  # RemoteLogSegmentMetadata, so that the archive describes itself
+    # A broker's own files, byte for byte, of segments that were copied from its log directory.
+    OFFSET_INDEX = "offset-index"  # Kafka's `.index`
+    TIME_INDEX = "time-index"  # Kafka's `.timeindex`
+    PRODUCER_SNAPSHOT = "producer-snapshot"  # Kafka's `.snapshot` at the segment's end
+
+
+# Of some segments only, whatever their metadata say; nothing that serves records needs them.
+KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,14 @@ def parse_log_start_key(prefix: str, key: str) -> int | None:
     if offset == name or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
         return None
     return None if parse_partition_folder(prefix, folder + slash) is None else int(offset)
+
+
+def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_DELETION_OBJECT}"
+
+
+def topic_cluster_key(prefix: str, topic: str, topic_id: UUID) -> str:
+    return f"{topic_folder(prefix, topic, topic_id)}{_CLUSTER_OBJECT}"
 
 
 def key_after_base_offset(prefix: str, tip: TopicIdPartition, base_offset: int) -> str:

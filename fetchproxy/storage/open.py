@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from fetchproxy.config.addresses import parse_bootstrap
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ConfigError
+from fetchproxy.storage.api import ObjectStore
 from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.hdfs import HdfsObjectStore
+from fetchproxy.storage.hdfs_client import HdfsLocation
 from fetchproxy.storage.layout import normal_prefix
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.s3 import S3ObjectStore
 
 _S3_PARAMETERS = ("endpoint_url", "region")
+_HDFS_PARAMETERS = ("user",)
+_HDFS_SCHEMES = ("webhdfs", "swebhdfs")  # Hadoop's own names; the second by TLS
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 
 
@@ -32,8 +39,12 @@ class S3Location:
     region: str | None
 
 
-def parse_store_url(url: str) -> FileLocation | S3Location:
-    """`file:///path` or `s3://bucket/prefix?endpoint_url=…&region=…`. Raises ConfigError."""
+def parse_store_url(url: str) -> FileLocation | S3Location | HdfsLocation:
+    """Raises ConfigError for anything but
+
+    `file:///path`, `s3://bucket/prefix?endpoint_url=…&region=…`,
+    `webhdfs://host:port[,host:port]/path?user=…` (by TLS: `swebhdfs:`).
+    """
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -45,30 +56,45 @@ def parse_store_url(url: str) -> FileLocation | S3Location:
         return _file_location(url, parts)
     if parts.scheme == "s3":
         return _s3_location(url, parts)
+    if parts.scheme in _HDFS_SCHEMES:
+        return _hdfs_location(url, parts)
+    if parts.scheme == "hdfs":
+        raise ConfigError(
+            f"store URL {mask_text(repr(url))}: HDFS is spoken to by WebHDFS: give the NameNode's "
+            "HTTP address, as in webhdfs://namenode:9870/path"
+        )
     raise ConfigError(
-        f"store URL {mask_text(repr(url))}: unknown scheme {parts.scheme!r}; known: file, s3"
+        f"store URL {mask_text(repr(url))}: unknown scheme {parts.scheme!r}; "
+        "known: file, s3, webhdfs, swebhdfs"
     )
 
 
 def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
     """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
 
-    `create`: a `file:` store's folder is made if it is missing, for those who write an archive.
-    A reader leaves it off, so that a mistyped path is an error and not an empty archive.
-    Raises ConfigError.
+    `create`: the folder of a `file:` or HDFS store is made if it is missing, for those who write
+    an archive. A reader leaves it off, so that a mistyped path is an error and not an empty
+    archive. Raises ConfigError.
     """
+    return RemoteStorageManager(*open_object_store(url, config, create=create))
+
+
+def open_object_store(
+    url: str, config: StoreConfig, *, create: bool = False
+) -> tuple[ObjectStore, str]:
+    """As `open_store`, without a manager: the store, and the prefix of the archive in it."""
     location = parse_store_url(url)
     if isinstance(location, FileLocation):
-        return RemoteStorageManager(
-            FilesystemObjectStore(location.root, create=create, config=config)
-        )
+        return FilesystemObjectStore(location.root, create=create, config=config), ""
+    if isinstance(location, HdfsLocation):
+        return HdfsObjectStore(location, create=create, config=config), ""
     store = S3ObjectStore(
         location.bucket,
         endpoint_url=location.endpoint_url,
         region=location.region,
         config=config,
     )
-    return RemoteStorageManager(store, location.prefix)
+    return store, location.prefix
 
 
 def _file_location(url: str, parts: SplitResult) -> FileLocation:
@@ -93,6 +119,21 @@ def _s3_location(url: str, parts: SplitResult) -> S3Location:
             f"store URL {mask_text(repr(url))}: endpoint_url has to start with http:// or https://"
         )
     return S3Location(parts.netloc, prefix, endpoint_url, query.get("region"))
+
+
+def _hdfs_location(url: str, parts: SplitResult) -> HdfsLocation:
+    query = _query(url, parts, _HDFS_PARAMETERS)
+    try:
+        addresses = parse_bootstrap(parts.netloc)
+        folder = normal_prefix(unquote(parts.path)).rstrip("/")
+    except ValueError as error:
+        raise ConfigError(f"store URL {mask_text(repr(url))}: {error}") from error
+    return HdfsLocation(
+        addresses=tuple(str(address) for address in addresses),
+        folder=f"/{folder}" if folder else "",
+        tls=parts.scheme == "swebhdfs",
+        user=query.get("user") or os.environ.get("HADOOP_USER_NAME"),
+    )
 
 
 def _query(url: str, parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:

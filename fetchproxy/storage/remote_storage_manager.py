@@ -27,6 +27,7 @@ from fetchproxy.storage.layout import (
     LAYOUT_OBJECT,
     LAYOUT_VERSION,
     SegmentFile,
+    SegmentKey,
     key_after_base_offset,
     layout_text,
     log_start_key,
@@ -36,8 +37,10 @@ from fetchproxy.storage.layout import (
     parse_partition_folder,
     parse_segment_key,
     parse_topic_folder,
+    partition_deletion_key,
     partition_folder,
     segment_key,
+    topic_cluster_key,
     topic_folder,
 )
 from fetchproxy.storage.measured import measured
@@ -61,12 +64,30 @@ class SegmentMetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class LogSegmentData:
-    """What a copy uploads. `txn` is None where no transaction was aborted."""
+    """What a copy uploads. `txn` is None where no transaction was aborted.
+
+    The last three are a broker's own files, None where they are not at hand.
+    """
 
     log: Path
     index: bytes
     txn: bytes | None
     epochs: bytes
+    offset_index: bytes | None = None
+    time_index: bytes | None = None
+    producer_snapshot: bytes | None = None
+
+    def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
+        """Everything but the log, as far as there is any."""
+        every = (
+            (SegmentFile.INDEX, self.index),
+            (SegmentFile.TXN, self.txn),
+            (SegmentFile.EPOCHS, self.epochs),
+            (SegmentFile.OFFSET_INDEX, self.offset_index),
+            (SegmentFile.TIME_INDEX, self.time_index),
+            (SegmentFile.PRODUCER_SNAPSHOT, self.producer_snapshot),
+        )
+        return [(file, content) for file, content in every if content is not None]
 
 
 class RemoteStorageManager:
@@ -108,10 +129,8 @@ class RemoteStorageManager:
         if metadata.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
         await self._mark_layout()
-        await self._store.put(self.object_key(metadata, SegmentFile.INDEX), data.index)
-        if data.txn is not None:
-            await self._store.put(self.object_key(metadata, SegmentFile.TXN), data.txn)
-        await self._store.put(self.object_key(metadata, SegmentFile.EPOCHS), data.epochs)
+        for file, content in data.small_objects():
+            await self._store.put(self.object_key(metadata, file), content)
         await self._store.put_file(self.object_key(metadata, SegmentFile.LOG), data.log)
 
     @measured
@@ -123,12 +142,33 @@ class RemoteStorageManager:
 
     @measured
     async def fetch_index(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
-        """INDEX, TXN or EPOCHS, whole. TXN is empty, unread, without aborted transactions."""
-        if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
+        """Any but LOG and METADATA, whole. TXN is empty, unread, without aborted transactions.
+
+        `layout.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
+        """
+        if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is no index")
         if file is SegmentFile.TXN and not metadata.has_aborted_txns:
             return b""
         return await self._store.get(self.object_key(metadata, file))
+
+    @measured
+    async def put_index(
+        self, metadata: RemoteLogSegmentMetadata, file: SegmentFile, content: bytes
+    ) -> None:
+        """Create or replace INDEX, TXN or EPOCHS, atomically: what can be derived from the log."""
+        if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
+            raise ValueError(f"{file.value} is not derived")
+        await self._store.put(self.object_key(metadata, file), content)
+
+    @measured
+    async def delete_txn_index(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Of a segment in which no transaction was aborted. Absent is no error."""
+        await self._store.delete(self.object_key(metadata, SegmentFile.TXN))
+
+    def parse_key(self, key: str) -> SegmentKey | None:
+        """Which object of which segment it is; None: it is none of this archive."""
+        return parse_segment_key(self._prefix, key)
 
     @measured
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
@@ -136,8 +176,9 @@ class RemoteStorageManager:
 
         The metadata goes last: until then the segment can be found to finish the deletion.
         """
-        for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
-            await self._store.delete(self.object_key(metadata, file))
+        for file in SegmentFile:
+            if file is not SegmentFile.METADATA:
+                await self._store.delete(self.object_key(metadata, file))
         await self._store.delete(self.object_key(metadata, SegmentFile.METADATA))
 
     @measured
@@ -186,10 +227,82 @@ class RemoteStorageManager:
         await self._mark_layout()
         await self._store.put(log_start_key(self._prefix, tip, offset), content)
 
+    def log_start_object(self, tip: TopicIdPartition, offset: int) -> LogStartObject:
+        return LogStartObject(offset, log_start_key(self._prefix, tip, offset))
+
     @measured
     async def delete_log_start_offset(self, lower: LogStartObject) -> None:
         """One that a higher one has made meaningless. Absent is no error."""
         await self._store.delete(lower.key)
+
+    @measured
+    async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
+        """Create or replace what says how far the partition's deletion is, atomically."""
+        await self._mark_layout()
+        await self._store.put(partition_deletion_key(self._prefix, tip), content)
+
+    @measured
+    async def get_partition_deletion(self, tip: TopicIdPartition) -> bytes | None:
+        """None: nobody deletes the partition."""
+        await self._check_layout()
+        try:
+            return await self._store.get(partition_deletion_key(self._prefix, tip))
+        except ObjectNotFound:
+            return None
+
+    @measured
+    async def forget_partition(self, tip: TopicIdPartition) -> None:
+        """Remove what is left of a partition without segments; may be repeated after a failure.
+
+        What says that it is being deleted goes last.
+        """
+        async for found in self.list_partition(tip):
+            if isinstance(found, LogStartObject):
+                await self._store.delete(found.key)
+        await self._store.delete(partition_deletion_key(self._prefix, tip))
+
+    async def list_segment_objects(
+        self, tip: TopicIdPartition
+    ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
+        """Every object of a segment that lies in the partition's folder, whether or not metadata
+        name it; those of one segment follow each other."""
+        await self._check_layout()
+        async for found in self._store.list(partition_folder(self._prefix, tip)):
+            parsed = parse_segment_key(self._prefix, found.key)
+            if parsed is not None:
+                yield parsed, found
+
+    @measured
+    async def get_segment_object(self, stored: StoredObject) -> bytes:
+        """One of `list_segment_objects`, whole: not for a log. ObjectNotFound: deleted since."""
+        return await self._store.get(stored.key)
+
+    @measured
+    async def delete_segment_object(self, stored: StoredObject) -> None:
+        """One of `list_segment_objects` that nothing refers to. Absent is no error."""
+        await self._store.delete(stored.key)
+
+    @measured
+    async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
+        """The cluster in which the topic is alive."""
+        await self._mark_layout()
+        await self._store.put(
+            topic_cluster_key(self._prefix, topic, topic_id), cluster_id.encode() + b"\n"
+        )
+
+    @measured
+    async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
+        """None: no archiver has seen the topic alive, or it is forgotten."""
+        try:
+            content = await self._store.get(topic_cluster_key(self._prefix, topic, topic_id))
+        except ObjectNotFound:
+            return None
+        return content.decode(errors="replace").strip()
+
+    @measured
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """Remove what is left of a topic without partitions; may be repeated."""
+        await self._store.delete(topic_cluster_key(self._prefix, topic, topic_id))
 
     @measured
     async def list_partitions(self) -> list[TopicIdPartition]:
@@ -227,22 +340,28 @@ class RemoteStorageManager:
 
     async def _check_layout(self) -> bool:
         """Does the archive state its layout? Raises RemoteStorageError if it is not this one."""
-        if self._layout_known:
-            return True
-        try:
-            content = await self._store.get(self._prefix + LAYOUT_OBJECT)
-        except ObjectNotFound:
-            return False  # nothing has been archived yet
-        version = parse_layout_text(content)
-        if version != LAYOUT_VERSION:
-            named = "unknown" if version is None else f"version {version}"
-            raise RemoteStorageError(
-                f"the archive's layout is {named}; this program knows version {LAYOUT_VERSION}"
-            )
-        self._layout_known = True
-        return True
+        self._layout_known = self._layout_known or await states_layout(self._store, self._prefix)
+        return self._layout_known
 
     async def _mark_layout(self) -> None:
         if not await self._check_layout():
             await self._store.put(self._prefix + LAYOUT_OBJECT, layout_text())
             self._layout_known = True
+
+
+async def states_layout(store: ObjectStore, prefix: str) -> bool:
+    """Whether the archive below `prefix` says that it is of this layout; False: it says nothing.
+
+    Raises RemoteStorageError if it is of another.
+    """
+    try:
+        content = await store.get(prefix + LAYOUT_OBJECT)
+    except ObjectNotFound:
+        return False  # nothing has been archived yet
+    version = parse_layout_text(content)
+    if version != LAYOUT_VERSION:
+        named = "unknown" if version is None else f"version {version}"
+        raise RemoteStorageError(
+            f"the archive's layout is {named}; this program knows version {LAYOUT_VERSION}"
+        )
+    return True

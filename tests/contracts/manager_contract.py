@@ -10,6 +10,7 @@ import pytest
 from storage_contract import keys_of
 
 from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
+from fetchproxy.index.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
 from fetchproxy.model import (
     ByteRange,
     EpochStart,
@@ -74,6 +75,24 @@ class RemoteStorageManagerContract:
         assert await manager.fetch_index(metadata, SegmentFile.TXN) == b""
         with pytest.raises(ValueError, match="no index"):
             await manager.fetch_index(metadata, SegmentFile.LOG)
+
+    async def test_an_rdi_resolves(
+        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+    ) -> None:
+        """Object key and position of an index entry lead to its bytes, by the store alone."""
+        metadata = segment()
+        key = manager.object_key(metadata, SegmentFile.LOG)
+        entry = encode_entry(key, IndexSpan(0, 4, 0, 5, 0, 0))
+        entry += encode_entry(key, IndexSpan(4, 6, 6, 9, 0, 0))
+        await manager.copy_log_segment_data(
+            metadata, LogSegmentData(data.log, entry, None, data.epochs)
+        )
+        index = RemoteLogIndex.parse(await manager.fetch_index(metadata, SegmentFile.INDEX))
+        found = [
+            await store.get_range(index.object_key, ByteRange(span.position, span.end))
+            for span in index.spans()
+        ]
+        assert found == [b"0123", b"456789"]
 
     async def test_aborted_transactions_travel_along(
         self, manager: RemoteStorageManager, data: LogSegmentData
@@ -161,6 +180,43 @@ class RemoteStorageManagerContract:
         with pytest.raises(ObjectNotFound):
             await manager.fetch_log_segment(gone, ByteRange(0, 1))
         assert await manager.fetch_log_segment(kept, ByteRange(0, 1)) == b"0"
+
+    async def test_every_object_of_a_partition_is_listed_and_can_be_deleted(
+        self, manager: RemoteStorageManager, data: LogSegmentData
+    ) -> None:
+        """Also those of a copy that no metadata name."""
+        whole, left = segment(0), segment(10, segment_id=2)
+        await manager.copy_log_segment_data(whole, data)
+        await manager.put_segment_metadata(whole, b"{}")
+        await manager.copy_log_segment_data(left, data)
+        await manager.put_log_start_offset(whole.topic_id_partition, 3, b"3")
+        found = [f async for f in manager.list_segment_objects(whole.topic_id_partition)]
+        assert [(key.base_offset, stored.key) for key, stored in found] == sorted(
+            (metadata.start_offset, manager.object_key(metadata, file))
+            for metadata in (whole, left)
+            for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS)
+            + ((SegmentFile.METADATA,) if metadata is whole else ())
+        )
+        for key, stored in found:
+            if key.segment_id == left.segment_id:
+                await manager.delete_segment_object(stored)
+                await manager.delete_segment_object(stored)
+        again = [key async for key, _ in manager.list_segment_objects(whole.topic_id_partition)]
+        assert {key.segment_id for key in again} == {whole.segment_id}
+
+    async def test_a_topics_cluster(self, manager: RemoteStorageManager) -> None:
+        """Beside its partitions, and no partition itself."""
+        tip = segment().topic_id_partition
+        assert await manager.get_topic_cluster(tip.topic, tip.topic_id) is None
+        await manager.put_topic_cluster(tip.topic, tip.topic_id, "one")
+        await manager.put_topic_cluster(tip.topic, tip.topic_id, "two")
+        assert await manager.get_topic_cluster(tip.topic, tip.topic_id) == "two"
+        assert await manager.list_partitions() == []
+        await manager.put_segment_metadata(segment(), b"{}")
+        assert await manager.list_topic(tip.topic_id) == [tip]
+        await manager.forget_topic(tip.topic, tip.topic_id)
+        await manager.forget_topic(tip.topic, tip.topic_id)
+        assert await manager.get_topic_cluster(tip.topic, tip.topic_id) is None
 
     async def test_partitions_of_every_incarnation(
         self, manager: RemoteStorageManager, store: ObjectStore

@@ -6,6 +6,7 @@ import pytest
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ConfigError, StorageUnavailable
+from fetchproxy.storage.hdfs_client import HdfsLocation
 from fetchproxy.storage.open import FileLocation, S3Location, open_store, parse_store_url
 
 
@@ -24,11 +25,26 @@ def test_s3_urls() -> None:
     )
 
 
+def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
+    assert parse_store_url("webhdfs://nn:9870") == HdfsLocation(("nn:9870",), "")
+    assert parse_store_url("swebhdfs://nn1:9871,nn2:9871/team/a/?user=kafka") == HdfsLocation(
+        ("nn1:9871", "nn2:9871"), "/team/a", tls=True, user="kafka"
+    )
+    monkeypatch.setenv("HADOOP_USER_NAME", "hadoop")
+    assert parse_store_url("webhdfs://nn:9870/a") == HdfsLocation(("nn:9870",), "/a", user="hadoop")
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("hdfs://namenode/x", "unknown scheme 'hdfs'; known: file, s3"),
+        ("gs://bucket/x", "unknown scheme 'gs'; known: file, s3, webhdfs, swebhdfs"),
         ("/srv/archive", "unknown scheme ''; known: file, s3"),
+        ("hdfs://namenode:8020/x", "as in webhdfs://namenode:9870/path"),
+        ("webhdfs://namenode/x", "expected host:port"),
+        ("webhdfs:///x", "expected host:port"),
+        ("webhdfs://namenode:9870/a/../b", "illegal part"),
+        ("webhdfs://namenode:9870/a?token=x", "unknown parameter 'token'; known: user"),
         ("file:relative", "file:///absolute/path"),
         ("file://host/srv", "file:///absolute/path"),
         ("file:///srv?x=1", "unknown parameter 'x'; known: none"),

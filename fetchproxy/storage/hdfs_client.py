@@ -1,0 +1,186 @@
+"""WebHDFS: the requests of one HDFS, with the way to its DataNodes and to its other NameNode.
+
+Raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not: `hdfs_errors`
+translates both. Every request is tried once, but for a NameNode that cannot have acted on it:
+nobody there, or a standby. Back-off is the caller's.
+
+Bytes come from and go to DataNodes: a NameNode answers with an address, which is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from yarl import URL
+
+from fetchproxy.config.secret_file import secret_from
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.errors import ConfigError, RemoteStorageError, StorageDenied, StorageUnavailable
+from fetchproxy.storage.hdfs_answers import decoded
+from fetchproxy.storage.hdfs_errors import STANDBY, RemoteFault, remote_fault
+
+_REDIRECTS = frozenset({301, 302, 307, 308})
+_NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken"})
+
+
+@dataclass(frozen=True, slots=True)
+class HdfsLocation:
+    """`addresses` are the NameNodes' host:port of HTTP; `folder` is absolute, without end slash."""
+
+    addresses: tuple[str, ...]
+    folder: str
+    tls: bool = False
+    user: str | None = None
+
+
+class WebHdfsClient:
+    """Use it on one loop. Paths are relative to the location's folder, which is the path ""."""
+
+    def __init__(self, location: HdfsLocation, config: StoreConfig) -> None:
+        self._location = location
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+        self._active = 0  # the NameNode that answered last
+        self._token: str | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            await asyncio.sleep(0)  # its transports close on the loop's next turn
+
+    async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
+        """The answer of a request that moves no data."""
+        _, body = await self._ask_namenode(method, op, path, parameters)
+        return decoded(body, op) if body else {}
+
+    async def read(self, path: str, **parameters: str) -> bytes:
+        """OPEN. Raises an error where the connection ends before the stated length."""
+        address, body = await self._ask_namenode("GET", "OPEN", path, parameters)
+        if address is None:
+            return body
+        async with self._opened().get(address, allow_redirects=False) as answer:
+            await _check(answer, 200)
+            if answer.content_length is None:
+                raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
+            return await answer.read()
+
+    async def create(self, path: str, size_bytes: int, content: AsyncIterator[bytes]) -> None:
+        """A new file; the folders above it are made. TimeoutError where one part takes too long."""
+        parameters = {"overwrite": "false"}
+        address, _ = await self._ask_namenode("PUT", "CREATE", path, parameters)
+        if address is None:
+            raise StorageUnavailable("CREATE: the NameNode names no DataNode")
+        headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
+        part_max_s = self._config.write_max_ms / 1000
+        failures: list[RemoteStorageError] = []  # of the content itself, which aiohttp would wrap
+        async with asyncio.timeout(part_max_s) as limit:
+
+            async def timed() -> AsyncIterator[bytes]:
+                try:
+                    async for part in content:
+                        limit.reschedule(asyncio.get_running_loop().time() + part_max_s)
+                        yield part
+                except RemoteStorageError as error:
+                    failures.append(error)
+                    raise
+
+            try:
+                request = self._opened().put(
+                    address, data=timed(), headers=headers, allow_redirects=False
+                )
+                async with request as answer:
+                    await _check(answer, 201)
+            except aiohttp.ClientError:
+                if failures:
+                    raise failures[0] from None
+                raise
+
+    async def _ask_namenode(
+        self, method: str, op: str, path: str, parameters: Mapping[str, str]
+    ) -> tuple[URL | None, bytes]:
+        """(the DataNode's address, b"") or (None, the answer's body)."""
+        tries_left = len(self._location.addresses)
+        token_is_fresh = False
+        while True:
+            asked = self._active
+            try:
+                if self._config.hdfs_token_file is not None and self._token is None:
+                    self._token = await asyncio.to_thread(self._read_token)
+                    token_is_fresh = True
+                return await self._ask_once(method, self._url(asked, op, path, parameters))
+            except RemoteFault as fault:
+                if fault.exception in _NO_SUCH_TOKEN and self._token and not token_is_fresh:
+                    self._token = None  # somebody may have put a new one into the file
+                    continue
+                if fault.exception not in STANDBY or tries_left <= 1:
+                    raise
+            except aiohttp.ServerTimeoutError:
+                self._pass_over(asked)  # it may have acted on the request
+                raise
+            except aiohttp.ClientConnectorError:
+                if tries_left <= 1:
+                    raise
+            tries_left -= 1
+            self._pass_over(asked)
+
+    async def _ask_once(self, method: str, url: URL) -> tuple[URL | None, bytes]:
+        async with self._request(method, url) as answer:
+            if answer.status in _REDIRECTS and "Location" in answer.headers:
+                return URL(answer.headers["Location"], encoded=True), b""
+            await _check(answer, 200)
+            return None, await answer.read()
+
+    def _request(
+        self, method: str, url: URL
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._opened().request(method, url, allow_redirects=False)
+
+    def _pass_over(self, asked: int) -> None:
+        if self._active == asked:
+            self._active = (asked + 1) % len(self._location.addresses)
+
+    def _url(self, asked: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
+        query = {"op": op, **parameters}
+        if self._token is not None:
+            query["delegation"] = self._token
+        elif self._location.user is not None:
+            query["user.name"] = self._location.user
+        scheme = "https" if self._location.tls else "http"
+        place = quote(f"/webhdfs/v1{self.absolute(path)}")
+        address = self._location.addresses[asked]
+        return URL(f"{scheme}://{address}{place}?{urlencode(query)}", encoded=True)
+
+    def absolute(self, path: str) -> str:
+        """As HDFS names it."""
+        folder = self._location.folder
+        return f"{folder}/{path}".rstrip("/") if path else folder or "/"
+
+    def _read_token(self) -> str | None:
+        try:
+            return secret_from(None, self._config.hdfs_token_file, "store.hdfs_token_file")
+        except ConfigError as error:
+            raise StorageDenied(str(error)) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._config.connections_max),
+                timeout=aiohttp.ClientTimeout(
+                    total=None,
+                    sock_connect=self._config.connect_max_ms / 1000,
+                    sock_read=self._config.read_max_ms / 1000,
+                ),
+                auto_decompress=False,
+            )
+        return self._session
+
+
+async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
+    if answer.status != status:
+        raise remote_fault(answer.status, await answer.read())

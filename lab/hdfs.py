@@ -1,0 +1,147 @@
+"""HDFS on loopback: Hadoop's own mini cluster, a real NameNode and DataNode in one process, spoken
+to over WebHDFS. Its blocks survive `kill()`, so that an outage is one, and not a new cluster."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from lab import jars
+from lab.errors import PartFailed
+from lab.jars import Artifact
+from lab.java import find_java
+from lab.process import ServerProcess, free_ports
+
+HADOOP_VERSION = "3.4.3"
+HDFS_ENTRY = f"hdfs-{HADOOP_VERSION}"
+_MANAGER = "org.apache.hadoop.test.MiniDFSClusterManager"
+_ADMIN = "org.apache.hadoop.hdfs.tools.DFSAdmin"
+
+
+def hdfs_jars() -> Path:
+    """The folder of Hadoop's jars, downloaded on first use (110 MB). Raises PartMissing."""
+    return jars.fetch(
+        HDFS_ENTRY,
+        [
+            Artifact("org.apache.hadoop", "hadoop-minicluster", HADOOP_VERSION),
+            # The mini cluster is test code and loads these two when it starts.
+            Artifact("junit", "junit", "4.13.2"),
+            Artifact("org.mockito", "mockito-core", "4.11.0"),
+        ],
+    )
+
+
+class HdfsServer:
+    """`with HdfsServer() as hdfs: hdfs.store_url("archive")`; whoever runs it is the superuser.
+
+    `kill()` and `start()` are an outage: data and ports of the NameNode stay. `pause()` and
+    `resume()` are the other kind, where connections are accepted and nobody answers.
+    """
+
+    def __init__(self, heap: str = "384m", start_timeout_s: float = 120.0) -> None:
+        self._heap = heap
+        self._start_timeout_s = start_timeout_s
+        self._folder = Path(tempfile.mkdtemp(prefix="lab-hdfs-"))
+        self._process: ServerProcess | None = None
+        self._port = 0  # of the NameNode's WebHDFS; the next two are its RPC and the manager's
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def user(self) -> str:
+        """The superuser's name."""
+        return getpass.getuser()
+
+    def store_url(self, folder: str, user: str = "") -> str:
+        """The store as fetchproxy's `--store` takes it."""
+        return f"webhdfs://{self.address}/{folder}?user={user or self.user}"
+
+    def start(self) -> None:
+        """Returns when files can be written. Raises PartMissing and PartFailed."""
+        if self._process is None:
+            self._port = free_ports(3)
+            command = self._command("-format")
+        else:
+            command = self._command()
+        process = ServerProcess("HDFS", command, self._folder / "server.log", cwd=self._folder)
+        process.start()
+        self._process = process
+        process.wait_until(self._is_ready, self._start_timeout_s)
+
+    def stop(self) -> None:
+        """Ends the server and removes everything it stored."""
+        if self._process is not None:
+            self._process.kill()  # asked to end, it takes its time over data that go anyway
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """SIGKILL: connections are refused from now on."""
+        self._server().kill()
+
+    def pause(self) -> None:
+        self._server().pause()
+
+    def resume(self) -> None:
+        self._server().resume()
+
+    def admin(self, *arguments: str) -> None:
+        """`hdfs dfsadmin`, as in `admin("-safemode", "enter")`. Raises CalledProcessError."""
+        command = find_java().command(
+            f"{hdfs_jars()}/*", "-Xmx128m", _ADMIN, "-fs", f"hdfs://127.0.0.1:{self._port + 1}"
+        )
+        subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=60)
+
+    def _command(self, *options: str) -> list[str]:
+        command = find_java().command(f"{hdfs_jars()}/*", f"-Xmx{self._heap}", "-XX:+UseSerialGC")
+        command += [_MANAGER, *options, "-datanodes", "1"]
+        command += ["-httpport", str(self._port), "-nnport", str(self._port + 1)]
+        command += ["-cmdport", str(self._port + 2)]
+        properties = {
+            "hdfs.minidfs.basedir": self._folder / "data",
+            "dfs.replication": 1,
+            # Pages of listings: by default a thousand entries, which take a minute to write.
+            "dfs.ls.limit": 100,
+        }
+        for name, value in properties.items():
+            command += ["-D", f"{name}={value}"]
+        return command
+
+    def _is_ready(self) -> bool:
+        query = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        try:
+            with urlopen(f"http://{self.address}/{query}", timeout=5) as answer:
+                [state] = json.load(answer)["beans"]
+        except (URLError, OSError, ValueError):
+            return False
+        return bool(state["FSState"] == "Operational" and state["NumLiveDataNodes"] == 1)
+
+    def _server(self) -> ServerProcess:
+        if self._process is None:
+            raise PartFailed("HDFS has not been started")
+        return self._process
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

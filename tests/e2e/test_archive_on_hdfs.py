@@ -1,0 +1,58 @@
+"""The whole way with an HDFS for a store: archived there, forgotten by the broker, read back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from archived_topics import SETTINGS, archive_and_trim, new_topic
+from client_readers import read_confluent
+from proxy_process import ProxyProcess
+from topic_data import produce
+
+from fetchproxy.config.metadata import MetadataConfig
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verify_report import VerifyReport
+from fetchproxy.storage.open import open_store
+from lab.hdfs import HdfsServer
+from lab.kafka import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.hdfs]
+
+# Each look at the archive is some requests to a NameNode, which a busy machine slows down.
+READ_MAX_MS = 60_000
+PATIENT = {
+    **SETTINGS,
+    "archive.rlm_process_interval_ms": 1_000,
+    "metadata.metadata_read_max_ms": READ_MAX_MS,
+}
+
+
+async def verified(store: str) -> VerifyReport:
+    config = MetadataConfig(metadata_read_max_ms=READ_MAX_MS)
+    async with (
+        open_store(store, StoreConfig()) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, config) as rlmm,
+    ):
+        return await verify_archive(rsm, rlmm)
+
+
+def test_archived_and_read_back(
+    kafka_server: KafkaServer, hdfs_server: HdfsServer, tmp_path: Path
+) -> None:
+    store = hdfs_server.store_url("e2e/archive")
+    data = new_topic(kafka_server, "on-hdfs", 2)
+    produce(kafka_server.bootstrap, data, 600, partition_count=2)
+    with ProxyProcess(
+        kafka_server.bootstrap, store, tmp_path, archive="on-hdfs", settings=PATIENT
+    ) as proxy:
+        archive_and_trim(kafka_server.bootstrap, store, data)
+        found = read_confluent(proxy.bootstrap, data.topic, data.ends(kafka_server.bootstrap))
+        assert found == data.written
+        assert proxy.running, proxy.log_text()[-4000:]
+    report = asyncio.run(verified(store))
+    assert report.clean
+    assert report.segments > 4

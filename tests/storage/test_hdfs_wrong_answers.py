@@ -1,0 +1,257 @@
+"""Answers that no HDFS, or another one, gives: never wrong bytes, never "there is nothing"."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.errors import (
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageThrottled,
+    StorageUnavailable,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.hdfs import HdfsObjectStore
+from fetchproxy.storage.hdfs_client import HdfsLocation
+
+Answer = Callable[[web.Request], web.Response]
+FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}
+
+
+def said(exception: str, status: int = 403, message: str = "m\n\tat a.b.c(D.java)") -> web.Response:
+    fault = {"exception": exception, "javaClassName": "x", "message": message}
+    return web.json_response({"RemoteException": fault}, status=status)
+
+
+def moved(request: web.Request) -> web.Response:
+    """To the "DataNode", which is the same server."""
+    location = f"http://{request.host}/datanode?op={request.query['op']}"
+    return web.Response(status=307, headers={"Location": location})
+
+
+def namenode(**answers: Answer) -> Answer:
+    """By operation; a folder is there."""
+
+    def answer(request: web.Request) -> web.Response:
+        op = request.query["op"]
+        if request.path == "/datanode":
+            return answers[f"{op}_DATA"](request)
+        if op == "GETFILESTATUS" and op not in answers:
+            return web.json_response(FOLDER)
+        if op not in answers:
+            return moved(request)
+        return answers[op](request)
+
+    return answer
+
+
+@asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[str]:
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        return answer(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def answering(answer: Answer, **keys: object) -> AsyncIterator[HdfsObjectStore]:
+    async with (
+        server(answer) as address,
+        HdfsObjectStore(
+            HdfsLocation((address,), "/a", user="me"), config=StoreConfig.model_validate(keys)
+        ) as store,
+    ):
+        yield store
+
+
+@pytest.mark.parametrize(
+    ("exception", "status", "expected", "retriable"),
+    [
+        ("FileNotFoundException", 404, ObjectNotFound, False),
+        ("ParentNotDirectoryException", 403, ObjectNotFound, False),
+        ("AccessControlException", 403, StorageDenied, False),
+        ("SecurityException", 401, StorageDenied, False),
+        ("InvalidToken", 403, StorageDenied, False),
+        ("StandbyException", 403, StorageUnavailable, True),
+        ("SafeModeException", 403, StorageUnavailable, True),
+        ("RetriableException", 403, StorageThrottled, True),
+        ("IOException", 403, StorageUnavailable, True),
+        ("DSQuotaExceededException", 403, RemoteStorageError, False),
+        ("PathComponentTooLongException", 403, RemoteStorageError, False),
+        ("IllegalArgumentException", 400, RemoteStorageError, False),
+        ("RuntimeException", 500, StorageUnavailable, True),
+    ],
+)
+async def test_javas_exceptions_in_our_words(
+    exception: str, status: int, expected: type[RemoteStorageError], retriable: bool
+) -> None:
+    async with answering(namenode(OPEN=lambda _: said(exception, status))) as store:
+        with pytest.raises(RemoteStorageError, match=exception) as caught:
+            await store.get("k")
+    assert type(caught.value) is expected
+    assert caught.value.retriable is retriable
+    assert "a.b.c" not in str(caught.value)  # no stack trace
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (401, StorageDenied),
+        (403, StorageDenied),
+        (404, StorageUnavailable),
+        (429, StorageThrottled),
+        (503, StorageThrottled),
+        (502, StorageUnavailable),
+    ],
+)
+async def test_something_in_between_that_is_no_namenode(
+    status: int, expected: type[RemoteStorageError]
+) -> None:
+    page = web.Response(status=status, text="<html>no</html>")
+    async with answering(lambda _: web.Response(status=status, text=page.text)) as store:
+        for call in (store.get("k"), store.put("k", b"x"), store.delete("k")):
+            with pytest.raises(RemoteStorageError) as caught:
+                await call
+            assert type(caught.value) is expected
+
+
+async def test_a_broken_range_is_not_taken_for_the_end() -> None:
+    status = {"FileStatus": {**FOLDER["FileStatus"], "type": "FILE", "length": 100}}
+
+    def stat(request: web.Request) -> web.Response:
+        return web.json_response(status if request.path.endswith("/k") else FOLDER)
+
+    async with answering(namenode(GETFILESTATUS=stat, OPEN=lambda _: said("IOException"))) as store:
+        with pytest.raises(StorageUnavailable):
+            await store.get_range("k", ByteRange(99, 101))
+        with pytest.raises(RangeNotSatisfiable):
+            await store.get_range("k", ByteRange(100, 101))
+
+
+async def test_more_bytes_than_asked_for_are_no_range() -> None:
+    async with answering(namenode(OPEN_DATA=lambda _: web.Response(body=b"0123456789"))) as store:
+        assert await store.get_range("k", ByteRange(0, 10)) == b"0123456789"
+        with pytest.raises(StorageUnavailable):
+            await store.get_range("k", ByteRange(0, 9))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"DirectoryListing": {"remainingEntries": 0}}',
+        json.dumps(
+            {
+                "DirectoryListing": {
+                    "partialListing": {"FileStatuses": {"FileStatus": []}},
+                    "remainingEntries": 5,
+                }
+            }
+        ).encode(),
+    ],
+)
+async def test_what_is_no_listing_is_no_empty_folder(body: bytes) -> None:
+    async with answering(namenode(LISTSTATUS_BATCH=lambda _: web.Response(body=body))) as store:
+        with pytest.raises(StorageUnavailable):
+            [found async for found in store.list("")]
+
+
+async def test_a_page_that_does_not_go_on_ends_the_listing_with_an_error() -> None:
+    """A server that does not know startAfter would be read for ever."""
+    entry = {**FOLDER["FileStatus"], "type": "FILE", "pathSuffix": "a"}
+    listing = {"partialListing": {"FileStatuses": {"FileStatus": [entry]}}, "remainingEntries": 1}
+    answer = json.dumps({"DirectoryListing": listing}).encode()
+    async with answering(namenode(LISTSTATUS_BATCH=lambda _: web.Response(body=answer))) as store:
+        with pytest.raises(StorageUnavailable, match="is listed after"):
+            [found async for found in store.list("")]
+
+
+async def test_a_server_that_cannot_replace_files_says_so() -> None:
+    """HttpFS overlooks `renameoptions` and renames to a free name only."""
+    removed: list[str] = []
+
+    def delete(request: web.Request) -> web.Response:
+        removed.append(request.path)
+        return web.json_response({"boolean": "~" in request.path})
+
+    async with answering(
+        namenode(
+            CREATE_DATA=lambda _: web.Response(status=201),
+            RENAME=lambda _: web.json_response({"boolean": False}),
+            DELETE=delete,
+        )
+    ) as store:
+        with pytest.raises(RemoteStorageError, match="HttpFS") as caught:
+            await store.put("f/k", b"x")
+    assert not caught.value.retriable
+    assert re.fullmatch(r"/webhdfs/v1/a/f/~put-[0-9a-f]+", removed[0])
+
+
+async def test_a_standby_is_passed_over_for_good() -> None:
+    asked: list[str] = []
+
+    def standby(request: web.Request) -> web.Response:
+        asked.append("standby")
+        return said("StandbyException")
+
+    def active(request: web.Request) -> web.Response:
+        asked.append("active")
+        return web.json_response(FOLDER)
+
+    async with server(standby) as one, server(active) as other:
+        async with HdfsObjectStore(HdfsLocation((one, other), "/a")) as store:
+            await store._check_present()
+            await store._check_present()
+        assert asked == ["standby", "active", "active"]
+        async with HdfsObjectStore(HdfsLocation((one, one), "/a")) as store:
+            with pytest.raises(StorageUnavailable, match="StandbyException"):
+                await store._check_present()
+
+
+async def test_a_refused_token_is_read_again(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+
+    def check(request: web.Request) -> web.Response:
+        assert "user.name" not in request.query
+        return (
+            web.json_response(FOLDER)
+            if request.query["delegation"] == "new"
+            else said("InvalidToken")
+        )
+
+    async with answering(check, hdfs_token_file=token) as store:
+        with pytest.raises(StorageDenied, match="InvalidToken"):
+            await store._check_present()
+        token.write_text("new\n")
+        await store._check_present()
+        token.write_text("unread\n")
+        await store._check_present()
+    token.unlink()
+    async with answering(check, hdfs_token_file=token) as store:
+        with pytest.raises(StorageDenied, match=r"hdfs_token_file cannot be read"):
+            await store._check_present()
