@@ -21,3 +21,9 @@ def resident_mib_max(pid: int) -> float:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     raise OSError(f"/proc/{pid}/status names no VmHWM")
+
+
+def resident_mib(pid: int) -> float:
+    """The memory that `pid` has now. Raises OSError."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

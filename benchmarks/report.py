@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+_PLACES = {"x": 3, "ms": 3, "s/GB": 2, "s": 2, "µs": 2, "bytes/segment": 1}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -79,7 +81,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
         drawn.add_column(heading)
     for each in rows:
         verdict = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[each.met]
-        places = 3 if each.unit in ("x", "ms") else 2 if each.unit == "s/GB" else 0
+        places = _PLACES.get(each.unit, 0)
         numbers = (f"{number:.{places}f}" for number in (each.value, each.min, each.max))
         drawn.add_row(each.name, *numbers, each.unit, each.goal or "", verdict)
     return drawn

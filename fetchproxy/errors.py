@@ -8,7 +8,10 @@ FetchProxyError
 │   ├── StorageThrottled       retriable
 │   └── StorageUnavailable     retriable: timeout, refused, reset, 5xx
 ├── CorruptSegment             bytes that fail their own checksum or shape
-├── LogTruncated               the broker's log ends below what was archived from it
+├── LogTruncated               the log was cut, and where it parted from the archive nobody can tell
+├── LogDiverged                what was gathered is not the leader's log any more: gather anew
+├── LogDirUnusable             a broker's log directory holds nothing that can be archived now
+├── CompactedLog               the broker's log has holes that compaction made
 ├── OffsetNotArchived          no finished segment holds this offset
 ├── ClusterError               an answer of the brokers to one of the proxy's own requests
 │   ├── ClusterUnavailable     retriable: no broker reachable, time-out
@@ -55,6 +58,18 @@ class CorruptSegment(FetchProxyError):
 
 class LogTruncated(FetchProxyError):
     pass
+
+
+class LogDirUnusable(FetchProxyError):
+    """Says which folder or file and why; another look may find it otherwise."""
+
+
+class CompactedLog(FetchProxyError):
+    pass
+
+
+class LogDiverged(FetchProxyError):
+    """Raised and caught by the archiver, which then follows the new leader."""
 
 
 class OffsetNotArchived(FetchProxyError):

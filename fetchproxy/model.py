@@ -40,6 +40,24 @@ class RemoteLogSegmentState(IntEnum):
     DELETE_SEGMENT_FINISHED = 3
 
 
+class RemotePartitionDeleteState(IntEnum):
+    """Kafka's RemotePartitionDeleteState: how far the deletion of a topic's partition has come."""
+
+    DELETE_PARTITION_MARKED = 0
+    DELETE_PARTITION_STARTED = 1
+    DELETE_PARTITION_FINISHED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePartitionDeleteMetadata:
+    """`epoch` is that of whoever wrote it: the leader epoch last known of the partition, or -1."""
+
+    topic_id_partition: TopicIdPartition
+    state: RemotePartitionDeleteState
+    event_timestamp_ms: int
+    epoch: int = -1
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentId:
     """A new id for every copy attempt, also for the same offsets (KIP-405)."""
@@ -74,15 +92,35 @@ class RemoteLogSegmentMetadata:
     segment_size_bytes: int
     state: RemoteLogSegmentState
     has_aborted_txns: bool  # False: no .txn object exists and none has to be read
+    # Set where an unclean leader election has cut the log below what was copied: `end_offset` is
+    # then the last offset that still counts, this the last one that the objects hold (inclusive).
+    copied_end_offset: int | None = None
 
     @property
     def topic_id_partition(self) -> TopicIdPartition:
         return self.segment_id.topic_id_partition
 
+    @property
+    def stored_end_offset(self) -> int:
+        """The last offset that the objects hold, inclusive; above `end_offset` nobody may read."""
+        return self.end_offset if self.copied_end_offset is None else self.copied_end_offset
+
     def with_state(
         self, state: RemoteLogSegmentState, event_timestamp_ms: int
     ) -> RemoteLogSegmentMetadata:
         return replace(self, state=state, event_timestamp_ms=event_timestamp_ms)
+
+    def clipped(self, end_offset: int) -> RemoteLogSegmentMetadata:
+        """The segment without what lies above `end_offset` (inclusive), which is in it."""
+        if end_offset >= self.end_offset:
+            return self
+        epochs = tuple(e for e in self.segment_leader_epochs if e.start_offset <= end_offset)
+        return replace(
+            self,
+            end_offset=end_offset,
+            copied_end_offset=self.stored_end_offset,
+            segment_leader_epochs=epochs,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class MetadataAnswer:
     brokers: Mapping[int, BrokerAddress]
     topics: tuple[TopicInfo, ...]
     failed: Mapping[str | UUID, int]  # -> error code
+    cluster_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -109,6 +110,11 @@ class Cluster:
             await self._ask_metadata([])
         return dict(self._metadata.brokers)
 
+    async def cluster_id(self) -> str | None:
+        """None: the brokers do not say; age as for `brokers`."""
+        await self.brokers()
+        return self._metadata.cluster_id
+
     async def topics(self, max_age_ms: int | None = None) -> list[TopicInfo]:
         """All topics that these credentials may see, by name; age as for `brokers` by default."""
         if self._metadata.all_topics_at < self._oldest(max_age_ms):
@@ -162,7 +168,7 @@ class Cluster:
             request = messages.describe_topic_request(version, name)
             return await connection.request(request, messages.decode_configs)
 
-        return await self._ask_any(ask)
+        return await self.ask_any(ask)
 
     # --- one partition ---
     async def log_edges(
@@ -206,25 +212,38 @@ class Cluster:
         id where the broker can (Kafka 3.1), so that a re-created topic is never taken for this one.
         """
 
-        async def ask(leader: HostPort, topic: TopicInfo) -> FetchedPartition:
-            async with self._connections.exclusive(leader) as connection:
-                request = messages.fetch_request(
-                    connection.version_of(messages.FETCH),
-                    topic,
-                    tip.partition,
-                    offset,
-                    bytes_max=bytes_max,
-                    wait_max_ms=wait_max_ms,
-                    isolation=isolation,
-                )
-                answers = await connection.request_all(
-                    [request],
-                    lambda payload, version: messages.decode_fetch(payload, version, tip),
-                    extra_ms=wait_max_ms,
-                )
-                return answers[0]
+        async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
+            request = messages.fetch_request(
+                connection.version_of(messages.FETCH),
+                topic,
+                tip.partition,
+                offset,
+                bytes_max=bytes_max,
+                wait_max_ms=wait_max_ms,
+                isolation=isolation,
+            )
+            answers = await connection.request_all(
+                [request],
+                lambda payload, version: messages.decode_fetch(payload, version, tip),
+                extra_ms=wait_max_ms,
+            )
+            return answers[0]
 
-        return await self._ask_leader(tip, ask)
+        return await self.ask_leader(tip, ask)
+
+    async def ask_leader(
+        self, tip: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
+    ) -> T:
+        """`ask` on a connection of its own to the partition's leader, again after an election.
+
+        For requests that may wait in the broker. One whose answer was lost is sent again.
+        """
+
+        async def alone(leader: HostPort, topic: TopicInfo) -> T:
+            async with self._connections.exclusive(leader) as connection:
+                return await ask(connection, topic)
+
+        return await self._ask_leader(tip, alone)
 
     async def _ask_edges(self, tip: TopicIdPartition) -> None:
         asked_at = asyncio.get_running_loop().time()
@@ -329,12 +348,16 @@ class Cluster:
             answer = await connection.request(request, messages.decode_metadata)
             return answer, asked is None
 
-        answer, all_topics = await self._ask_any(ask)
+        answer, all_topics = await self.ask_any(ask)
         self._metadata.learn(answer, asked_at, all_topics=all_topics)
         self._connections.retain({*self._candidates(), *self._bootstrap})
         return answer
 
-    async def _ask_any(self, ask: Callable[[BrokerConnection], Awaitable[T]]) -> T:
+    def exclusive(self, address: HostPort) -> AbstractAsyncContextManager[BrokerConnection]:
+        """A connection that nobody else uses inside the block, for requests that wait long."""
+        return self._connections.exclusive(address)
+
+    async def ask_any(self, ask: Callable[[BrokerConnection], Awaitable[T]]) -> T:
         """`ask` the broker that answered last, else the others, else the bootstrap addresses.
 
         One that hangs has connect_max_ms while there are others, whatever connection is open to it.

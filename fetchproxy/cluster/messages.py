@@ -23,19 +23,37 @@ from fetchproxy.model import ZERO_UUID, IsolationLevel, TopicIdPartition
 from protocol.errors import WireError
 from protocol.primitives import Cursor
 
+PRODUCE = 0
 FETCH = 1
 LIST_OFFSETS = 2
 METADATA = 3
+FIND_COORDINATOR = 10
+JOIN_GROUP = 11
+HEARTBEAT = 12
+LEAVE_GROUP = 13
+SYNC_GROUP = 14
 SASL_HANDSHAKE = 17
 API_VERSIONS = 18
+DELETE_RECORDS = 21
+OFFSET_FOR_LEADER_EPOCH = 23
+CREATE_TOPICS = 19
 DESCRIBE_CONFIGS = 32
 SASL_AUTHENTICATE = 36
 
 # (lowest, highest) version spoken. Below: no isolation level, no log start, no leader epochs.
 VERSIONS: dict[int, tuple[int, int]] = {
+    PRODUCE: (3, 13),
     FETCH: (5, 17),
     LIST_OFFSETS: (2, 10),
     METADATA: (5, 13),
+    DELETE_RECORDS: (1, 2),
+    OFFSET_FOR_LEADER_EPOCH: (2, 4),  # before: any replica's word, and without its epoch
+    CREATE_TOPICS: (2, 7),
+    FIND_COORDINATOR: (2, 6),
+    JOIN_GROUP: (5, 9),  # before: no static members; so for the next three
+    HEARTBEAT: (3, 4),
+    LEAVE_GROUP: (3, 5),
+    SYNC_GROUP: (3, 5),
     DESCRIBE_CONFIGS: (1, 4),
     SASL_HANDSHAKE: (1, 1),  # after version 0 bare tokens follow
     SASL_AUTHENTICATE: (0, 2),
@@ -125,7 +143,7 @@ def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
         leaders = {p.partition_index: (p.leader_id, p.leader_epoch) for p in topic.partitions}
         topics.append(TopicInfo(topic_id, topic.name, bool(topic.is_internal), leaders))
     brokers = {b.node_id: BrokerAddress(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
-    return MetadataAnswer(brokers, tuple(topics), failed)
+    return MetadataAnswer(brokers, tuple(topics), failed, answer.cluster_id)
 
 
 def list_offsets_request(

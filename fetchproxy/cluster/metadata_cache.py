@@ -23,6 +23,7 @@ class MetadataCache:
     def __init__(self) -> None:
         self.brokers: Mapping[int, BrokerAddress] = {}
         self.brokers_at = NEVER
+        self.cluster_id: str | None = None
         self.all_topics_at = NEVER
         self._by_name: dict[str, TopicInfo] = {}
         self._names: dict[UUID, str] = {}
@@ -49,6 +50,7 @@ class MetadataCache:
         if answer.brokers:
             self.brokers = answer.brokers
             self.brokers_at = asked_at
+            self.cluster_id = answer.cluster_id
         for topic in answer.topics:
             self._forget(topic.name)
             self._by_name[topic.name] = topic

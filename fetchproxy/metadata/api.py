@@ -1,20 +1,39 @@
 """RemoteLogMetadataManager: which segments the archive holds, and how certain that is.
 
-First implementation: `store_backed` (reads the `.metadata` object beside each segment). The
-topic-backed one comes with the full RemoteLogManager.
+Two implementations: `store_backed` reads the `.metadata` object beside each segment, `topic_based`
+follows the events of `__remote_log_metadata`. Both pass tests/metadata/metadata_contract.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from uuid import UUID
 
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    RemotePartitionDeleteMetadata,
+    TopicIdPartition,
+)
 
 
-class RemoteLogMetadataManager(ABC):
+@dataclass(frozen=True, slots=True)
+class MetadataProblem:
+    """Metadata of a segment that cannot be read; `what` says why. The segment is not served.
+
+    `key` says where it lies: an object's key, or an offset of the metadata topic.
+    """
+
+    key: str
+    base_offset: int
+    what: str
+
+
+class PartitionViews(ABC):
+    """Where whoever reads the archive finds its segments."""
+
     @abstractmethod
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
         """The last known view, None if never read. Never blocks."""
@@ -27,6 +46,8 @@ class RemoteLogMetadataManager(ABC):
         Raises RemoteStorageError: the caller then knows nothing new, and must not act as if.
         """
 
+
+class RemoteLogMetadataManager(PartitionViews):
     @abstractmethod
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Record a segment's new state. Raises ValueError on an illegal transition."""
@@ -46,6 +67,30 @@ class RemoteLogMetadataManager(ABC):
         anybody else has raised. Raises RemoteStorageError: then it may have happened or not, and
         may be repeated.
         """
+
+    @abstractmethod
+    async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
+        """Record how far the deletion of a partition is; durable when it returns.
+
+        Raises ValueError on an illegal transition, RemoteStorageError. After
+        DELETE_PARTITION_FINISHED the archive does not know the partition any more.
+        """
+
+    @abstractmethod
+    async def partition_deletion(
+        self, tip: TopicIdPartition, not_older_than: float
+    ) -> RemotePartitionDeleteMetadata | None:
+        """None: nobody has marked it. Raises RemoteStorageError, as `refresh`."""
+
+    @abstractmethod
+    def list_remote_log_segments(
+        self, tip: TopicIdPartition
+    ) -> tuple[RemoteLogSegmentMetadata, ...]:
+        """Every segment as last known, by start offset, also copies begun and deletions begun."""
+
+    @abstractmethod
+    def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+        """The partition's metadata that could not be read, as of the last read. Never blocks."""
 
     @abstractmethod
     async def list_partitions(self) -> Iterable[TopicIdPartition]:

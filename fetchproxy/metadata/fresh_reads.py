@@ -100,6 +100,14 @@ class FreshReads(Generic[K, V]):
             # the outcome alone, whatever happens to this caller or to that read.
             await asyncio.wait([running.outcome])
 
+    async def anew(self, key: K) -> V:
+        """A value whose read begins from here on, even if no clock tick lies in between."""
+        before = self._running.get(key)
+        while before is not None and self._running.get(key) is before:
+            await asyncio.wait([before.outcome])
+        running = self._running.get(key) or self._start(key)
+        return await asyncio.shield(running.outcome)
+
     def _start(self, key: K) -> _Running[V]:
         if self._tasks is None:
             raise StorageUnavailable("the metadata manager is closed")

@@ -35,21 +35,35 @@ def extend_lineage(
     return (*lineage, *(entry for entry in epochs if entry.epoch > latest))
 
 
+def archived_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
+    """The epochs up to the archive's end, as the segments were copied: also below the log start."""
+    lineage: tuple[EpochStart, ...] = ()
+    for entry in view.segments.leader_epochs():
+        lineage = extend_lineage(lineage, [entry])
+    return lineage
+
+
+def from_log_start(lineage: Sequence[EpochStart], start: int) -> tuple[EpochStart, ...]:
+    """Without the epochs that ended below `start`, as Kafka truncates its cache of them."""
+    begun = [entry for entry in lineage if entry.start_offset <= start]
+    above = [entry for entry in lineage if entry.start_offset > start]
+    return (*(EpochStart(entry.epoch, start) for entry in begun[-1:]), *above)
+
+
 def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
     """Both epochs and offsets rise; it begins at the view's log start, as Kafka truncates it."""
     start = view.log_start_offset
     if start is None:
         return ()
     found: list[EpochStart] = []
-    for segment in view.segments:
-        for entry in segment.segment_leader_epochs:
-            # One that a log start or an overlap has left no offset is not in the log any more.
-            if found and (entry.epoch <= found[-1].epoch):
-                continue
-            at = max(entry.start_offset, start)
-            while found and found[-1].start_offset >= at:
-                found.pop()
-            found.append(EpochStart(entry.epoch, at))
+    for entry in view.segments.leader_epochs():
+        # One that a log start or an overlap has left no offset is not in the log any more.
+        if found and (entry.epoch <= found[-1].epoch):
+            continue
+        at = max(entry.start_offset, start)
+        while found and found[-1].start_offset >= at:
+            found.pop()
+        found.append(EpochStart(entry.epoch, at))
     return tuple(found)
 
 

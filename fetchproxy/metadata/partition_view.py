@@ -1,11 +1,17 @@
-"""An immutable picture of one partition's archive, and the questions a read asks of it. Pure."""
+"""An immutable picture of one partition's archive, and the questions a read asks of it. Pure.
+
+The segments are rows (`segment_rows`), of which values are made where somebody asks for one.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
+from fetchproxy.metadata.overlaps import add_in_order
+from fetchproxy.metadata.segment_rows import SegmentRows
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
 
 _UNFINISHED = (
@@ -18,13 +24,13 @@ _UNFINISHED = (
 class PartitionView:
     """`segments` are finished ones, by offset; `read_at` is loop time (s).
 
+    A segment's value is made anew each time: two are the same segment if their ids are.
     Their starts and ends both rise. Two neighbours may overlap (see `build_view`): whoever goes on
     from one to the next looks up the *offset* after the first, never the next one's first byte.
     """
 
     tip: TopicIdPartition
-    segments: tuple[RemoteLogSegmentMetadata, ...]
-    end_offsets: tuple[int, ...]  # of `segments`, for bisection
+    segments: SegmentRows
     # Some copy is under way, or there without being readable: what is not here yet may come.
     copies_started: bool
     read_at: float
@@ -36,39 +42,55 @@ class PartitionView:
     raised_log_start: int = 0
 
     @property
+    def end_offsets(self) -> tuple[int, ...]:
+        """Of `segments`."""
+        return tuple(end for _, end in self.segments.bounds())
+
+    @property
     def log_start_offset(self) -> int | None:
         """The first archived offset, readable or not: below it there is nothing to wait for."""
         if not self.segments:
             return None
-        first = min([self.segments[0].start_offset, *self.unreadable[:1]])
+        first = min([self.segments.start_offset(0), *self.unreadable[:1]])
         return max(first, self.raised_log_start)
 
     @property
     def log_end_offset(self) -> int | None:
         """One past the last archived offset."""
-        return self.end_offsets[-1] + 1 if self.segments else None
+        return self.segments.end_offset(len(self.segments) - 1) + 1 if self.segments else None
 
     def segment_at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
         """The first segment whose end is at or above `offset`; it may start above it.
 
         None too where the offset was deleted, though the first segment may still hold it.
         """
+        return None if offset < self.raised_log_start else self.segments.at_or_after(offset)
+
+    def _index_at_or_after(self, offset: int) -> int | None:
         if offset < self.raised_log_start:
             return None
-        i = bisect_left(self.end_offsets, offset)
-        return self.segments[i] if i < len(self.segments) else None
+        i = self.segments.index_at_or_after(offset)
+        return i if i < len(self.segments) else None
+
+    def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int | None:
+        """The first segment, from that at `index` on, whose largest timestamp is as late.
+
+        Timestamps need not rise from segment to segment, so later ones may hold it as well.
+        """
+        i = self.segments.index_at_or_after_timestamp(timestamp_ms, index)
+        return i if i < len(self.segments) else None
 
     def covers(self, offset: int) -> bool:
-        segment = self.segment_at_or_after(offset)
-        return segment is not None and segment.start_offset <= offset
+        i = self._index_at_or_after(offset)
+        return i is not None and self.segments.start_offset(i) <= offset
 
     def gap_at(self, offset: int) -> bool:
         """`offset` lies in a recorded gap between two archived segments."""
-        segment = self.segment_at_or_after(offset)
+        i = self._index_at_or_after(offset)
         return (
-            segment is not None
-            and segment is not self.segments[0]
-            and offset < segment.start_offset
+            i is not None
+            and i > 0
+            and offset < self.segments.start_offset(i)
             and not self.uncertain_at(offset)
         )
 
@@ -81,15 +103,31 @@ class PartitionView:
         if i == 0 or offset < self.raised_log_start or self.covers(offset):
             return False
         # A readable segment that starts between the two ends where the unreadable one may reach.
-        j = bisect_left(self.end_offsets, offset)
-        return j == 0 or self.segments[j - 1].start_offset < self.unreadable[i - 1]
+        j = self.segments.index_at_or_after(offset)
+        return j == 0 or self.segments.start_offset(j - 1) < self.unreadable[i - 1]
+
+    def up_to(self, offset: int) -> PartitionView:
+        """The same without all that lies at or above `offset`."""
+        end = self.log_end_offset
+        if end is None or end <= offset:
+            return self
+        rows = self.segments
+        i = rows.index_at_or_after(offset)
+        covered_to = rows.end_offset(i - 1) if i else -1
+        straddles = rows.start_offset(i) < offset and covered_to < offset - 1
+        clipped = [rows[i].clipped(offset - 1)] if straddles else []
+        return replace(
+            self,
+            segments=rows.replaced(i, len(rows), clipped),
+            unreadable=tuple(base for base in self.unreadable if base < offset),
+        )
 
     def gaps(self) -> list[tuple[int, int]]:
         """Recorded gaps as (first, last) lost offsets, both inclusive."""
         return [
-            (a.end_offset + 1, b.start_offset - 1)
-            for a, b in zip(self.segments, self.segments[1:], strict=False)
-            if b.start_offset > a.end_offset + 1 and not self.uncertain_at(b.start_offset - 1)
+            (end + 1, start - 1)
+            for (_, end), (start, _) in pairwise(self.segments.bounds())
+            if start > end + 1 and not self.uncertain_at(start - 1)
         ]
 
 
@@ -107,6 +145,8 @@ def build_view(
     Overlaps come from two archivers that met in a hand-over: both copied the same log, so either
     copy may be served. Of equal ranges the one that was finished first stays. A segment that
     overlaps the one before it and goes on further must stay, or the rest would look like a gap.
+    Where one of the two copied a log that an unclean election has ended, the other one counts:
+    `overlaps`.
     """
     every = list(segments)
     finished = [
@@ -118,14 +158,12 @@ def build_view(
     finished.sort(key=lambda s: (s.start_offset, s.event_timestamp_ms, s.segment_id.id))
     kept: list[RemoteLogSegmentMetadata] = []
     for segment in finished:
-        if not kept or segment.end_offset > kept[-1].end_offset:
-            kept.append(segment)
+        add_in_order(kept, segment)
     hidden = tuple(sorted(unreadable))
     copying = any(s.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED for s in every)
     return PartitionView(
         tip=tip,
-        segments=tuple(kept),
-        end_offsets=tuple(s.end_offset for s in kept),
+        segments=SegmentRows.of(tip, kept),
         copies_started=copying or bool(hidden),
         read_at=read_at,
         unreadable=hidden,

@@ -8,37 +8,33 @@
 `base_offset` is the segment's `start_offset`; ids are written as Kafka writes Uuids. A field that
 an older reader may overlook can be added to a version; anything else makes a new version, which
 an older reader refuses instead of guessing.
+
+Version 2 is written for segments that a truncation has clipped, and for these alone: it adds
+`"copied_end_offset"`, and whoever overlooked that would take the object for a damaged one.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
-from uuid import UUID
 
-from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.json_fields import INT32, INT64, Fields, decode_document
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
-    TopicIdPartition,
 )
-from fetchproxy.storage.layout import parse_uuid, uuid_text
+from fetchproxy.storage.layout import uuid_text
 
-VERSION = 1
-_INT64 = 2**63
-_INT32 = 2**31
-
-
-class NewerMetadataVersion(CorruptSegment):
-    """Written by a newer fetchproxy; not broken, but not to be read by this one."""
+VERSION = 2
+_UNCLIPPED_VERSION = 1
 
 
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
     tip = metadata.topic_id_partition
+    copied_end_offset = metadata.copied_end_offset
     fields = {
-        "version": VERSION,
+        "version": _UNCLIPPED_VERSION if copied_end_offset is None else VERSION,
         "topic": tip.topic,
         "topic_id": uuid_text(tip.topic_id),
         "partition": tip.partition,
@@ -55,101 +51,38 @@ def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
         "state": metadata.state.name,
         "has_aborted_txns": metadata.has_aborted_txns,
     }
+    if copied_end_offset is not None:
+        fields["copied_end_offset"] = copied_end_offset
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
     """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
-    try:
-        # RecursionError: thousands of nested brackets; ValueError: no JSON or no UTF-8.
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CorruptSegment(f"{key}: no JSON: {error}") from None
-    try:
-        return _segment(_Fields(document))
-    except NewerMetadataVersion as error:
-        raise NewerMetadataVersion(f"{key}: {error}") from None
-    except CorruptSegment as error:
-        raise CorruptSegment(f"{key}: {error}") from None
+    return decode_document(raw, key, VERSION, _segment)
 
 
-class _Fields:
-    """Typed look-ups in one JSON object; a fault is a CorruptSegment that names the field."""
-
-    def __init__(self, document: Any) -> None:  # whatever json.loads gave
-        if not isinstance(document, dict):
-            raise CorruptSegment(f"a JSON {type(document).__name__}, not an object")
-        self._document = document
-
-    def _field(self, name: str) -> Any:
-        try:
-            return self._document[name]
-        except KeyError:
-            raise CorruptSegment(f"field {name} is missing") from None
-
-    def integer(self, name: str, low: int, limit: int) -> int:
-        value = self._field(name)
-        # bool is an int in Python, but not in JSON.
-        if type(value) is not int or not low <= value < limit:
-            raise CorruptSegment(f"field {name} is no integer from {low} below {limit}")
-        return value
-
-    def text(self, name: str) -> str:
-        value = self._field(name)
-        if not isinstance(value, str):
-            raise CorruptSegment(f"field {name} is no text")
-        return value
-
-    def uuid(self, name: str) -> UUID:
-        value = parse_uuid(self.text(name))
-        if value is None:
-            raise CorruptSegment(f"field {name} is no Kafka Uuid")
-        return value
-
-    def boolean(self, name: str) -> bool:
-        value = self._field(name)
-        if not isinstance(value, bool):
-            raise CorruptSegment(f"field {name} is neither true nor false")
-        return value
-
-    def state(self, name: str) -> RemoteLogSegmentState:
-        value = self.text(name)
-        if value not in RemoteLogSegmentState.__members__:
-            raise CorruptSegment(f"field {name} is no segment state: {value[:80]!r}")
-        return RemoteLogSegmentState[value]
-
-    def epochs(self, name: str) -> tuple[EpochStart, ...]:
-        value = self._field(name)
-        if not isinstance(value, list):
-            raise CorruptSegment(f"field {name} is no list")
-        entries = (_Fields(entry) for entry in value)
-        return tuple(
-            EpochStart(e.integer("epoch", -1, _INT32), e.integer("start_offset", 0, _INT64))
-            for e in entries
-        )
-
-
-def _segment(fields: _Fields) -> RemoteLogSegmentMetadata:
-    version = fields.integer("version", 1, _INT32)
-    if version > VERSION:
-        raise NewerMetadataVersion(
-            f"metadata version {version} was written by a newer fetchproxy, "
-            f"this one reads up to version {VERSION}"
-        )
-    tip = TopicIdPartition(
-        topic_id=fields.uuid("topic_id"),
-        topic=fields.text("topic"),
-        partition=fields.integer("partition", 0, _INT32),
-    )
-    base_offset = fields.integer("base_offset", 0, _INT64)
+def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
+    base_offset = fields.integer("base_offset", 0, INT64)
+    end_offset = fields.integer("end_offset", base_offset, INT64)
+    clipped = fields.integer("version", 1, INT32) > _UNCLIPPED_VERSION
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, fields.uuid("segment_id")),
+        segment_id=RemoteLogSegmentId(fields.partition(), fields.uuid("segment_id")),
         start_offset=base_offset,
-        end_offset=fields.integer("end_offset", base_offset, _INT64),
-        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, _INT64),
-        event_timestamp_ms=fields.integer("event_timestamp_ms", -1, _INT64),
-        segment_leader_epochs=fields.epochs("leader_epochs"),
-        segment_size_bytes=fields.integer("segment_size_bytes", 0, _INT64),
-        state=fields.state("state"),
+        end_offset=end_offset,
+        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64),
+        event_timestamp_ms=fields.integer("event_timestamp_ms", -1, INT64),
+        segment_leader_epochs=_epochs(fields),
+        segment_size_bytes=fields.integer("segment_size_bytes", 0, INT64),
+        state=fields.member("state", RemoteLogSegmentState),
         has_aborted_txns=fields.boolean("has_aborted_txns"),
+        copied_end_offset=(
+            fields.integer("copied_end_offset", end_offset, INT64) if clipped else None
+        ),
+    )
+
+
+def _epochs(fields: Fields) -> tuple[EpochStart, ...]:
+    return tuple(
+        EpochStart(e.integer("epoch", -1, INT32), e.integer("start_offset", 0, INT64))
+        for e in fields.objects("leader_epochs")
     )

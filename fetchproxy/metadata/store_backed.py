@@ -5,8 +5,7 @@ other. Nothing is read but what somebody asks for: a refresh lists one partition
 metadata objects that are new or have changed.
 
 Memory: a segment is a Python object here, about 1 KB each, for partitions that were asked for. The
-topic-backed manager will keep arrays (about 100 bytes a segment) and follow the metadata topic
-instead of listing; `read_at` will then be the time at which the topic's end was reached.
+topic-based manager keeps arrays (about 100 bytes a segment).
 """
 
 from __future__ import annotations
@@ -23,15 +22,18 @@ import structlog
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError, StorageUnavailable
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.api import MetadataProblem, RemoteLogMetadataManager
 from fetchproxy.metadata.fresh_reads import FreshReads
 from fetchproxy.metadata.log_start_json import encode_log_start
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.metadata.segment_json import decode_segment, encode_segment
-from fetchproxy.metadata.states import check_transition
+from fetchproxy.metadata.states import check_update
+from fetchproxy.metadata.stored_deletions import StoredPartitionDeletions
 from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import (
@@ -48,15 +50,6 @@ from fetchproxy.storage.remote_storage_manager import (
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataProblem:
-    """A `.metadata` object that cannot be read; `what` says why. Its segment is not served."""
-
-    key: str
-    base_offset: int
-    what: str
 
 
 @dataclass(slots=True)
@@ -104,11 +97,13 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._views = FreshReads(self._read_partition)
         self._topics = FreshReads(self._read_topic)
         self._archive = FreshReads(self._read_archive)
+        self._deletions = StoredPartitionDeletions(rsm, config.metadata_read_max_ms)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         for reads in (self._views, self._topics, self._archive):
             await self._owned.enter_async_context(reads)
+        await self._owned.enter_async_context(self._deletions)
         return self
 
     async def __aexit__(
@@ -149,7 +144,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self.refresh(tip, float("-inf"))
         partition = self._partition(tip)
         known = partition.segments.get(metadata.segment_id.id)
-        check_transition(None if known is None else known.state, metadata.state)
+        check_update(known, metadata)
         if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         partition.apply(metadata)
@@ -191,6 +186,25 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                     )
                     return
 
+    async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
+        """As the interface says; the state is read before, so that of two writers one is refused.
+
+        After the last state nothing of the partition is kept, neither in the store nor here.
+        """
+        tip = deletion.topic_id_partition
+        await self._deletions.put(deletion)
+        if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            self._partitions.pop(tip, None)
+            if (shown := self._views.cached(tip)) is not None:
+                self._views.replace(tip, build_view(tip, (), shown.read_at))
+            if (partitions := self._topics.cached(tip.topic_id)) is not None:
+                self._topics.replace(tip.topic_id, partitions - {tip.partition})
+
+    async def partition_deletion(
+        self, tip: TopicIdPartition, not_older_than: float
+    ) -> RemotePartitionDeleteMetadata | None:
+        return await self._deletions.get(tip, not_older_than)
+
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
         """Listed anew; callers at the same time share one listing. Raises RemoteStorageError."""
         return await self._archive.get(None, asyncio.get_running_loop().time())
@@ -201,11 +215,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         Empty: the archive does not know the topic. Raises RemoteStorageError, as `refresh`.
         """
         return await self._topics.get(topic_id, not_older_than)
-
-    def knows_topic(self, topic_id: UUID) -> bool | None:
-        """As last read; None: `topic_partitions` was never read for it. Never blocks."""
-        partitions = self._topics.cached(topic_id)
-        return None if partitions is None else bool(partitions)
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition

@@ -68,3 +68,26 @@ async def test_keys_do_not_wait_for_each_other() -> None:
         assert await reads.get("quick", 0.0) == "quick"
         assert not slow.done()
         door.set()
+
+
+async def test_anew_begins_after_the_call_whatever_the_clock_says() -> None:
+    begun: list[int] = []
+    door = asyncio.Event()
+
+    async def read(key: str, began_at: float) -> int:
+        begun.append(len(begun))
+        number = begun[-1]
+        await door.wait()
+        return number
+
+    async with FreshReads(read) as reads, asyncio.TaskGroup() as group:
+        early = group.create_task(reads.get("key", 0.0))
+        while not begun:  # noqa: ASYNC110 - one turn of the loop
+            await asyncio.sleep(0)
+        late = [group.create_task(reads.anew("key")) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert begun == [0]  # never two at a time
+        door.set()
+        assert await early == 0
+        assert [await task for task in late] == [1, 1, 1]  # shared by those who asked before it
+        assert await reads.anew("key") == 2

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.metadata.segment_json import NewerMetadataVersion, decode_segment, encode_segment
+from fetchproxy.metadata.json_fields import NewerMetadataVersion
+from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,
@@ -38,6 +39,7 @@ SEGMENTS = st.builds(
     segment_size_bytes=INT64,
     state=st.sampled_from(RemoteLogSegmentState),
     has_aborted_txns=st.booleans(),
+    copied_end_offset=st.none() | st.just(2**63 - 1),
 )
 EXAMPLE = RemoteLogSegmentMetadata(
     segment_id=RemoteLogSegmentId(TopicIdPartition(UUID(int=1), "orders", 3), UUID(int=2)),
@@ -68,6 +70,17 @@ def test_the_document_is_what_the_docs_say() -> None:
         "state": "COPY_SEGMENT_FINISHED",
         "has_aborted_txns": True,
     }
+
+
+def test_a_clipped_segment_is_refused_by_readers_that_know_no_clips() -> None:
+    clipped = EXAMPLE.clipped(6)
+    assert clipped.segment_leader_epochs == (EpochStart(0, 0),)
+    document = json.loads(encode_segment(clipped))
+    assert (document["version"], document["end_offset"], document["copied_end_offset"]) == (2, 6, 9)
+    assert decode_segment(encode_segment(clipped.clipped(5)), KEY).copied_end_offset == 9
+    del document["copied_end_offset"]
+    with pytest.raises(CorruptSegment, match="copied_end_offset is missing"):
+        decode_segment(json.dumps(document).encode(), KEY)
 
 
 @given(SEGMENTS)
@@ -115,8 +128,8 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 
 def test_a_newer_version_is_refused_in_plain_words() -> None:
-    document = json.loads(encode_segment(EXAMPLE)) | {"version": 2, "state": "WHO_KNOWS"}
-    with pytest.raises(NewerMetadataVersion, match=f"{KEY}: .*version 2 .* newer fetchproxy"):
+    document = json.loads(encode_segment(EXAMPLE)) | {"version": 3, "state": "WHO_KNOWS"}
+    with pytest.raises(NewerMetadataVersion, match=f"{KEY}: .*version 3 .* newer fetchproxy"):
         decode_segment(json.dumps(document).encode(), KEY)
 
 

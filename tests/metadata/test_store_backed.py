@@ -228,3 +228,35 @@ async def test_what_is_put_during_a_listing_is_in_its_answer(memory: StoreBackin
         memory.release()
         assert await topic == {1}
         assert list(await archive) == [OTHER]
+
+
+async def test_put_shows_in_its_own_view_without_a_read(memory: StoreBacking) -> None:
+    async with memory.manager() as manager:
+        before = await manager.refresh(TIP, now())
+        reads = memory.reads(TIP)
+        finished = await copied(manager, segment(1, 0, 9))
+        view = manager.view(TIP)
+        assert view is not None
+        assert view.segments == (finished,)
+        assert view.read_at == before.read_at  # it says no more than what was read
+        assert memory.reads(TIP) == reads
+
+
+async def test_what_is_put_during_a_read_is_not_lost_by_it(memory: StoreBacking) -> None:
+    async with memory.manager() as manager:
+        kept = await copied(manager, segment(1, 0, 9))
+        gone = await copied(manager, segment(2, 10, 19))
+        deleting = gone.with_state(State.DELETE_SEGMENT_STARTED, 1)
+        memory.hold()
+        reads = memory.reads(TIP)
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(manager.refresh(TIP, now()))
+            await until(lambda: memory.reads(TIP) == reads + 1)
+            # The read has seen nothing of what follows.
+            finished = await copied(manager, segment(3, 20, 29))
+            await manager.put(deleting)
+            memory.release()
+        assert reading.result().segments == (kept, finished)
+        assert manager.view(TIP) is reading.result()
+        view = await manager.refresh(TIP, now())
+        assert view.segments == (kept, finished)

@@ -1,0 +1,180 @@
+"""`python -m benchmarks.metadata`: what the metadata of 2.6 million segments costs.
+
+A segment a second for 30 days, of 10,000 partitions, is written to real cache files; then a process
+loads them all, as after a restart, says what memory they take and looks segments up, round after
+round. The files are in the page cache: what is measured is the work, not a disk. Exit status 0 when
+the figures could be taken, whether goals are met or not: a busy machine must not fail a build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.report import Row, row
+from fetchproxy.metadata.metadata_cache import MetadataCache
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+
+RESULTS = Path(__file__).parent / "results" / "metadata.json"
+PARTITIONS_A_TOPIC = 100
+
+# The goals of the metadata's scale.
+BYTES_A_SEGMENT_MAX = 100
+COLD_LOAD_S_MAX = 10
+LOOK_UP_US_MAX = 5
+
+
+def segments_of(
+    tip: TopicIdPartition, count: int, source: random.Random
+) -> list[RemoteLogSegmentMetadata]:
+    """As they come: sizes and times vary, a leader is elected now and then, few have aborts."""
+    found = []
+    offset, now_ms, epochs = 0, 1_700_000_000_000 + source.randrange(10**9), [0]
+    for _ in range(count):
+        end = offset + source.randint(50_000, 150_000)
+        now_ms += source.randint(9_000_000, 11_000_000)
+        starts = [EpochStart(epochs[-1], offset)]
+        if source.random() < 0.02:
+            epochs.append(epochs[-1] + 1)
+            starts.append(EpochStart(epochs[-1], source.randint(offset + 1, end)))
+        found.append(
+            RemoteLogSegmentMetadata(
+                segment_id=RemoteLogSegmentId(tip, UUID(int=source.getrandbits(128))),
+                start_offset=offset,
+                end_offset=end,
+                max_timestamp_ms=now_ms - source.randrange(60_000),
+                event_timestamp_ms=now_ms,
+                segment_leader_epochs=tuple(starts),
+                segment_size_bytes=source.randint(60, 68) << 20,
+                state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+                has_aborted_txns=source.random() < 0.01,
+            )
+        )
+        offset = end + 1
+    return found
+
+
+def write_cache(folder: Path, partitions: int, segments: int) -> int:
+    """Cache files of `segments` in equal parts; their size in bytes."""
+    source = random.Random(1)
+    size = 0
+    with MetadataCache(folder) as cache:
+        for number in range(partitions):
+            topic = number // PARTITIONS_A_TOPIC
+            tip = TopicIdPartition(UUID(int=topic + 1), f"topic-{topic:03}", number)
+            file = cache.file(tip)
+            file.load()
+            file.append(segments_of(tip, segments // partitions, source), number)
+            size += file.path.stat().st_size
+    return size
+
+
+def rows_of(rounds: Sequence[dict[str, float]], large: dict[str, float], size: int) -> list[Row]:
+    """Of each cold start what it said; `large` is one of a single partition, `size` in bytes."""
+
+    def row_of(name: str, unit: str, field: str, at_most: float | None = None) -> Row:
+        return row(name, unit, [each[field] for each in rounds], at_most=at_most)
+
+    segments = int(rounds[0]["segments"])
+    return [
+        row("segments", "", [segments]),
+        row_of("memory", "bytes/segment", "bytes_a_segment", BYTES_A_SEGMENT_MAX),
+        row("cache files", "bytes/segment", [size / segments]),
+        # One thread's: on a machine that has nothing else to do it is the time on the wall, too.
+        row_of("cold load, time of one core", "s", "load_cpu_s", COLD_LOAD_S_MAX),
+        row_of("cold load, time on the wall", "s", "load_s"),
+        row_of("look-up by partition and offset", "µs", "find_offset_us", LOOK_UP_US_MAX),
+        row_of("look-up by partition and timestamp", "µs", "find_time_us", LOOK_UP_US_MAX),
+        row_of("look-up by offset, and a value of the segment", "µs", "take_offset_us"),
+        row_of("look-up by timestamp, and a value of the segment", "µs", "take_time_us"),
+        row_of("put", "µs", "put_us"),
+        row(f"put, {large['segments']:.0f} segments in the partition", "µs", [large["put_us"]]),
+    ]
+
+
+def _cold_start(folder: Path, samples: int) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.metadata_load", str(folder), str(samples)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.metadata", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean little")
+    parser.add_argument("--rounds", type=int, default=None, help="5; with --quick 1")
+    parser.add_argument("--segments", type=int, default=None, help="2600000; with --quick 2600")
+    parser.add_argument("--partitions", type=int, default=None, help="10000; with --quick 10")
+    parser.add_argument(
+        "--large", type=int, default=None, help="of one large partition; 100000, with --quick 1000"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=None, help=f"JSON; {RESULTS.name}, with --quick none"
+    )
+    options = parser.parse_args(arguments)
+    for name, full, quick in (
+        ("rounds", 5, 1),
+        ("segments", 2_600_000, 2600),
+        ("partitions", 10_000, 10),
+        ("large", 100_000, 1000),
+    ):
+        if getattr(options, name) is None:
+            setattr(options, name, quick if options.quick else full)
+    if options.results is None and not options.quick:
+        options.results = RESULTS
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    machine = report.machine()  # before the benchmark's own load
+    samples = 2000 if options.quick else 200_000
+    with tempfile.TemporaryDirectory(prefix="fetchproxy-metadata-") as folder:
+        console.print(f"writing {options.segments} segments of {options.partitions} partitions")
+        size = write_cache(Path(folder, "all"), options.partitions, options.segments)
+        write_cache(Path(folder, "large"), 1, options.large)
+        rounds = []
+        for number in range(options.rounds):
+            rounds.append(_cold_start(Path(folder, "all"), samples))
+            console.print(f"round {number + 1} of {options.rounds}: {rounds[-1]['load_s']:.1f} s")
+        large = _cold_start(Path(folder, "large"), 100)
+    rows = rows_of(rounds, large, size)
+    console.print(report.table("Metadata: medians of the rounds", rows))
+    if options.results is not None:
+        facts = {
+            "benchmark": "metadata",
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": machine,
+            "rounds": options.rounds,
+            "partitions": options.partitions,
+        }
+        report.write(options.results, facts, rows)
+        console.print(f"written to {options.results}", markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

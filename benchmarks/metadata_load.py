@@ -1,0 +1,131 @@
+"""`python -m benchmarks.metadata_load FOLDER SAMPLES`: one cold start from cache files.
+
+In a process of its own, so that the kernel tells what memory it takes. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from uuid import UUID
+
+from benchmarks.process_usage import resident_mib
+from fetchproxy.metadata.metadata_cache import MetadataCache
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.segment_table import SegmentTable
+from fetchproxy.model import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+
+PUTS = 200
+
+
+def measure(folder: Path, samples: int) -> dict[str, float]:
+    with MetadataCache(folder) as cache:
+        tips = cache.partitions()
+        resident = resident_mib(os.getpid())
+        wall, cpu = time.perf_counter(), time.process_time()
+        # All that a metadata manager keeps of each partition.
+        files, tables, views = [], [], {}
+        for tip in tips:
+            file = cache.file(tip)
+            table = SegmentTable.load(tip, file.load().entries)
+            files.append(file)
+            tables.append(table)
+            views[tip] = table.view(0.0)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    gc.collect()
+    resident = resident_mib(os.getpid()) - resident
+    segments = sum(len(view.segments) for view in views.values())
+    return {
+        "segments": segments,
+        "load_s": wall,
+        "load_cpu_s": cpu,
+        "bytes_a_segment": resident * 2**20 / segments,
+        **_look_ups(views, samples),
+        "put_us": _put_us(tables[0]),
+    }
+
+
+def _look_ups(views: dict[TopicIdPartition, PartitionView], samples: int) -> dict[str, float]:
+    """Of partitions and places in no order, so that nothing is in the processor's caches."""
+    source = random.Random(2)
+    tips = list(views)
+    by_offset, by_time = [], []
+    for _ in range(samples):
+        tip = source.choice(tips)
+        segments = views[tip].segments
+        by_offset.append((tip, source.randrange(segments.end_offset(len(segments) - 1))))
+        first, last = segments[0].max_timestamp_ms, segments[-1].max_timestamp_ms
+        by_time.append((tip, source.randint(first, last)))
+
+    def find_time(tip: TopicIdPartition, timestamp_ms: int) -> bool:
+        return views[tip].index_at_or_after_timestamp(timestamp_ms) is not None
+
+    def take_time(tip: TopicIdPartition, timestamp_ms: int) -> RemoteLogSegmentMetadata:
+        index = views[tip].index_at_or_after_timestamp(timestamp_ms)
+        assert index is not None
+        return views[tip].segments[index]
+
+    return {
+        "find_offset_us": _median_us(lambda tip, at: views[tip].covers(at), by_offset),
+        "find_time_us": _median_us(find_time, by_time),
+        "take_offset_us": _median_us(lambda tip, at: views[tip].segment_at_or_after(at), by_offset),
+        "take_time_us": _median_us(take_time, by_time),
+    }
+
+
+def _median_us(
+    ask: Callable[[TopicIdPartition, int], object], questions: list[tuple[TopicIdPartition, int]]
+) -> float:
+    clock = time.perf_counter_ns
+    taken = []
+    for tip, at in questions:
+        began = clock()
+        found = ask(tip, at)
+        taken.append(clock() - began)
+        assert found
+    return median(taken) / 1000
+
+
+def _put_us(table: SegmentTable) -> float:
+    """A new segment's state taken over and shown in a view; half of them STARTED, half FINISHED."""
+    clock = time.perf_counter_ns
+    taken = []
+    last = table.view(0.0).segments[-1]
+    for number in range(PUTS):
+        start = last.end_offset + 1
+        last = replace(
+            last,
+            segment_id=RemoteLogSegmentId(table.tip, UUID(int=number)),
+            start_offset=start,
+            end_offset=start + 999,
+        )
+        spent = 0
+        for state in (
+            RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+            RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        ):
+            event = last.with_state(state, last.event_timestamp_ms)
+            began = clock()
+            assert table.apply(event)
+            view = table.view(0.0)
+            spent += clock() - began
+        assert view.log_end_offset == last.end_offset + 1
+        taken.append(spent / 2)
+    return median(taken) / 1000
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,110 @@
+"""Typed look-ups in the JSON objects that lie in the store; every fault names object and field.
+
+Pure. Knows none of the documents: `segment_json`, `partition_deletion_json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, TypeVar
+from uuid import UUID
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.layout import parse_uuid
+
+INT64 = 2**63
+INT32 = 2**31
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+
+class NewerMetadataVersion(CorruptSegment):
+    """Written by a newer fetchproxy; not broken, but not to be read by this one."""
+
+
+def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields], T]) -> T:
+    """`read` one document of up to `version`; raises CorruptSegment, naming `key` and the field.
+
+    NewerMetadataVersion where its own `version` is above that.
+    """
+    try:
+        # RecursionError: thousands of nested brackets; ValueError: no JSON or no UTF-8.
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CorruptSegment(f"{key}: no JSON: {error}") from None
+    try:
+        fields = Fields(document)
+        found = fields.integer("version", 1, INT32)
+        if found > version:
+            raise NewerMetadataVersion(
+                f"metadata version {found} was written by a newer fetchproxy, "
+                f"this one reads up to version {version}"
+            )
+        return read(fields)
+    except NewerMetadataVersion as error:
+        raise NewerMetadataVersion(f"{key}: {error}") from None
+    except CorruptSegment as error:
+        raise CorruptSegment(f"{key}: {error}") from None
+
+
+class Fields:
+    """Typed look-ups in one JSON object; a fault is a CorruptSegment that names the field."""
+
+    def __init__(self, document: Any) -> None:  # whatever json.loads gave
+        if not isinstance(document, dict):
+            raise CorruptSegment(f"a JSON {type(document).__name__}, not an object")
+        self._document = document
+
+    def _field(self, name: str) -> Any:
+        try:
+            return self._document[name]
+        except KeyError:
+            raise CorruptSegment(f"field {name} is missing") from None
+
+    def integer(self, name: str, low: int, limit: int) -> int:
+        value = self._field(name)
+        # bool is an int in Python, but not in JSON.
+        if type(value) is not int or not low <= value < limit:
+            raise CorruptSegment(f"field {name} is no integer from {low} below {limit}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._field(name)
+        if not isinstance(value, str):
+            raise CorruptSegment(f"field {name} is no text")
+        return value
+
+    def uuid(self, name: str) -> UUID:
+        value = parse_uuid(self.text(name))
+        if value is None:
+            raise CorruptSegment(f"field {name} is no Kafka Uuid")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self._field(name)
+        if not isinstance(value, bool):
+            raise CorruptSegment(f"field {name} is neither true nor false")
+        return value
+
+    def member(self, name: str, of: type[E]) -> E:
+        value = self.text(name)
+        if value not in of.__members__:
+            raise CorruptSegment(f"field {name} is no {of.__name__}: {value[:80]!r}")
+        return of[value]
+
+    def objects(self, name: str) -> list[Fields]:
+        value = self._field(name)
+        if not isinstance(value, list):
+            raise CorruptSegment(f"field {name} is no list")
+        return [Fields(entry) for entry in value]
+
+    def partition(self) -> TopicIdPartition:
+        return TopicIdPartition(
+            topic_id=self.uuid("topic_id"),
+            topic=self.text("topic"),
+            partition=self.integer("partition", 0, INT32),
+        )

@@ -1,0 +1,61 @@
+"""Two finished copies of the same offsets: do both count, and if not, which? Pure.
+
+Copies of the same log agree, and either may be served. Where a former leader's archiver was slow to
+see an unclean election, a copy of the dead log lies over one of the log that lives: from the first
+offset on at which their leader epochs differ the higher epoch counts, as it was written later.
+(Where the lower one lives again, the archiver has cut the other one in the archive before it copies
+anything: `remote_log.truncation`.)
+"""
+
+from __future__ import annotations
+
+from fetchproxy.model import RemoteLogSegmentMetadata
+
+
+def add_in_order(kept: list[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata) -> None:
+    """Append `segment` to `kept`, whose ends rise, as far as it counts and adds an offset.
+
+    It starts at or above the last one's start. What it shows to be dead in those before it is
+    clipped from them.
+    """
+    while kept and segment.start_offset <= kept[-1].end_offset:
+        before = kept[-1]
+        parted = first_difference(before, segment)
+        if parted is None:
+            break
+        if _epoch_at(segment, parted) < _epoch_at(before, parted):
+            if parted == segment.start_offset:
+                return
+            segment = segment.clipped(parted - 1)
+            break
+        kept.pop()
+        if parted > before.start_offset:
+            rest = before.clipped(parted - 1)
+            if not kept or rest.end_offset > kept[-1].end_offset:
+                kept.append(rest)
+                break
+    if not kept or segment.end_offset > kept[-1].end_offset:
+        kept.append(segment)
+
+
+def first_difference(one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata) -> int | None:
+    """The first offset of both at which their leader epochs differ; None: they agree."""
+    first = max(one.start_offset, other.start_offset)
+    last = min(one.end_offset, other.end_offset)
+    starts = {e.start_offset for s in (one, other) for e in s.segment_leader_epochs}
+    if first > last:
+        return None
+    for offset in sorted({first, *(start for start in starts if first < start <= last)}):
+        epochs = (_epoch_at(one, offset), _epoch_at(other, offset))
+        if -1 not in epochs and epochs[0] != epochs[1]:  # -1: written without epochs
+            return offset
+    return None
+
+
+def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
+    epochs = segment.segment_leader_epochs
+    found = epochs[0].epoch if epochs else -1
+    for entry in epochs:
+        if entry.start_offset <= offset:
+            found = entry.epoch
+    return found

@@ -1,0 +1,296 @@
+"""The events of the metadata topic as bytes, and the entries of its file cache. Pure.
+
+A message of `__remote_log_metadata` has a null key and this value (KIP-405):
+
+    type     unsigned varint, the `apiKey` of the record's schema
+    version  unsigned varint, of that schema
+    topic-id-partition   topic string (int16 length), topic id uuid, partition int32
+    data     the record in Kafka's message format without flexible versions
+
+An entry of a partition's file has a length in front and no topic-id-partition, as the file is of
+one partition ("Stored" in the schema's name):
+
+    length   unsigned varint, bytes of type, version and data
+    type, version, data
+
+Records (versions in brackets are those that have the field):
+
+    0  RemoteLogSegmentMetadataRecord
+         segmentId uuid, startOffset int64, endOffset int64, leaderEpoch int32, maxTimestamp int64,
+         eventTimestamp int64, segmentLeaderEpochs [] {leaderEpoch int32, offset int64},
+         segmentSizeInBytes int32 [0] int64 [1], remoteLogState int8,
+         hasAbortedTxns bool [1], copiedEndOffset int64, -1 for none [1]
+    1  DeletePartitionStateRecord
+         epoch int32, eventTimestamp int64, remotePartitionState int8
+    2  LogStartOffsetRecord
+         logStartOffset int64, eventTimestamp int64
+    3  CacheFileCheckpointRecord, in files only: see `cache_file`
+         metadataTopicOffset int64, checksum int32
+
+The newest version of each is written, all are read. A version 0 segment does not say whether
+transactions were aborted in it: it is read as if there were, so that a reader asks for its
+transaction index and fails without one instead of serving aborted records. `leaderEpoch` is the
+last of the segment's own epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import TypeVar
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.json_fields import NewerMetadataVersion
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+)
+from protocol.errors import WireError
+from protocol.primitives import Cursor, encode_string, encode_uvarint
+
+T = TypeVar("T")
+S = TypeVar("S", bound=IntEnum)
+
+
+class RecordType(IntEnum):
+    """`apiKey` of the schemas."""
+
+    REMOTE_LOG_SEGMENT_METADATA = 0
+    DELETE_PARTITION_STATE = 1
+    LOG_START_OFFSET = 2
+    CACHE_FILE_CHECKPOINT = 3
+
+
+NEWEST_VERSION = {
+    RecordType.REMOTE_LOG_SEGMENT_METADATA: 1,
+    RecordType.DELETE_PARTITION_STATE: 0,
+    RecordType.LOG_START_OFFSET: 0,
+    RecordType.CACHE_FILE_CHECKPOINT: 0,
+}
+NO_OFFSET = -1
+NO_EPOCH = -1
+
+# Parts of a segment's record; `entry_runs` finds fields by their sizes.
+SEGMENT_HEAD = Struct(">16sqqiqqi")  # up to the number of leader epochs
+SEGMENT_EPOCH = Struct(">iq")
+SEGMENT_TAIL = Struct(">qb?q")  # of version 1
+_DELETION = Struct(">iqb")
+_LOG_START = Struct(">qq")
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartOffset:
+    """Below `offset` everything counts as deleted."""
+
+    topic_id_partition: TopicIdPartition
+    offset: int
+    event_timestamp_ms: int
+
+
+MetadataEvent = RemoteLogSegmentMetadata | RemotePartitionDeleteMetadata | LogStartOffset
+
+
+def encode_message(event: MetadataEvent) -> bytes:
+    kind, data = _encode(event)
+    tip = event.topic_id_partition
+    place = encode_string(tip.topic, False) + tip.topic_id.bytes + tip.partition.to_bytes(4, "big")
+    return record_head(kind) + place + data
+
+
+def encode_entry(event: MetadataEvent) -> bytes:
+    kind, data = _encode(event)
+    return framed(record_head(kind) + data)
+
+
+def record_head(kind: RecordType) -> bytes:
+    """Type and newest version."""
+    return encode_uvarint(kind) + encode_uvarint(NEWEST_VERSION[kind])
+
+
+def framed(record: bytes) -> bytes:
+    """An entry of a file: the record with its length in front."""
+    return encode_uvarint(len(record)) + record
+
+
+def decode_message(raw: bytes, where: str) -> MetadataEvent:
+    """Raises CorruptSegment, naming `where` and the field; NewerMetadataVersion."""
+
+    def read(fields: _Fields) -> MetadataEvent:
+        kind, version = fields.record_head()
+        topic = fields.read("topic", lambda cursor: cursor.string(False))
+        topic_id = fields.read("topic id", Cursor.uuid)
+        partition = fields.integer("partition", Cursor.int32, 0)
+        return _decode(fields, kind, version, TopicIdPartition(topic_id, topic, partition))
+
+    return _whole(raw, where, read)
+
+
+def decode_entry(raw: bytes, tip: TopicIdPartition, where: str) -> MetadataEvent:
+    """An entry of `tip`'s file behind its length. Raises as `decode_message`."""
+
+    def read(fields: _Fields) -> MetadataEvent:
+        return _decode(fields, *fields.record_head(), tip)
+
+    return _whole(raw, where, read)
+
+
+def _whole(raw: bytes, where: str, read: Callable[[_Fields], T]) -> T:
+    try:
+        fields = _Fields(raw)
+        event = read(fields)
+        if fields.remaining:
+            raise CorruptSegment(f"{fields.remaining} bytes behind the last field")
+        return event
+    except NewerMetadataVersion as error:
+        raise NewerMetadataVersion(f"{where}: {error}") from None
+    except CorruptSegment as error:
+        raise CorruptSegment(f"{where}: {error}") from None
+
+
+class _Fields:
+    """One record front to back; a fault is a CorruptSegment that names the field."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._cursor = Cursor(raw)
+
+    @property
+    def remaining(self) -> int:
+        return self._cursor.remaining
+
+    def read(self, name: str, kind: Callable[[Cursor], T]) -> T:
+        try:
+            return kind(self._cursor)
+        except WireError as error:
+            raise CorruptSegment(f"field {name}: {error}") from None
+
+    def integer(self, name: str, kind: Callable[[Cursor], int], low: int) -> int:
+        value = self.read(name, kind)
+        if value < low:
+            raise CorruptSegment(f"field {name} is {value}, below {low}")
+        return value
+
+    def state(self, name: str, states: type[S]) -> S:
+        value = self.read(name, Cursor.int8)
+        try:
+            return states(value)
+        except ValueError:
+            raise CorruptSegment(f"field {name}: {value} is no {states.__name__}") from None
+
+    def boolean(self, name: str) -> bool:
+        value = self.read(name, Cursor.int8)
+        if value not in (0, 1):
+            raise CorruptSegment(f"field {name} is {value}, neither 0 nor 1")
+        return bool(value)
+
+    def record_head(self) -> tuple[RecordType, int]:
+        kind = self.read("type", Cursor.uvarint)
+        version = self.read("version", Cursor.uvarint)
+        if kind not in RecordType.__members__.values():
+            raise NewerMetadataVersion(f"record type {kind} is not known to this fetchproxy")
+        known = RecordType(kind)
+        if version > NEWEST_VERSION[known]:
+            raise NewerMetadataVersion(
+                f"{known.name} version {version} was written by a newer fetchproxy, "
+                f"this one reads up to version {NEWEST_VERSION[known]}"
+            )
+        return known, version
+
+
+def _encode(event: MetadataEvent) -> tuple[RecordType, bytes]:
+    if isinstance(event, RemoteLogSegmentMetadata):
+        return RecordType.REMOTE_LOG_SEGMENT_METADATA, _encode_segment(event)
+    if isinstance(event, LogStartOffset):
+        data = _LOG_START.pack(event.offset, event.event_timestamp_ms)
+        return RecordType.LOG_START_OFFSET, data
+    data = _DELETION.pack(event.epoch, event.event_timestamp_ms, event.state)
+    return RecordType.DELETE_PARTITION_STATE, data
+
+
+def _encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
+    epochs = metadata.segment_leader_epochs
+    head = SEGMENT_HEAD.pack(
+        metadata.segment_id.id.bytes,
+        metadata.start_offset,
+        metadata.end_offset,
+        epochs[-1].epoch if epochs else NO_EPOCH,
+        metadata.max_timestamp_ms,
+        metadata.event_timestamp_ms,
+        len(epochs),
+    )
+    copied = metadata.copied_end_offset
+    tail = SEGMENT_TAIL.pack(
+        metadata.segment_size_bytes,
+        metadata.state,
+        metadata.has_aborted_txns,
+        NO_OFFSET if copied is None else copied,
+    )
+    return b"".join([head, *(SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in epochs), tail])
+
+
+def _decode(
+    fields: _Fields, kind: RecordType, version: int, tip: TopicIdPartition
+) -> MetadataEvent:
+    if kind is RecordType.REMOTE_LOG_SEGMENT_METADATA:
+        return _decode_segment(fields, version, tip)
+    if kind is RecordType.DELETE_PARTITION_STATE:
+        epoch = fields.integer("epoch", Cursor.int32, NO_EPOCH)
+        at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
+        state = fields.state("remotePartitionState", RemotePartitionDeleteState)
+        return RemotePartitionDeleteMetadata(tip, state, at_ms, epoch)
+    if kind is RecordType.LOG_START_OFFSET:
+        offset = fields.integer("logStartOffset", Cursor.int64, 0)
+        return LogStartOffset(tip, offset, fields.integer("eventTimestamp", Cursor.int64, -1))
+    raise CorruptSegment(f"{kind.name} is no event")
+
+
+def _decode_segment(
+    fields: _Fields, version: int, tip: TopicIdPartition
+) -> RemoteLogSegmentMetadata:
+    segment_id = RemoteLogSegmentId(tip, fields.read("segmentId", Cursor.uuid))
+    start_offset = fields.integer("startOffset", Cursor.int64, 0)
+    end_offset = fields.integer("endOffset", Cursor.int64, start_offset)
+    fields.integer("leaderEpoch", Cursor.int32, NO_EPOCH)
+    max_timestamp_ms = fields.integer("maxTimestamp", Cursor.int64, -1)
+    event_timestamp_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
+    epochs = _decode_epochs(fields)
+    size = fields.integer("segmentSizeInBytes", Cursor.int64 if version else Cursor.int32, 0)
+    state = fields.state("remoteLogState", RemoteLogSegmentState)
+    has_aborted_txns, copied = True, NO_OFFSET
+    if version:
+        has_aborted_txns = fields.boolean("hasAbortedTxns")
+        copied = fields.integer("copiedEndOffset", Cursor.int64, NO_OFFSET)
+        if NO_OFFSET < copied < end_offset:
+            raise CorruptSegment(f"field copiedEndOffset is {copied}, below endOffset {end_offset}")
+    return RemoteLogSegmentMetadata(
+        segment_id=segment_id,
+        start_offset=start_offset,
+        end_offset=end_offset,
+        max_timestamp_ms=max_timestamp_ms,
+        event_timestamp_ms=event_timestamp_ms,
+        segment_leader_epochs=epochs,
+        segment_size_bytes=size,
+        state=state,
+        has_aborted_txns=has_aborted_txns,
+        copied_end_offset=None if copied == NO_OFFSET else copied,
+    )
+
+
+def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
+    name = "segmentLeaderEpochs"
+    count = fields.integer(name, Cursor.int32, 0)
+    if count * SEGMENT_EPOCH.size > fields.remaining:
+        raise CorruptSegment(f"field {name} claims {count} elements")
+    return tuple(
+        EpochStart(
+            fields.integer(f"{name}.leaderEpoch", Cursor.int32, NO_EPOCH),
+            fields.integer(f"{name}.offset", Cursor.int64, 0),
+        )
+        for _ in range(count)
+    )

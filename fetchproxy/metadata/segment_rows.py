@@ -1,0 +1,381 @@
+"""Finished segments of one partition as packed rows: 66 bytes each, not a Python object. Pure.
+
+An immutable sequence by offset, made of blocks of up to 256 rows. A change makes a new sequence
+that shares all blocks but one, so a view may keep the old one, and a change costs about the same in
+a partition of ten segments as in one of a hundred thousand. Values of `RemoteLogSegmentMetadata`
+are made where somebody asks for one. Knows nothing of states and of which copies are shown:
+`segment_table`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from struct import Struct
+from typing import overload
+from uuid import UUID
+
+from fetchproxy.metadata.records import SEGMENT_EPOCH
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+
+# Id, start offset, max timestamp, event timestamp, size in bytes, whether there are aborted
+# transactions. The fields lie as in a cache file's entry, so that rows can be cut out of entries.
+ROW = Struct(">16sqqqqB")
+_START = Struct(">16xq25x")
+_ID_AND_START = Struct(">16sq")
+BLOCK_ROWS_MAX = 256  # so that one byte says which leader epochs a row has
+
+# A segment repeats the epoch that it begins in, with its own start offset. Written so instead, all
+# segments of one leader have the same epochs, and a block keeps them once.
+_OWN_START = -1
+OWN_START = _OWN_START.to_bytes(8, "big", signed=True)
+_NONE_CLIPPED: Mapping[bytes, int] = {}
+_MADE_MAX = 16  # values kept of those made last
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows before they are cut into blocks; all of one length, by offset."""
+
+    rows: bytes  # ROW after ROW
+    ends: array[int]
+    max_timestamps: array[int]
+    epochs: Sequence[bytes]  # SEGMENT_EPOCH after SEGMENT_EPOCH, see OWN_START
+    clipped: Mapping[bytes, int]  # copied end offsets, by segment id
+
+
+def columns_of(segments: Sequence[RemoteLogSegmentMetadata]) -> Columns:
+    return Columns(
+        rows=b"".join([_pack(segment) for segment in segments]),
+        ends=array("q", [segment.end_offset for segment in segments]),
+        max_timestamps=array("q", [segment.max_timestamp_ms for segment in segments]),
+        epochs=[_pack_epochs(segment) for segment in segments],
+        clipped={
+            segment.segment_id.id.bytes: segment.copied_end_offset
+            for segment in segments
+            if segment.copied_end_offset is not None
+        },
+    )
+
+
+def _pack(segment: RemoteLogSegmentMetadata) -> bytes:
+    return ROW.pack(
+        segment.segment_id.id.bytes,
+        segment.start_offset,
+        segment.max_timestamp_ms,
+        segment.event_timestamp_ms,
+        segment.segment_size_bytes,
+        segment.has_aborted_txns,
+    )
+
+
+def _pack_epochs(segment: RemoteLogSegmentMetadata) -> bytes:
+    packed = b"".join(
+        [SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in segment.segment_leader_epochs]
+    )
+    return relative_epochs(packed, segment.start_offset.to_bytes(8, "big"))
+
+
+def relative_epochs(packed: bytes, start: bytes) -> bytes:
+    return packed[:4] + OWN_START + packed[12:] if packed[4:12] == start else packed
+
+
+class _Block:
+    """Up to BLOCK_ROWS_MAX rows; never empty, never changed."""
+
+    __slots__ = ("clipped", "ends", "epochs", "peaks", "pool", "rows")
+
+    def __init__(
+        self,
+        rows: bytes,
+        ends: array[int],
+        peaks: array[int],
+        epochs: bytes,
+        pool: tuple[bytes, ...],
+        clipped: Mapping[bytes, int],
+    ) -> None:
+        self.rows = rows
+        self.ends = ends
+        self.peaks = peaks  # the largest timestamp up to each row: they rise, for bisection
+        self.epochs = epochs  # of each row, an index into `pool`
+        self.pool = pool
+        self.clipped = clipped
+
+    @classmethod
+    def of(cls, columns: Columns, first: int, last: int) -> _Block:
+        """Of the rows `first` up to but not including `last`."""
+        rows = columns.rows[first * ROW.size : last * ROW.size]
+        # Lists in between: an array that grows keeps room for more.
+        peaks = array("q", list(accumulate(columns.max_timestamps[first:last], max)))
+        pool: dict[bytes, int] = {}
+        epochs = bytes([pool.setdefault(e, len(pool)) for e in columns.epochs[first:last]])
+        clipped = _NONE_CLIPPED
+        if columns.clipped:
+            ids = (rows[at : at + 16] for at in range(0, len(rows), ROW.size))
+            clipped = {i: columns.clipped[i] for i in ids if i in columns.clipped}
+        return cls(rows, columns.ends[first:last], peaks, epochs, tuple(pool), clipped)
+
+    def columns(self) -> Columns:
+        epochs = [self.pool[number] for number in self.epochs]
+        times = array("q", [row[2] for row in ROW.iter_unpack(self.rows)])
+        return Columns(self.rows, self.ends, times, epochs, self.clipped)
+
+    def appended(self, segment: RemoteLogSegmentMetadata) -> _Block:
+        epochs = _pack_epochs(segment)
+        pool = self.pool if epochs in self.pool else (*self.pool, epochs)
+        clipped = self.clipped
+        if segment.copied_end_offset is not None:
+            clipped = {**clipped, segment.segment_id.id.bytes: segment.copied_end_offset}
+        return _Block(
+            self.rows + _pack(segment),
+            self.ends + array("q", [segment.end_offset]),
+            self.peaks + array("q", [max(self.peaks[-1], segment.max_timestamp_ms)]),
+            self.epochs + bytes([pool.index(epochs)]),
+            pool,
+            clipped,
+        )
+
+
+def _cut(columns: Columns) -> list[_Block]:
+    """Into as few blocks as can be, of about equal size."""
+    count = len(columns.ends)
+    blocks = -(-count // BLOCK_ROWS_MAX)
+    borders = [count * number // blocks for number in range(blocks + 1)] if blocks else []
+    return [_Block.of(columns, first, last) for first, last in pairwise(borders)]
+
+
+class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
+    """Starts and ends both rise, ends strictly. Equal to any sequence of the same segments."""
+
+    __slots__ = ("_blocks", "_firsts", "_lasts", "_made", "_peaks", "_size_bytes", "_tip")
+
+    def __init__(self, tip: TopicIdPartition, blocks: Sequence[_Block] = ()) -> None:
+        self._tip = tip
+        self._blocks = tuple(blocks)
+        # Of each block: its first row's index (and the number of all rows), its last end offset,
+        # and the largest timestamp up to its end.
+        self._firsts = array("q", accumulate([0, *[len(block.ends) for block in blocks]]))
+        self._lasts = array("q", [block.ends[-1] for block in blocks])
+        self._peaks = array("q", accumulate([block.peaks[-1] for block in blocks], max))
+        self._made: dict[int, RemoteLogSegmentMetadata] = {}
+        self._size_bytes: int | None = None
+
+    @classmethod
+    def of(cls, tip: TopicIdPartition, segments: Iterable[RemoteLogSegmentMetadata]) -> SegmentRows:
+        return cls(tip, _cut(columns_of(list(segments))))
+
+    @classmethod
+    def of_columns(cls, tip: TopicIdPartition, columns: Columns) -> SegmentRows:
+        return cls(tip, _cut(columns))
+
+    # --- a sequence ---
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> RemoteLogSegmentMetadata: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RemoteLogSegmentMetadata, ...]: ...
+    def __getitem__(
+        self, index: int | slice
+    ) -> RemoteLogSegmentMetadata | tuple[RemoteLogSegmentMetadata, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        made = self._made.get(index)
+        if made is None:
+            at = index + len(self) if index < 0 else index
+            if not 0 <= at < len(self):
+                raise IndexError(f"segment {index} of {len(self)}")
+            made = self._keep(index, self._make(*self._place(at)))
+        return made
+
+    def _keep(self, index: int, made: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        """A reader asks for the same few segments over and over."""
+        if len(self._made) >= _MADE_MAX:
+            self._made.clear()
+        self._made[index] = made
+        return made
+
+    def __iter__(self) -> Iterator[RemoteLogSegmentMetadata]:
+        for block in self._blocks:
+            for row in range(len(block.ends)):
+                yield self._make(block, row)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            mine == theirs for mine, theirs in zip(self, other, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._tip, self._lasts.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"SegmentRows({list(self)!r})"
+
+    def at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
+        """The first segment whose end is at or above `offset`."""
+        number = bisect_left(self._lasts, offset)
+        if number == len(self._blocks):
+            return None
+        block = self._blocks[number]
+        row = bisect_left(block.ends, offset)
+        index = self._firsts[number] + row
+        return self._made.get(index) or self._keep(index, self._make(block, row))
+
+    # --- questions that need no value ---
+    def index_at_or_after(self, offset: int) -> int:
+        """Of the first segment whose end is at or above `offset`; the length: there is none."""
+        number = bisect_left(self._lasts, offset)
+        if number == len(self._blocks):
+            return self._firsts[-1]
+        return self._firsts[number] + bisect_left(self._blocks[number].ends, offset)
+
+    def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int:
+        """Of the first segment from `index` on with so large a maximum; the length: none."""
+        number = bisect_left(self._peaks, timestamp_ms)
+        if number == len(self._blocks):
+            return self._firsts[-1]
+        found = self._firsts[number] + bisect_left(self._blocks[number].peaks, timestamp_ms)
+        # The peaks say it of the very first one only.
+        return found if found >= index else self._scan_timestamps(timestamp_ms, index)
+
+    def _scan_timestamps(self, timestamp_ms: int, index: int) -> int:
+        while index < len(self):
+            block, row = self._place(index)
+            for values in ROW.iter_unpack(memoryview(block.rows)[row * ROW.size :]):
+                if values[2] >= timestamp_ms:
+                    return index
+                index += 1
+        return index
+
+    def start_offset(self, index: int) -> int:
+        block, row = self._place(index)
+        start: int = _START.unpack_from(block.rows, row * ROW.size)[0]
+        return start
+
+    def end_offset(self, index: int) -> int:
+        block, row = self._place(index)
+        return block.ends[row]
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """(start offset, end offset) of each, both inclusive."""
+        for block in self._blocks:
+            starts = _START.iter_unpack(block.rows)
+            yield from ((start, end) for (start,), end in zip(starts, block.ends, strict=True))
+
+    def leader_epochs(self) -> Iterator[EpochStart]:
+        """Of all segments, in the order of the log; what is only repeated is left out."""
+        for block in self._blocks:
+            for number, packed in enumerate(block.pool):
+                row = block.epochs.index(number)  # the first that has them
+                yield from _unpack_epochs(packed, _START.unpack_from(block.rows, row * ROW.size)[0])
+
+    def max_timestamp_ms(self, below: int | None = None) -> int | None:
+        """The largest of all segments that is less than `below`."""
+        if below is None:
+            return self._peaks[-1] if self._peaks else None
+        rows = (row for block in self._blocks for row in ROW.iter_unpack(block.rows))
+        return max((row[2] for row in rows if row[2] < below), default=None)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all segments' logs."""
+        if self._size_bytes is None:
+            rows = (row for block in self._blocks for row in ROW.iter_unpack(block.rows))
+            self._size_bytes = sum(row[4] for row in rows)
+        return self._size_bytes
+
+    def find(self, segment_id: UUID, start_offset: int) -> int | None:
+        """The segment's index."""
+        wanted = segment_id.bytes
+        index = bisect_left(range(len(self)), start_offset, key=self.start_offset)
+        while index < len(self):
+            block, row = self._place(index)
+            found, start = _ID_AND_START.unpack_from(block.rows, row * ROW.size)
+            if start != start_offset:
+                return None
+            if found == wanted:
+                return index
+            index += 1
+        return None
+
+    # --- changes: a new sequence ---
+    def appended(self, segment: RemoteLogSegmentMetadata) -> SegmentRows:
+        """With one more behind the last."""
+        if not self._blocks or len(self._blocks[-1].ends) == BLOCK_ROWS_MAX:
+            return self.replaced(len(self), len(self), [segment])
+        return SegmentRows(self._tip, (*self._blocks[:-1], self._blocks[-1].appended(segment)))
+
+    def replaced(
+        self, first: int, last: int, by: Sequence[RemoteLogSegmentMetadata] = ()
+    ) -> SegmentRows:
+        """Without the segments `first` up to but not including `last`, with `by` in their place."""
+        left = bisect_right(self._firsts, first) - 1
+        right = max(left, bisect_left(self._firsts, last))
+        if by and left == right < len(self._blocks):
+            right += 1  # into the block behind a border, rather than into one of their own
+        touched = [block.columns() for block in self._blocks[left:right]]
+        before, after = first - self._firsts[left], last - self._firsts[left]
+        rows = b"".join([part.rows for part in touched])
+        ends = [end for part in touched for end in part.ends]
+        times = [time for part in touched for time in part.max_timestamps]
+        epochs = [packed for part in touched for packed in part.epochs]
+        new = columns_of(by)
+        kept = {i: offset for part in touched for i, offset in part.clipped.items()}
+        merged = Columns(
+            rows[: before * ROW.size] + new.rows + rows[after * ROW.size :],
+            array("q", [*ends[:before], *new.ends, *ends[after:]]),
+            array("q", [*times[:before], *new.max_timestamps, *times[after:]]),
+            [*epochs[:before], *new.epochs, *epochs[after:]],
+            {**kept, **new.clipped},
+        )
+        blocks = (*self._blocks[:left], *_cut(merged), *self._blocks[right:])
+        return SegmentRows(self._tip, blocks)
+
+    # --- values ---
+    def _place(self, index: int) -> tuple[_Block, int]:
+        number = bisect_right(self._firsts, index) - 1
+        return self._blocks[number], index - self._firsts[number]
+
+    def _make(self, block: _Block, row: int) -> RemoteLogSegmentMetadata:
+        raw_id, start, max_timestamp, event_timestamp, size, aborted = ROW.unpack_from(
+            block.rows, row * ROW.size
+        )
+        return RemoteLogSegmentMetadata(
+            RemoteLogSegmentId(self._tip, _uuid(raw_id)),
+            start,
+            block.ends[row],
+            max_timestamp,
+            event_timestamp,
+            _unpack_epochs(block.pool[block.epochs[row]], start),
+            size,
+            RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+            aborted != 0,
+            block.clipped.get(raw_id) if block.clipped else None,
+        )
+
+
+def _unpack_epochs(packed: bytes, start: int) -> tuple[EpochStart, ...]:
+    if len(packed) == SEGMENT_EPOCH.size:  # nearly always
+        epoch, offset = SEGMENT_EPOCH.unpack(packed)
+        return (EpochStart(epoch, start if offset == _OWN_START else offset),)
+    found = SEGMENT_EPOCH.iter_unpack(packed)
+    return tuple([EpochStart(e, start if at == _OWN_START else at) for e, at in found])
+
+
+def _uuid(raw: bytes) -> UUID:
+    """As unpickling makes one, without the checks of its constructor: half the time."""
+    value = UUID.__new__(UUID)
+    value.__setstate__({"int": int.from_bytes(raw, "big")})  # type: ignore[attr-defined]
+    return value

@@ -1,0 +1,40 @@
+"""A metadata topic in memory, for the contract suites and the simulation."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from fetchproxy.metadata.metadata_log import LogBounds, LogChunk, LogIdentity, MetadataLog
+
+
+class MemoryMetadataLog(MetadataLog):
+    """Shared by all who read and write it."""
+
+    def __init__(self, partitions: int = 3, values_per_read: int = 2, log_id: int = 77) -> None:
+        self.identity = LogIdentity(UUID(int=log_id), "__remote_log_metadata", partitions)
+        self.logs: list[list[bytes]] = [[] for _ in range(partitions)]
+        self.starts = [0] * partitions
+        self._values_per_read = values_per_read
+
+    async def open(self) -> LogIdentity:
+        await asyncio.sleep(0)
+        return self.identity
+
+    async def append(self, partition: int, value: bytes) -> int:
+        await asyncio.sleep(0)
+        self.logs[partition].append(value)
+        offset = len(self.logs[partition]) - 1
+        await asyncio.sleep(0)
+        return offset
+
+    async def bounds(self, partition: int) -> LogBounds:
+        seen = LogBounds(self.starts[partition], len(self.logs[partition]))
+        await asyncio.sleep(0)
+        return seen
+
+    async def read(self, partition: int, from_offset: int) -> LogChunk:
+        await asyncio.sleep(0)
+        end = min(from_offset + self._values_per_read, len(self.logs[partition]))
+        found = self.logs[partition][from_offset:end]
+        return LogChunk(tuple(enumerate(found, from_offset)), max(end, from_offset))

@@ -1,0 +1,160 @@
+"""Generated events of one partition's metadata, legal and in the order of a log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+from hypothesis import strategies as st
+
+from fetchproxy.metadata.records import LogStartOffset, MetadataEvent
+from fetchproxy.metadata.states import check_deletion, check_update
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+)
+
+TIP = TopicIdPartition(UUID(int=0x0102030405060708090A0B0C0D0E0F10), "orders", 3)
+INT64_MAX = 2**63 - 1
+STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+DELETING = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+DELETED = RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
+
+
+def segment(
+    number: int,
+    start: int,
+    end: int,
+    state: RemoteLogSegmentState = FINISHED,
+    *,
+    tip: TopicIdPartition = TIP,
+    max_timestamp_ms: int = 0,
+    event_timestamp_ms: int = 0,
+    copied_end_offset: int | None = None,
+) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(tip, UUID(int=number)),
+        start_offset=start,
+        end_offset=end,
+        max_timestamp_ms=max_timestamp_ms,
+        event_timestamp_ms=event_timestamp_ms,
+        segment_leader_epochs=(EpochStart(number % 2, start),),
+        segment_size_bytes=100 + number,
+        state=state,
+        has_aborted_txns=number % 3 == 0,
+        copied_end_offset=copied_end_offset,
+    )
+
+
+offsets = st.integers(0, INT64_MAX) | st.integers(0, 300)
+timestamps = st.integers(-1, INT64_MAX)
+uuids = st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw))
+
+
+@st.composite
+def any_segments(draw: st.DrawFn, tip: TopicIdPartition = TIP) -> RemoteLogSegmentMetadata:
+    """Every value that a segment's metadata can have."""
+    start = draw(offsets)
+    end = draw(st.integers(start, INT64_MAX))
+    first = st.just(start) | offsets
+    epochs = draw(st.lists(st.builds(EpochStart, st.integers(-1, 2**31 - 1), first), max_size=4))
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(tip, draw(uuids)),
+        start_offset=start,
+        end_offset=end,
+        max_timestamp_ms=draw(timestamps),
+        event_timestamp_ms=draw(timestamps),
+        segment_leader_epochs=tuple(epochs),
+        segment_size_bytes=draw(offsets),
+        state=draw(st.sampled_from(RemoteLogSegmentState)),
+        has_aborted_txns=draw(st.booleans()),
+        copied_end_offset=draw(st.none() | st.integers(end, INT64_MAX)),
+    )
+
+
+def any_events(tip: TopicIdPartition = TIP) -> st.SearchStrategy[MetadataEvent]:
+    deletions = st.builds(
+        RemotePartitionDeleteMetadata,
+        st.just(tip),
+        st.sampled_from(RemotePartitionDeleteState),
+        timestamps,
+        st.integers(-1, 2**31 - 1),
+    )
+    return (
+        any_segments(tip) | deletions | st.builds(LogStartOffset, st.just(tip), offsets, timestamps)
+    )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[MetadataEvent]:
+    """Events as the topic may have them: legal ones, out of place ones, some of them twice."""
+    known: dict[int, RemoteLogSegmentMetadata] = {}
+    history: list[MetadataEvent] = []
+    position = 0
+    for number in range(draw(st.integers(0, 25))):
+        kind = draw(st.integers(0, 11))
+        if kind <= 4 or not known:
+            start = max(0, position + draw(st.sampled_from([0, 0, 0, 5, -15])))
+            end = start + draw(st.integers(0, 12))
+            position = max(position, end + 1)
+            known[number] = segment(
+                number, start, end, STARTED, max_timestamp_ms=draw(st.integers(-1, 50))
+            )
+            history.append(known[number])
+        if kind <= 9 and known:
+            chosen = draw(st.sampled_from(sorted(known)))
+            new = known[chosen].with_state(
+                draw(st.sampled_from([FINISHED, FINISHED, FINISHED, DELETING, DELETED])), number
+            )
+            if new.state is FINISHED and draw(st.integers(0, 3)) == 0:
+                cut = draw(st.integers(new.start_offset, new.end_offset))
+                new = replace(new, end_offset=cut, copied_end_offset=known[chosen].end_offset)
+            history.append(new)
+            known[chosen] = new
+        elif kind == 10:
+            history.append(LogStartOffset(TIP, draw(st.integers(0, position)), number))
+        elif draw(st.integers(0, 3)) == 0:
+            state = draw(st.sampled_from(RemotePartitionDeleteState))
+            history.append(RemotePartitionDeleteMetadata(TIP, state, number))
+        elif history:
+            history.append(draw(st.sampled_from(history)))
+    return history
+
+
+class PlainTable:
+    """The same as `SegmentTable` with a dict of values: what the rules say, nothing clever."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.segments: dict[UUID, RemoteLogSegmentMetadata] = {}
+        self.raised_log_start = 0
+        self.deletion: RemotePartitionDeleteMetadata | None = None
+
+    def apply(self, event: MetadataEvent) -> bool:
+        if isinstance(event, LogStartOffset):
+            self.raised_log_start = max(self.raised_log_start, event.offset)
+            return True
+        try:
+            if isinstance(event, RemotePartitionDeleteMetadata):
+                check_deletion(self.deletion and self.deletion.state, event.state)
+                self.deletion = event
+            else:
+                check_update(self.segments.get(event.segment_id.id), event)
+        except ValueError:
+            return False
+        if isinstance(event, RemotePartitionDeleteMetadata):
+            if event.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+                self.forget()
+        elif event.state is DELETED:
+            del self.segments[event.segment_id.id]
+        else:
+            self.segments[event.segment_id.id] = event
+        return True

@@ -1,0 +1,161 @@
+"""Topics of another archive under other names: the same bytes, and nothing is written there."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "remote_log"))
+
+import pytest
+from planted_archive import TIP, PlantedArchive, batch
+from structlog.testing import capture_logs
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied
+from fetchproxy.metadata.attached_topics import AttachedObjectStore, AttachedTopic
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.storage.layout import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+SECOND = replace(TIP, partition=1)
+LOG, INDEX = SegmentFile.LOG, SegmentFile.INDEX
+
+
+async def other_archive() -> PlantedArchive:
+    archive = PlantedArchive()
+    await archive.add(batch(base) for base in (0, 10))
+    await archive.add(
+        [batch(20, txn=7), batch(30)], aborted=(AbortedTxn(20, 39, 7, 40),), tip=SECOND
+    )
+    await archive.rsm.put_topic_cluster(TIP.topic, TIP.topic_id, "elsewhere")
+    await archive.rsm.put_log_start_offset(TIP, 10, b"")
+    return archive
+
+
+def attached_to(own: PlantedArchive, *attached: AttachedTopic) -> RemoteStorageManager:
+    return RemoteStorageManager(AttachedObjectStore(own.store, "archive/", attached), "archive")
+
+
+async def one_attached(name: str = "orders-old") -> tuple[PlantedArchive, RemoteStorageManager]:
+    other, own = await other_archive(), PlantedArchive()
+    await own.add((batch(base) for base in (500, 510)), start=500)
+    return other, attached_to(own, AttachedTopic(name, other.store, "archive/", "orders"))
+
+
+async def attached_tips(rsm: RemoteStorageManager) -> list[TopicIdPartition]:
+    return [tip for tip in await rsm.list_partitions() if tip.topic == "orders-old"]
+
+
+async def test_an_attached_topic_is_one_of_the_archive() -> None:
+    other, rsm = await one_attached()
+    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+        first, second = tips = await attached_tips(rsm)
+        assert [tip.partition for tip in tips] == [0, 1]
+        assert first.topic_id == second.topic_id != TIP.topic_id
+        assert [tip.topic for tip in await rlmm.list_partitions()] == ["orders"] + [
+            "orders-old"
+        ] * 2
+        now = asyncio.get_running_loop().time()
+        view = await rlmm.refresh(first, now)
+        assert (view.log_start_offset, view.log_end_offset) == (10, 20)
+        assert rlmm.problems(first) == ()
+        [segment] = (await rlmm.refresh(second, now)).segments
+        there = other.segments[1]
+        assert segment == replace(
+            there, segment_id=replace(there.segment_id, topic_id_partition=second)
+        )
+        for file in (INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
+            assert await rsm.fetch_index(segment, file) == await other.rsm.fetch_index(there, file)
+        assert await rsm.fetch_log_segment(segment, ByteRange(5, 50)) == (
+            await other.rsm.fetch_log_segment(there, ByteRange(5, 50))
+        )
+        # One's own of the same first name is as it was.
+        assert (await rlmm.refresh(TIP, now)).log_start_offset == 500
+
+
+async def test_nothing_is_written_there() -> None:
+    other, rsm = await one_attached()
+    before = {o.key: o.version async for o in other.store.list("")}
+    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+        tip = (await attached_tips(rsm))[1]
+        await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        [segment] = rlmm.list_remote_log_segments(tip)
+        deleting = segment.with_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED, 1)
+        for refused in (
+            rlmm.put(deleting),
+            rlmm.raise_log_start_offset(tip, 30),
+            rsm.delete_log_segment_data(segment),
+            rsm.put_index(segment, INDEX, b""),
+        ):
+            with pytest.raises(StorageDenied, match="orders-old is read-only"):
+                await refused
+        assert {o.key: o.version async for o in other.store.list("")} == before
+
+
+async def test_what_the_other_cluster_said_of_its_topic_does_not_count_here() -> None:
+    other, rsm = await one_attached()
+    async with rsm:
+        [tip, _] = await attached_tips(rsm)
+        assert await rsm.get_topic_cluster(tip.topic, tip.topic_id) is None
+        assert await other.rsm.get_topic_cluster(TIP.topic, TIP.topic_id) == "elsewhere"
+
+
+async def test_an_own_topic_of_that_name_is_not_shown() -> None:
+    _, rsm = await one_attached("orders")
+    async with rsm:
+        found = await rsm.list_partitions()
+    assert [(tip.topic, tip.partition) for tip in found] == [("orders", 0), ("orders", 1)]
+    assert TIP not in found
+
+
+async def test_an_archive_beside_itself() -> None:
+    own = await other_archive()
+    rsm = attached_to(own, AttachedTopic("again", own.store, "archive/", "orders"))
+    async with rsm:
+        found = await rsm.list_partitions()
+    assert sorted({tip.topic for tip in found}) == ["again", "orders"]
+    assert len({tip.topic_id for tip in found}) == 2
+
+
+async def test_a_topic_that_is_not_there_is_said_once() -> None:
+    other, own = await other_archive(), PlantedArchive()
+    rsm = attached_to(own, AttachedTopic("x", other.store, "archive/", "typo"))
+    async with rsm:
+        with capture_logs() as logs:
+            assert await rsm.list_partitions() == []
+            assert await rsm.list_partitions() == []
+    assert [entry["event"] for entry in logs] == ["attached_topic_not_found"]
+
+
+async def test_metadata_of_something_else_are_not_renamed() -> None:
+    other, rsm = await one_attached()
+    key = other.key(other.segments[1], SegmentFile.METADATA)
+    wrong = other.key(other.segments[0], SegmentFile.METADATA)
+    await other.store.put(key, await other.store.get(wrong))
+    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+        tip = (await attached_tips(rsm))[1]
+        view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        assert not view.segments
+        assert "holds the metadata of segment" in rlmm.problems(tip)[0].what
+
+
+async def test_an_archive_of_a_later_layout_does_not_look_empty() -> None:
+    other, rsm = await one_attached()
+    await other.store.put(f"archive/{LAYOUT_OBJECT}", b"remote-log-layout 2\n")
+    async with rsm:
+        with pytest.raises(RemoteStorageError, match="layout"):
+            await rsm.list_partitions()
+
+
+async def test_close_closes_every_store() -> None:
+    other, rsm = await one_attached()
+    async with rsm:
+        await attached_tips(rsm)
+    for store in (other.store, rsm._store):
+        with pytest.raises(RemoteStorageError) as caught:
+            await store.get("archive/x")
+        assert not isinstance(caught.value, ObjectNotFound)

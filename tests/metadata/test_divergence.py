@@ -1,0 +1,170 @@
+"""Where a copy parts from the leader's log: against replicas that follow by Kafka's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.metadata.divergence import (
+    AskEpoch,
+    AskLogStart,
+    Joint,
+    LeaderKnowledge,
+    Shared,
+    Undecided,
+    compare,
+)
+from fetchproxy.metadata.lineage import EpochEnd, end_offset_for, from_log_start
+from fetchproxy.model import EpochStart
+
+
+class Leader:
+    """Answers as Kafka's leader does, whose cache begins at its log start.
+
+    `epochs` is the epoch of each offset of its log; `epoch` its own, perhaps without a record yet.
+    """
+
+    def __init__(self, epochs: Sequence[int], epoch: int, log_start: int = 0) -> None:
+        starts = [EpochStart(e, o) for o, e in enumerate(epochs) if o == 0 or e != epochs[o - 1]]
+        if not starts or starts[-1].epoch != epoch:
+            starts.append(EpochStart(epoch, len(epochs)))
+        self.end = len(epochs)
+        gone = [entry for entry in starts if entry.start_offset <= log_start]
+        kept = [entry for entry in starts if entry.start_offset > log_start]
+        if gone:
+            kept.insert(0, EpochStart(gone[-1].epoch, log_start))
+        self.lineage = kept
+
+    def compare(
+        self, lineage: Sequence[EpochStart], end: int, joints: Sequence[Joint] = ()
+    ) -> Shared | Undecided:
+        ends: dict[int, EpochEnd] = {}
+        start_epoch = None
+        for _ in range(20):
+            found = compare(lineage, end, LeaderKnowledge(ends, start_epoch), joints)
+            if isinstance(found, AskEpoch):
+                assert found.epoch not in ends, "it asks for nothing twice"
+                ends[found.epoch] = end_offset_for(self.lineage, found.epoch, self.end)
+            elif isinstance(found, AskLogStart):
+                assert start_epoch is None
+                start_epoch = self.lineage[0].epoch
+            else:
+                return found
+        raise AssertionError("it never ends")
+
+
+def lineage_of(epochs: Sequence[int], start: int = 0) -> list[EpochStart]:
+    return [
+        EpochStart(e, o)
+        for o, e in enumerate(epochs)
+        if o >= start and (o == start or e != epochs[o - 1])
+    ]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[list[int]], list[int], int]:
+    """(every replica's log as it ever was, the last leader's log, its epoch).
+
+    Any replica may lead next, however far it lags. Others then follow, cut back to what they share
+    with it, as followers are, and then some way along; or they are away and keep what they had.
+    """
+    replicas: list[list[int]] = [[], [], []]
+    seen: list[list[int]] = []
+    leader, epoch = 0, 0
+    for epoch in range(1, draw(st.integers(2, 6))):
+        leader = draw(st.integers(0, 2))
+        log = replicas[leader]
+        log += [epoch] * draw(st.integers(0, 5))
+        seen.append(list(log))
+        for other in range(3):
+            if other != leader and draw(st.booleans()):
+                theirs = replicas[other]
+                shared = common(theirs, log)
+                replicas[other] = log[: max(shared, draw(st.integers(0, len(log))))]
+    return seen, replicas[leader], epoch
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@given(histories(), st.data())
+def test_the_place_is_found_wherever_the_copy_comes_from(
+    history: tuple[list[list[int]], list[int], int], data: st.DataObject
+) -> None:
+    seen, log, epoch = history
+    source = data.draw(st.sampled_from(seen))
+    end = data.draw(st.integers(0, len(source)))
+    start = data.draw(st.integers(0, end))
+    copy = source[:end]
+    found = Leader(log, epoch).compare(lineage_of(copy, start), end)
+    parted = common(copy, log)
+    assert found == Shared(max(parted, start) if start < end else end)
+
+
+@given(histories(), st.data())
+def test_a_leader_that_has_deleted_its_beginning_is_never_misread(
+    history: tuple[list[list[int]], list[int], int], data: st.DataObject
+) -> None:
+    """It may be undecided, or take a copy that has fallen behind for sound; it never cuts too much
+    or too little where something is told."""
+    seen, log, epoch = history
+    copy = data.draw(st.sampled_from(seen))
+    copy = copy[: data.draw(st.integers(0, len(copy)))]
+    log_start = data.draw(st.integers(0, len(log)))
+    found = Leader(log, epoch, log_start).compare(lineage_of(copy), len(copy))
+    parted = common(copy, log)
+    if isinstance(found, Undecided):
+        assert parted < len(copy), "a sound copy is always decided"
+        assert parted <= log_start
+        given_up = from_log_start(lineage_of(copy), log_start)
+        found = Leader(log, epoch, log_start).compare(given_up, len(copy))
+        assert found == Shared(log_start), "what is left after DeleteRecords is decided"
+    elif found.end_offset != parted:
+        assert found == Shared(len(copy)), "nothing contradicts it"
+        assert len(copy) <= log_start
+
+
+@given(histories(), st.data())
+def test_a_copy_put_together_from_two_leaders_is_cut_at_its_joint(
+    history: tuple[list[list[int]], list[int], int], data: st.DataObject
+) -> None:
+    """Read from one leader to some offset, then from the last: the last epoch alone looks sound."""
+    seen, log, epoch = history
+    first = data.draw(st.sampled_from(seen))
+    joint_at = data.draw(st.integers(0, min(len(first), len(log))))
+    copy = first[:joint_at] + log[joint_at:]
+    lineage = lineage_of(copy)
+    epochs = [entry.epoch for entry in lineage]
+    if epochs != sorted(set(epochs)):
+        return  # the gatherer refuses epochs that fall
+    joints = [Joint(a.epoch, b.start_offset, b.start_offset) for a, b in pairwise(lineage)]
+    assert Leader(log, epoch).compare(lineage, len(copy), joints) == Shared(common(copy, log))
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "shared"), [(3, 3), (4, 9), (6, 9), (7, 6)], ids=["early", "low", "high", "late"]
+)
+def test_a_joint_over_a_gap_may_lie_anywhere_in_it(ends_at: int, shared: int) -> None:
+    leader = Leader([1] * ends_at + [2] * (9 - ends_at), 2)
+    lineage = [EpochStart(1, 0), EpochStart(2, 6)]
+    assert leader.compare(lineage, 9, [Joint(1, 4, 6)]) == Shared(shared)
+
+
+def test_a_copy_without_epochs_is_believed() -> None:
+    assert compare([], 9, LeaderKnowledge()) == Shared(9)
+
+
+def test_an_epoch_above_the_leaders_own_is_never_taken_for_dead() -> None:
+    assert isinstance(Leader([1, 1], 1).compare([EpochStart(1, 0), EpochStart(5, 1)], 3), Undecided)
+
+
+def test_the_usual_case_takes_one_question() -> None:
+    assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, LeaderKnowledge()) == AskEpoch(4)
+    knows = LeaderKnowledge({4: EpochEnd(4, 9)})
+    assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, knows) == Shared(9)

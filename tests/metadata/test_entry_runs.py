@@ -1,0 +1,137 @@
+"""Entries of a file taken apart in runs, against the same ones read one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.entry_runs import Run, Single, compact, split_entries
+from fetchproxy.metadata.json_fields import NewerMetadataVersion
+from fetchproxy.metadata.records import (
+    LogStartOffset,
+    MetadataEvent,
+    decode_entry,
+    encode_entry,
+    framed,
+)
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+)
+from protocol.primitives import decode_uvarint
+from tests.metadata.segment_values import (
+    DELETED,
+    DELETING,
+    FINISHED,
+    STARTED,
+    TIP,
+    any_events,
+    segment,
+)
+
+
+def one_by_one(entries: bytes) -> list[MetadataEvent]:
+    found, at = [], 0
+    while at < len(entries):
+        length, body = decode_uvarint(entries, at)
+        at = body + length
+        found.append(decode_entry(entries[body:at], TIP, "a file"))
+    return found
+
+
+def in_runs(entries: bytes) -> list[MetadataEvent]:
+    found: list[MetadataEvent] = []
+    for part in split_entries(entries, "a file"):
+        if isinstance(part, Single):
+            found.append(decode_entry(entries[part.body : part.end], TIP, "a file"))
+            continue
+        for at in part.positions():
+            event = decode_entry(entries[at + part.lead - 2 : at + part.stride], TIP, "a file")
+            assert isinstance(event, RemoteLogSegmentMetadata)
+            assert entries[at + part.state_at] == event.state
+            assert len(event.segment_leader_epochs) == part.epochs
+            found.append(event)
+    return found
+
+
+@given(st.lists(any_events(), max_size=12), st.data())
+def test_runs_are_the_entries(events: list[MetadataEvent], data: st.DataObject) -> None:
+    repeats = [data.draw(st.integers(1, 4)) for _ in events]
+    entries = b"".join(encode_entry(e) * n for e, n in zip(events, repeats, strict=True))
+    expected = [event for event, n in zip(events, repeats, strict=True) for _ in range(n)]
+    assert in_runs(entries) == one_by_one(entries) == expected
+
+
+def test_equal_entries_are_one_run() -> None:
+    entries = b"".join(encode_entry(segment(n, n, n)) for n in range(9000))
+    parts = list(split_entries(entries, "a file"))
+    assert [part.count for part in parts if isinstance(part, Run)] == [4096, 4096, 808]
+
+
+@given(st.lists(any_events(), max_size=12), st.data())
+def test_an_entry_that_is_cut_is_named(events: list[MetadataEvent], data: st.DataObject) -> None:
+    entries = b"".join(map(encode_entry, events))
+    borders = {len(b"".join(map(encode_entry, events[:n]))) for n in range(len(events) + 1)}
+    end = data.draw(st.integers(0, len(entries)))
+    if end in borders:
+        assert in_runs(entries[:end]) == one_by_one(entries[:end])
+    else:
+        last = max(border for border in borders if border < end)
+        with pytest.raises(CorruptSegment, match=f"a file, entry at byte {last}: "):
+            list(split_entries(entries[:end], "a file"))
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_bring_another_error(raw: bytes) -> None:
+    for entries in (raw, b"\x00".join([raw, raw]), bytes([len(raw) % 128]) + b"\x00\x01" + raw):
+        try:
+            compact(entries, TIP, "a file")
+        except CorruptSegment:
+            continue
+
+
+def written(*events: MetadataEvent) -> bytes:
+    return b"".join(map(encode_entry, events))
+
+
+def test_the_last_state_of_each_segment_is_kept_and_finished_ones_come_last() -> None:
+    entries = written(
+        segment(1, 20, 29, STARTED),
+        segment(2, 0, 9, STARTED),
+        segment(1, 20, 29),
+        segment(3, 30, 39, STARTED),
+        segment(2, 0, 9),
+        segment(4, 40, 49, STARTED),
+        segment(3, 30, 39, DELETING),
+        segment(4, 40, 49, FINISHED),
+        segment(3, 30, 39, DELETED),
+        segment(5, 10, 19, STARTED),
+    )
+    assert one_by_one(compact(entries, TIP, "a file")) == [
+        segment(5, 10, 19, STARTED),
+        segment(2, 0, 9),
+        segment(1, 20, 29),
+        segment(4, 40, 49),
+    ]
+
+
+def test_the_highest_log_start_and_the_last_deletion_are_kept() -> None:
+    marked, started, deleted = (
+        RemotePartitionDeleteMetadata(TIP, state, 0) for state in RemotePartitionDeleteState
+    )
+    starts = [LogStartOffset(TIP, offset, 0) for offset in (5, 9, 7)]
+    entries = written(starts[0], marked, starts[1], segment(1, 9, 12), started, starts[2])
+    kept = [starts[1], started, segment(1, 9, 12)]
+    assert one_by_one(compact(entries, TIP, "a file")) == kept
+    assert compact(entries + written(deleted), TIP, "a file") == b""
+    later = written(segment(2, 0, 3))
+    assert compact(entries + written(deleted) + later, TIP, "a file") == later
+
+
+def test_what_a_newer_one_wrote_is_not_dropped() -> None:
+    for newer in (b"\x00\x02" + bytes(90), b"\x09\x00abc"):
+        with pytest.raises(NewerMetadataVersion):
+            compact(written(segment(1, 0, 9)) + framed(newer), TIP, "a file")

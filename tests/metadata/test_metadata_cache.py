@@ -1,0 +1,107 @@
+"""The folder of cache files and what was committed in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.metadata.metadata_cache import COMMITTED, MetadataCache
+from fetchproxy.model import TopicIdPartition
+from tests.metadata.segment_values import STARTED, segment
+
+TOPIC_ID = UUID(int=77)
+TIPS = [
+    TopicIdPartition(UUID(int=5), "a", 0),
+    TopicIdPartition(UUID(bytes=b"\xff" * 16), "-_.", 12),
+    TopicIdPartition(UUID(bytes=b"\xfb" * 16), "-_.", 12),  # the same name, created again
+    TopicIdPartition(UUID(int=6), "x" * 249, 2**31 - 1),
+]
+
+
+def fill(cache: MetadataCache, tips: list[TopicIdPartition]) -> None:
+    for tip in tips:
+        file = cache.file(tip)
+        file.load()
+        file.append([segment(1, 0, 9, STARTED, tip=tip)], 10)
+        file.sync()
+
+
+def test_partitions_are_known_by_their_files_names(tmp_path: Path) -> None:
+    with MetadataCache(tmp_path / "new" / "cache") as cache:
+        assert cache.partitions() == []
+        fill(cache, TIPS)
+        (tmp_path / "new" / "cache" / "a" / "0-short.remote-log-metadata").touch()
+        (tmp_path / "new" / "cache" / "a" / "notes.txt").touch()
+        assert cache.partitions() == sorted(TIPS)
+
+
+def test_offsets_are_kept(tmp_path: Path) -> None:
+    with MetadataCache(tmp_path) as cache:
+        assert cache.load_committed(TOPIC_ID) == {}
+        fill(cache, TIPS)
+        cache.commit(TOPIC_ID, {0: 5, 31: 2**40})
+        cache.commit(TOPIC_ID, {0: 6, 31: 2**40, 2: 0})
+    with MetadataCache(tmp_path) as cache:
+        assert cache.load_committed(TOPIC_ID) == {0: 6, 2: 0, 31: 2**40}
+        assert len(cache.partitions()) == len(TIPS)
+
+
+def test_every_byte_of_it_counts(tmp_path: Path) -> None:
+    with MetadataCache(tmp_path) as cache:
+        cache.commit(TOPIC_ID, {0: 5, 1: 1234})
+        path = tmp_path / COMMITTED
+        good = path.read_bytes()
+        for at in range(len(good)):
+            for bad in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
+                path.write_bytes(bad)
+                fill(cache, TIPS[:1])
+                assert cache.load_committed(TOPIC_ID) == {}
+                assert cache.partitions() == []
+        path.write_bytes(good)
+        assert cache.load_committed(TOPIC_ID) == {0: 5, 1: 1234}
+
+
+def test_offsets_of_another_metadata_topic_are_worth_nothing(tmp_path: Path) -> None:
+    with MetadataCache(tmp_path) as cache:
+        fill(cache, TIPS)
+        cache.commit(TOPIC_ID, {0: 5})
+        assert cache.load_committed(UUID(int=78)) == {}
+        assert cache.partitions() == []
+        assert cache.load_committed(TOPIC_ID) == {}
+
+
+def test_a_lost_file_is_noticed(tmp_path: Path) -> None:
+    with MetadataCache(tmp_path) as cache:
+        fill(cache, TIPS)
+        cache.commit(TOPIC_ID, {0: 5})
+        cache.file(TIPS[1]).path.unlink()
+        assert cache.load_committed(TOPIC_ID) == {}
+        assert cache.partitions() == []
+
+
+def test_files_without_a_commit_are_worth_nothing(tmp_path: Path) -> None:
+    """Events below what was read may be missing in them, and nobody knows which."""
+    with MetadataCache(tmp_path) as cache:
+        fill(cache, TIPS)
+        assert cache.load_committed(TOPIC_ID) == {}
+        assert cache.partitions() == []
+
+
+def test_a_deleted_partition_is_no_lost_file(tmp_path: Path) -> None:
+    with MetadataCache(tmp_path) as cache:
+        fill(cache, TIPS)
+        cache.commit(TOPIC_ID, {0: 5}, deleted=TIPS[:2])
+        assert cache.partitions() == sorted(TIPS[2:])
+        assert cache.load_committed(TOPIC_ID) == {0: 5}
+        fill(cache, TIPS[:1])  # a crash before it was removed
+        assert cache.load_committed(TOPIC_ID) == {0: 5}
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with MetadataCache(tmp_path), pytest.raises(ConfigError, match="another fetchproxy"):
+        MetadataCache(tmp_path).__enter__()
+    with MetadataCache(tmp_path):
+        pass

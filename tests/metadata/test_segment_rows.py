@@ -1,0 +1,150 @@
+"""Packed rows against a plain list of the same segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.metadata import segment_rows
+from fetchproxy.metadata.segment_rows import SegmentRows
+from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
+from tests.metadata.segment_values import TIP, any_segments, segment
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few segments are already several blocks."""
+    monkeypatch.setattr(segment_rows, "BLOCK_ROWS_MAX", 4)
+
+
+@st.composite
+def disjoint(draw: st.DrawFn, most: int = 30, after: int = 0) -> list[RemoteLogSegmentMetadata]:
+    """Their ids are numbers above `after`."""
+    found = []
+    position = draw(st.integers(0, 5))
+    for number in range(after + 1, after + 1 + draw(st.integers(0, most))):
+        start = position + draw(st.sampled_from([0, 0, 3]))
+        end = start + draw(st.integers(0, 6))
+        copied = draw(st.sampled_from([None, None, end + 9]))
+        times = {"max_timestamp_ms": draw(st.integers(-1, 40)), "event_timestamp_ms": number}
+        found.append(segment(number, start, end, copied_end_offset=copied, **times))
+        position = end + 1
+    return found
+
+
+@given(any_segments())
+def test_a_row_keeps_all_of_a_segment(metadata: RemoteLogSegmentMetadata) -> None:
+    finished = metadata.with_state(segment(0, 0, 0).state, metadata.event_timestamp_ms)
+    assert list(SegmentRows.of(TIP, [finished])) == [finished]
+
+
+@given(disjoint(), st.data())
+def test_it_is_a_sequence(plain: list[RemoteLogSegmentMetadata], data: st.DataObject) -> None:
+    rows = SegmentRows.of(TIP, plain)
+    assert list(rows) == plain
+    assert rows == plain
+    assert rows == tuple(plain)
+    assert tuple(plain) == rows
+    assert len(rows) == len(plain)
+    assert bool(rows) == bool(plain)
+    assert list(reversed(rows)) == plain[::-1]
+    some = data.draw(st.slices(len(plain)))
+    assert rows[some] == tuple(plain[some])
+    for index in range(-len(plain), len(plain)):
+        assert rows[index] == plain[index]
+    for index in (len(plain), -len(plain) - 1):
+        with pytest.raises(IndexError):
+            rows[index]
+    if plain:
+        assert rows != plain[:-1]
+        assert rows != [*plain[:-1], segment(99, 5000, 5001)]
+
+
+@given(disjoint())
+def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> None:
+    rows = SegmentRows.of(TIP, plain)
+    assert list(rows.bounds()) == [(s.start_offset, s.end_offset) for s in plain]
+    for offset in range(-1, (plain[-1].end_offset if plain else 0) + 2):
+        expected = [i for i, s in enumerate(plain) if s.end_offset >= offset]
+        assert rows.index_at_or_after(offset) == (expected or [len(plain)])[0]
+    for timestamp in range(-2, 42):
+        for index in range(len(plain) + 1):
+            late = [i for i, s in enumerate(plain) if s.max_timestamp_ms >= timestamp]
+            wanted = ([i for i in late if i >= index] or [len(plain)])[0]
+            assert rows.index_at_or_after_timestamp(timestamp, index) == wanted
+        below = [s.max_timestamp_ms for s in plain if s.max_timestamp_ms < timestamp]
+        assert rows.max_timestamp_ms(below=timestamp) == max(below, default=None)
+    assert rows.max_timestamp_ms() == max((s.max_timestamp_ms for s in plain), default=None)
+    assert rows.size_bytes == sum(s.segment_size_bytes for s in plain)
+    for i, each in enumerate(plain):
+        assert rows.at_or_after(each.start_offset) == each
+        assert rows.start_offset(i) == each.start_offset
+        assert rows.end_offset(i) == each.end_offset
+        assert rows.find(each.segment_id.id, each.start_offset) == i
+        assert rows.find(each.segment_id.id, each.start_offset + 1) is None
+        assert rows.find(segment(1000, 0, 0).segment_id.id, each.start_offset) is None
+
+
+@given(disjoint(), st.data())
+def test_a_change_leaves_the_old_sequence_alone(
+    plain: list[RemoteLogSegmentMetadata], data: st.DataObject
+) -> None:
+    rows = SegmentRows.of(TIP, plain)
+    old = list(plain)
+    for turn in range(1, 5):
+        first = data.draw(st.integers(0, len(plain)))
+        last = data.draw(st.integers(first, len(plain)))
+        fresh = data.draw(disjoint(6, turn * 100))
+        before, rows = rows, rows.replaced(first, last, fresh)
+        assert list(before) == plain
+        plain = [*plain[:first], *fresh, *plain[last:]]
+        assert list(rows) == plain
+        one = segment(turn * 100, 10_000, 10_009)
+        before, rows = rows, rows.appended(one)
+        assert list(before) == plain
+        plain = [*plain, one]
+        assert list(rows) == plain
+        peaks = [max(s.max_timestamp_ms for s in plain[: i + 1]) for i in range(len(plain))]
+        for timestamp in (-1, 5, 40):
+            wanted = ([i for i, peak in enumerate(peaks) if peak >= timestamp] or [len(plain)])[0]
+            assert rows.index_at_or_after_timestamp(timestamp) == wanted
+    assert list(SegmentRows.of(TIP, old)) == old
+
+
+def test_blocks_are_full_or_about_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row too many must not leave a block of its own behind, over and over."""
+    monkeypatch.setattr(segment_rows, "BLOCK_ROWS_MAX", 10)
+    rows = SegmentRows.of(TIP, [segment(n, n, n) for n in range(31)])
+    assert [len(block.ends) for block in rows._blocks] == [7, 8, 8, 8]
+    for n in range(31, 45):
+        rows = rows.appended(segment(n, n, n))
+    assert [len(block.ends) for block in rows._blocks] == [7, 8, 8, 10, 10, 2]
+    rows = rows.replaced(15, 15, [segment(99, 15, 15)])
+    assert [len(block.ends) for block in rows._blocks] == [7, 8, 9, 10, 10, 2]
+
+
+@given(disjoint())
+def test_leader_epochs_in_the_order_of_the_log(plain: list[RemoteLogSegmentMetadata]) -> None:
+    """What is left out is only repeated, so that the lineage is the same."""
+
+    def newer(epochs: Iterable[EpochStart]) -> list[EpochStart]:
+        found: list[EpochStart] = []
+        for entry in epochs:
+            if not found or entry.epoch > found[-1].epoch:
+                found.append(entry)
+        return found
+
+    every = [entry for s in plain for entry in s.segment_leader_epochs]
+    taken = list(SegmentRows.of(TIP, plain).leader_epochs())
+    assert newer(taken) == newer(every)
+    assert len(taken) <= 2 * -(-len(plain) // 4) + 2
+
+
+def test_segments_of_one_leader_keep_its_epochs_once() -> None:
+    rows = SegmentRows.of(TIP, [segment(2 * n, n, n) for n in range(4)])
+    (block,) = rows._blocks
+    assert len(block.pool) == 1
+    assert [s.segment_leader_epochs for s in rows] == [(EpochStart(0, n),) for n in range(4)]

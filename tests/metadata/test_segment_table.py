@@ -1,0 +1,191 @@
+"""A table fed with any history against a dict fed with the same, through a file and without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata import segment_table
+from fetchproxy.metadata.entry_runs import compact
+from fetchproxy.metadata.json_fields import NewerMetadataVersion
+from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.records import LogStartOffset, MetadataEvent, encode_entry, framed
+from fetchproxy.metadata.segment_table import SegmentTable
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+)
+from tests.metadata.segment_values import (
+    DELETED,
+    DELETING,
+    FINISHED,
+    STARTED,
+    TIP,
+    PlainTable,
+    histories,
+    segment,
+)
+
+STATES = (STARTED, FINISHED, DELETING, DELETED)
+
+
+def check_same(table: SegmentTable, plain: PlainTable) -> None:
+    known = plain.segments.values()
+    assert list(table.segments()) == sorted(
+        known, key=lambda s: (s.start_offset, s.segment_id.id.bytes)
+    )
+    assert table.raised_log_start == plain.raised_log_start
+    assert table.deletion == plain.deletion
+    for each in known:
+        assert table.known(each) == each
+    assert_same_view(table.view(4.0, {7}), build_view(TIP, known, 4.0, {7}, plain.raised_log_start))
+
+
+def assert_same_view(mine: PartitionView, expected: PartitionView) -> None:
+    assert list(mine.segments) == list(expected.segments)
+    assert set(mine.unfinished) == set(expected.unfinished)
+    assert len(mine.unfinished) == len(expected.unfinished)
+    for name in ("tip", "copies_started", "read_at", "unreadable", "raised_log_start"):
+        assert getattr(mine, name) == getattr(expected, name)
+
+
+def written(events: list[MetadataEvent]) -> bytes:
+    return b"".join(map(encode_entry, events))
+
+
+@given(histories())
+def test_a_table_knows_what_a_dict_knows(history: list[MetadataEvent]) -> None:
+    table, plain = SegmentTable(TIP), PlainTable()
+    for event in history:
+        before = table.view(1.0)
+        segments = list(before.segments)
+        assert table.apply(event) == plain.apply(event)
+        check_same(table, plain)
+        assert list(before.segments) == segments  # a view is a picture
+
+
+@given(histories(), st.data())
+def test_so_does_one_that_is_loaded_from_what_was_written(
+    history: list[MetadataEvent], data: st.DataObject
+) -> None:
+    table, plain = SegmentTable(TIP), PlainTable()
+    taken = [event for event in history if table.apply(event)]
+    for event in taken:
+        plain.apply(event)
+    check_same(SegmentTable.load(TIP, written(taken)), plain)
+    once = compact(written(taken), TIP, "a file")
+    assert compact(once, TIP, "a file") == once
+    check_same(SegmentTable.load(TIP, once), plain)
+    # A compaction at any time in between changes nothing.
+    cut = data.draw(st.integers(0, len(taken)))
+    twice = compact(written(taken[:cut]), TIP, "a file") + written(taken[cut:])
+    check_same(SegmentTable.load(TIP, compact(twice, TIP, "a file")), plain)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[MetadataEvent]:
+    """What writers do who see each other: one life of each segment, up to some point."""
+    waiting: list[list[MetadataEvent]] = []
+    for number in range(draw(st.integers(1, 5))):
+        start = number * 10 - draw(st.sampled_from([0, 0, 3]))
+        life = [segment(number, max(0, start), number * 10 + 9, state) for state in STATES]
+        life.insert(2, replace(life[1], end_offset=number * 10 + 4, copied_end_offset=99))
+        waiting.append([*life[: draw(st.integers(1, 5))]])
+    waiting.append([LogStartOffset(TIP, at, 0) for at in (3, 12)])
+    history = []
+    while any(waiting):
+        history.append(draw(st.sampled_from([life for life in waiting if life])).pop(0))
+    return history
+
+
+@given(lives(), st.data())
+def test_events_that_are_read_again_change_nothing_in_the_end(
+    history: list[MetadataEvent], data: st.DataObject
+) -> None:
+    """As after a crash: the file has more than what was committed."""
+    table = SegmentTable(TIP)
+    assert all([table.apply(event) for event in history])
+    known, view = list(table.segments()), table.view(1.0)
+    for event in history[data.draw(st.integers(0, len(history))) :]:
+        table.apply(event)
+    assert list(table.segments()) == known
+    assert_same_view(table.view(1.0), view)
+
+
+def finished(count: int) -> list[RemoteLogSegmentMetadata]:
+    return [segment(n, n * 10, n * 10 + 9, max_timestamp_ms=n) for n in range(1, count + 1)]
+
+
+def test_the_usual_file_is_taken_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a cold start would take ten times as long, and nothing would say so."""
+    monkeypatch.setattr(
+        SegmentTable, "_insert_many", lambda _, segments: len(segments) == 0 or 1 / 0
+    )
+    segments = finished(700)
+    copying = [segment(900, 8000, 8001, STARTED), segment(901, 8000, 8001, DELETING)]
+    clipped = segment(701, 7010, 7015, copied_end_offset=7019)
+    start = LogStartOffset(TIP, 0, 0)
+    entries = compact(written([*segments, *copying, start, clipped]), TIP, "a file")
+    monkeypatch.setattr(segment_table, "compact", None)
+    table = SegmentTable.load(TIP, entries)
+    assert list(table.view(0.0).segments) == [*segments, clipped]
+    assert list(table.view(0.0).unfinished) == copying
+
+
+def test_an_old_attempt_cannot_come_back() -> None:
+    table = SegmentTable(TIP)
+    for state in STATES:
+        assert table.apply(segment(1, 0, 9, state))
+    assert not table.apply(segment(1, 0, 9, FINISHED))
+    assert list(table.segments()) == []
+
+
+def test_a_segment_is_known_by_id_and_start() -> None:
+    table = SegmentTable(TIP)
+    for state in (STARTED, FINISHED):
+        table.apply(segment(1, 10, 19, state))
+    assert table.known(segment(1, 10, 12)) == segment(1, 10, 19)
+    assert table.known(segment(1, 11, 19)) is None
+    assert not table.apply(segment(1, 11, 19, DELETING))
+
+
+def test_deleting_the_partition_leaves_a_new_one() -> None:
+    table = SegmentTable(TIP)
+    events: list[MetadataEvent] = [
+        segment(1, 0, 9, STARTED),
+        segment(1, 0, 9),
+        LogStartOffset(TIP, 5, 1),
+    ]
+    events += [RemotePartitionDeleteMetadata(TIP, state, 2) for state in RemotePartitionDeleteState]
+    assert all(table.apply(event) for event in events)
+    assert compact(written(events), TIP, "a file") == b""
+    assert table.view(0.0) == SegmentTable(TIP).view(0.0)
+    assert table.deletion is None
+    assert table.apply(segment(2, 0, 4, STARTED))
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    good = encode_entry(segment(1, 0, 9))
+    with pytest.raises(NewerMetadataVersion, match="version 2 was written by a newer"):
+        SegmentTable.load(TIP, good + framed(b"\x00\x02" + bytes(90)))
+    with pytest.raises(CorruptSegment, match="orders-3, entry at byte 89: not whole"):
+        SegmentTable.load(TIP, good + good[:-1])
+    wrong = segment(2, 10, 19)
+    bad = encode_entry(wrong).replace(bytes([0, 0, 0, 0, 0, 0, 0, 19]), b"\xff" * 8)
+    with pytest.raises(CorruptSegment, match="field endOffset"):
+        SegmentTable.load(TIP, good + bad)
+
+
+def test_version_0_is_loaded() -> None:
+    new = encode_entry(segment(3, 0, 9))[3:]
+    old = framed(b"\x00\x00" + new[:-18] + (103).to_bytes(4, "big") + b"\x01")
+    both = compact(old + encode_entry(segment(4, 10, 19)), TIP, "a file")
+    loaded = SegmentTable.load(TIP, both).view(0.0).segments
+    assert list(loaded) == [segment(3, 0, 9), segment(4, 10, 19)]
+    assert loaded[0].segment_id.id == UUID(int=3)

@@ -1,0 +1,151 @@
+"""Whatever was written to the metadata topic, whoever reads it when, all come to the same.
+
+Events of every kind, legal or not, repeated and late; readers with and without a cache, that end in
+order or by a crash at any moment, with files torn at any byte.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from memory_metadata_log import MemoryMetadataLog
+from metadata_contract import OTHER, TIP, DeleteState, State, now, segment
+from topic_backing import PARTITIONS, Manager
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.metadata import kept_events
+from fetchproxy.metadata.metadata_cache import COMMITTED
+from fetchproxy.metadata.metadata_partitioner import metadata_partition
+from fetchproxy.metadata.records import LogStartOffset, MetadataEvent, encode_message
+from fetchproxy.metadata.segment_table import SegmentTable
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentMetadata,
+    RemotePartitionDeleteMetadata,
+    TopicIdPartition,
+)
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+SEEDS = range(40)
+TIPS = (TIP, OTHER)
+
+
+def events(rng: random.Random) -> Iterator[MetadataEvent]:
+    """Few segments and many events, so that the same one is met in every state."""
+    sent: list[MetadataEvent] = []
+    while True:
+        tip = rng.choice(TIPS)
+        kind = rng.random()
+        event: MetadataEvent
+        if sent and kind < 0.15:
+            event = rng.choice(sent)  # once more, later than it was meant
+        elif kind < 0.25:
+            event = LogStartOffset(tip, rng.randrange(60), rng.randrange(9))
+        elif kind < 0.32:
+            state = rng.choice(list(DeleteState))
+            event = RemotePartitionDeleteMetadata(tip, state, rng.randrange(9), rng.randrange(3))
+        else:
+            event = _segment(rng, tip)
+        sent.append(event)
+        yield event
+
+
+def _segment(rng: random.Random, tip: TopicIdPartition) -> RemoteLogSegmentMetadata:
+    number = rng.randrange(6)
+    state = rng.choice([State.COPY_SEGMENT_FINISHED, *State])
+    metadata = segment(number, 10 * number, 10 * number + 12, state, tip, rng.randrange(9))
+    metadata = replace(metadata, segment_leader_epochs=(EpochStart(number, 10 * number),))
+    if state is State.COPY_SEGMENT_FINISHED and rng.random() < 0.3:
+        end = 10 * number + rng.randrange(12)
+        metadata = replace(metadata, end_offset=end, copied_end_offset=10 * number + 12)
+    return metadata
+
+
+def replayed(sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
+    """By the tables alone, from the first event on."""
+    tables = {tip: SegmentTable(tip) for tip in TIPS}
+    for event in sent:
+        tables[event.topic_id_partition].apply(event)
+    return {
+        tip: (tuple(table.segments()), table.raised_log_start, table.deletion)
+        for tip, table in tables.items()
+    }
+
+
+async def seen(manager: Manager) -> dict[TopicIdPartition, object]:
+    found: dict[TopicIdPartition, object] = {}
+    for tip in TIPS:
+        view = await manager.refresh(tip, now())
+        deletion = await manager.partition_deletion(tip, now())
+        found[tip] = (manager.list_remote_log_segments(tip), view.raised_log_start, deletion)
+    return found
+
+
+def names(cache: Path) -> set[str]:
+    return {file.name for file in cache.rglob("*.remote-log-metadata")}
+
+
+def crash(rng: random.Random, cache: Path, snapshot: Path) -> None:
+    """The cache as it was some time ago, or files that are ahead of what was committed then.
+
+    Of one file only a part may have reached the disk.
+    """
+    if rng.random() < 0.5:
+        shutil.rmtree(cache)
+        shutil.copytree(snapshot, cache)
+    elif names(snapshot) and names(snapshot) == names(cache):
+        # Deleted partitions' files go after a commit only, so none can be missing.
+        shutil.copy(snapshot / COMMITTED, cache / COMMITTED)
+    files = sorted(cache.rglob("*.remote-log-metadata"))
+    if files and rng.random() < 0.5:
+        torn = rng.choice(files)
+        torn.write_bytes(torn.read_bytes()[: -rng.randrange(1, 120)])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_all_readers_agree(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_events, "FLUSH_PAUSE_S", 0.0)
+    rng = random.Random(seed)
+    log = MemoryMetadataLog(PARTITIONS)
+    cache, snapshot = tmp_path / "cache", tmp_path / "snapshot"
+    cache.mkdir()
+    snapshot.mkdir()
+    coming, sent = events(rng), list[MetadataEvent]()
+
+    def manager(cache_dir: Path | None = None) -> Manager:
+        rsm = RemoteStorageManager(MemoryObjectStore(), "archive")
+        return Manager(log, rsm, MetadataConfig(cache_dir=cache_dir), lambda: 0)
+
+    async def write_some() -> None:
+        for _ in range(rng.randrange(25)):
+            event = next(coming)
+            sent.append(event)
+            number = metadata_partition(event.topic_id_partition, PARTITIONS)
+            await log.append(number, encode_message(event))
+
+    async with manager() as steady:
+        for _ in range(4):
+            await write_some()
+            async with manager(cache) as restarted:
+                for _ in range(rng.randrange(3)):
+                    await write_some()
+                    expected = replayed(sent)
+                    assert await seen(restarted) == expected
+                    assert await seen(steady) == expected
+                    if rng.random() < 0.4:
+                        async with restarted._follower._kept._disk:  # nothing is being written
+                            shutil.rmtree(snapshot)
+                            shutil.copytree(cache, snapshot)
+            if rng.random() < 0.5:
+                crash(rng, cache, snapshot)
+        async with manager(cache) as last, manager() as fresh:
+            assert await seen(last) == await seen(steady) == await seen(fresh)
+            assert await seen(fresh) == replayed(sent)

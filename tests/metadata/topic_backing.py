@@ -1,0 +1,79 @@
+"""Where topic-based managers keep their metadata in tests: a log and a store, each with a door."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from memory_metadata_log import MemoryMetadataLog
+from metadata_contract import Backing, MetadataContract
+from scripted_metadata_log import Script, ScriptedMetadataLog
+from scripted_store import ScriptedStore
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.metadata.metadata_partitioner import metadata_partition
+from fetchproxy.metadata.records import MetadataEvent, encode_message
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+PARTITIONS = 3
+Manager = TopicBasedRemoteLogMetadataManager
+
+
+class TopicBacking(Backing):
+    """On a log in memory."""
+
+    def __init__(self, store: ScriptedStore) -> None:
+        self.log = MemoryMetadataLog(PARTITIONS)
+        self.script = Script()
+        self.store = store
+        self.rsm = RemoteStorageManager(store, "archive")
+
+    def manager(
+        self, config: MetadataConfig | None = None, rsm: RemoteStorageManager | None = None
+    ) -> AbstractAsyncContextManager[Manager]:
+        return Manager(
+            ScriptedMetadataLog(self.log, self.script),
+            rsm or self.rsm,
+            config or MetadataConfig(),
+            wall_clock_ms=lambda: 17,
+        )
+
+    def cached(self, cache_dir: Path) -> AbstractAsyncContextManager[Manager]:
+        return self.manager(MetadataConfig(cache_dir=cache_dir))
+
+    def in_store(self) -> AbstractAsyncContextManager[StoreBackedRemoteLogMetadataManager]:
+        return StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig())
+
+    def reads(self, tip: TopicIdPartition) -> int:
+        return self.script.bounds_asked.count(self.number(tip))
+
+    @staticmethod
+    def number(tip: TopicIdPartition) -> int:
+        return metadata_partition(tip, PARTITIONS)
+
+    def hold(self) -> None:
+        self.script.door.clear()
+
+    def release(self) -> None:
+        self.script.door.set()
+
+    def fail(self) -> None:
+        self.store.error = self.script.error = StorageUnavailable("all is away")
+
+    def heal(self) -> None:
+        self.store.error = self.script.error = None
+
+    async def events(self, *events: MetadataEvent) -> None:
+        """As another instance appends them, without looking."""
+        for event in events:
+            await self.log.append(self.number(event.topic_id_partition), encode_message(event))
+
+
+class TopicContract(MetadataContract):
+    async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
+        assert isinstance(backing, TopicBacking)
+        await backing.rsm.delete_log_segment_data(metadata)
