@@ -1,82 +1,35 @@
 """KIP-405's remoteLogIndex of one segment: which bytes of the `.log` object hold which offsets.
 
-Made once by the copier, read by whoever serves or verifies the segment. Nothing here does I/O.
-
-One entry, big-endian (the KIP's own fields; where the KIP is silent the choice is named):
-
-    magic           int16   0
-    length          int16   bytes of the whole entry, from `magic` to the end of `rdi`
-    crc             int32   CRC-32C (as in record batches) of everything after this field
-    firstOffset     int64   base offset of the entry's first batch
-    lastOffset      int64   last offset of its last batch, inclusive
-    firstTimestamp  int64   base timestamp of its first batch (ms)
-    lastTimestamp   int64   *largest* timestamp of all its batches (ms)
-    dataLength      int32   bytes of its batches
-    rdiLength       int16
-    rdi             utf-8   <key of the .log object, relative to the store's root>#<byte position>
-
-`lastTimestamp` is the largest and not the last one, because producers may send timestamps out of
-order, and a search by time must be able to pass over an entry without reading its data.
-Entries follow each other in offsets and without a hole in bytes; the first is at byte 0.
+Made once by the copier, read by whoever serves or verifies the segment. Nothing here does I/O. The
+entries are those of `remote_log_index_entry`; they follow each other in offsets and without a hole
+in bytes, and the first is at byte 0.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import le, lt
 from struct import Struct
+from typing import Any
 
 import crc32c
 
 from fetchproxy.errors import CorruptSegment, OffsetNotArchived
+from fetchproxy.index.remote_log_index_entry import (
+    DATA_BYTES_MAX,
+    FIXED_BYTES,
+    HEAD,
+    MAGIC,
+    read_entry,
+)
+from fetchproxy.index.remote_log_index_entry import IndexSpan as IndexSpan
+from fetchproxy.index.remote_log_index_entry import encode_entry as encode_entry
 from protocol.record_batch import BatchHeader
 
-MAGIC = 0
 INTERVAL_BYTES = 64 * 1024
-DATA_BYTES_MAX = 2**31 - 1  # dataLength is an int32
-ENTRY_BYTES_MAX = 2**15 - 1  # length is an int16
-
-_HEAD = Struct(">hhI")
-_BODY = Struct(">qqqqih")
-_FIXED_BYTES = _HEAD.size + _BODY.size
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSpan:
-    """Consecutive batches: bytes `position` … `position + length - 1`; offsets both inclusive."""
-
-    position: int
-    length: int
-    first_offset: int
-    last_offset: int
-    first_timestamp_ms: int
-    max_timestamp_ms: int
-
-    @property
-    def end(self) -> int:
-        """The byte position after the span."""
-        return self.position + self.length
-
-
-def encode_entry(object_key: str, span: IndexSpan) -> bytes:
-    """Raises ValueError where a field does not fit, as with a key of more than 32 KB."""
-    rdi = f"{object_key}#{span.position}".encode()
-    if _FIXED_BYTES + len(rdi) > ENTRY_BYTES_MAX or span.length > DATA_BYTES_MAX:
-        raise ValueError(f"index entry of {object_key[:80]!r} at {span.position} is too large")
-    body = (
-        _BODY.pack(
-            span.first_offset,
-            span.last_offset,
-            span.first_timestamp_ms,
-            span.max_timestamp_ms,
-            span.length,
-            len(rdi),
-        )
-        + rdi
-    )
-    return _HEAD.pack(MAGIC, _HEAD.size + len(body), crc32c.crc32c(body)) + body
 
 
 class RemoteLogIndexBuilder:
@@ -143,12 +96,12 @@ class RemoteLogIndex:
     """A parsed index, 44 bytes an entry; the object key is kept once, not per entry."""
 
     __slots__ = (
-        "_first_offsets",
         "_first_timestamps",
         "_last_offsets",
         "_lengths",
-        "_max_timestamps",
         "_positions",
+        "first_offsets",
+        "max_timestamps",
         "object_key",
     )
 
@@ -156,10 +109,10 @@ class RemoteLogIndex:
         self.object_key = ""
         self._positions = array("q")
         self._lengths = array("i")
-        self._first_offsets = array("q")
+        self.first_offsets = array("q")
         self._last_offsets = array("q")
         self._first_timestamps = array("q")
-        self._max_timestamps = array("q")
+        self.max_timestamps = array("q")
 
     @classmethod
     def parse(cls, raw: bytes) -> RemoteLogIndex:
@@ -168,43 +121,96 @@ class RemoteLogIndex:
         An index cut exactly between two entries is a whole one by itself: only the segment's
         metadata can tell, see `check_covers`.
         """
-        index = cls()
-        at = 0
-        while at < len(raw):
-            try:
-                at = index._read_entry(raw, at)
-            except CorruptSegment as error:
-                raise CorruptSegment(
-                    f"remoteLogIndex entry {len(index)} at byte {at}: {error}"
-                ) from None
+        index, end, error = cls.take(raw)
+        if error is not None:
+            raise CorruptSegment(f"remoteLogIndex entry {len(index)} at byte {end}: {error}")
         if not len(index):
             raise CorruptSegment("remoteLogIndex has no entry")
         return index
 
-    def _read_entry(self, raw: bytes, at: int) -> int:
-        end = _check_entry(raw, at)
-        first, last, first_ts, max_ts, length, rdi_length = _BODY.unpack_from(raw, at + _HEAD.size)
-        if at + _FIXED_BYTES + rdi_length != end:
-            raise CorruptSegment(f"rdiLength {rdi_length} does not fill the entry")
-        key, position = _split_rdi(raw[at + _FIXED_BYTES : end])
-        if not self._positions:
-            self.object_key = key
-        self._check_follows(key, position, length, first, last)
-        self._positions.append(position)
-        self._lengths.append(length)
-        self._first_offsets.append(first)
-        self._last_offsets.append(last)
-        self._first_timestamps.append(first_ts)
-        self._max_timestamps.append(max_ts)
-        return end
+    @classmethod
+    def take(cls, raw: bytes, at: int = 0) -> tuple[RemoteLogIndex, int, CorruptSegment | None]:
+        """(the sound entries from byte `at` on, the byte behind them, why not further).
 
-    def _check_follows(self, key: str, position: int, length: int, first: int, last: int) -> None:
+        None where they reach to the end of `raw`. Another segment's entries end it too: whether
+        they do is for the next `take` to say.
+        """
+        index = cls()
+        view = memoryview(raw)
+        plain = True
+        while at < len(raw):
+            try:
+                at = index._read_entry(raw, at)
+            except CorruptSegment as error:
+                return index, at, error
+            if plain:
+                at, plain = index._take_run(view, at)
+        return index, at, None
+
+    def _read_entry(self, raw: bytes, at: int) -> int:
+        entry = read_entry(raw, at)
+        if not self._positions:
+            self.object_key = entry.object_key
+        self._check_follows(entry.object_key, entry.span)
+        self._positions.append(entry.span.position)
+        self._lengths.append(entry.span.length)
+        self.first_offsets.append(entry.span.first_offset)
+        self._last_offsets.append(entry.span.last_offset)
+        self._first_timestamps.append(entry.span.first_timestamp_ms)
+        self.max_timestamps.append(entry.span.max_timestamp_ms)
+        return at + entry.size_bytes
+
+    def _take_run(self, raw: memoryview, at: int) -> tuple[int, bool]:
+        """(byte behind the entries from `at` on that are as long as the first, are they sound?).
+
+        The checks of `_read_entry`, several times as fast for being made of whole columns. False:
+        one of them is not as it should be, or only written in another way; which one, and what is
+        to be said of it, `_read_entry` finds out.
+        """
+        key = f"{self.object_key}#".encode()
+        size = HEAD.unpack_from(raw, at)[1] if len(raw) - at >= FIXED_BYTES else 0
+        digits = size - FIXED_BYTES - len(key)
+        if digits <= 0:
+            return at, True
+        entries = Struct(f">hhIqqqqih{len(key)}s{digits}s")
+        rows: list[tuple[Any, ...]] = []  # Any: what Struct unpacks
+        for row in entries.iter_unpack(raw[at : len(raw) - (len(raw) - at) % size]):
+            if row[1] != size or row[9] != key:
+                break  # a longer entry, or another segment's: from here on nothing is in its place
+            rows.append(row)
+        if not rows:
+            return at, True
+        magics, _, crcs, firsts, lasts, first_stamps, max_stamps, lengths, rdi_sizes, _, texts = (
+            zip(*rows, strict=True)
+        )
+        positions = list(accumulate(lengths, initial=self.size_bytes))[:-1]
+        ends = range(at + size, at + (len(rows) + 1) * size, size)
+        sound = (
+            magics.count(MAGIC) == rdi_sizes.count(size - FIXED_BYTES) == len(rows)
+            and b"".join(texts) == "".join(map(str, positions)).encode()  # all equally wide
+            and crcs == tuple(crc32c.crc32c(raw[end - size + HEAD.size : end]) for end in ends)
+            and min(lengths) > 0
+            and all(map(le, firsts, lasts))
+            and all(map(lt, chain((self.last_offset,), lasts), firsts))
+        )
+        if not sound:
+            return at, False
+        self._positions.extend(positions)
+        self._lengths.extend(lengths)
+        self.first_offsets.extend(firsts)
+        self._last_offsets.extend(lasts)
+        self._first_timestamps.extend(first_stamps)
+        self.max_timestamps.extend(max_stamps)
+        return ends[-1], True
+
+    def _check_follows(self, key: str, span: IndexSpan) -> None:
         if key != self.object_key:
             raise CorruptSegment(f"rdi names {key!r}, the first entry {self.object_key!r}")
-        if position != self.size_bytes:
-            raise CorruptSegment(f"position {position}, expected {self.size_bytes}")
-        if length <= 0:
-            raise CorruptSegment(f"dataLength {length}")
+        if span.position != self.size_bytes:
+            raise CorruptSegment(f"position {span.position}, expected {self.size_bytes}")
+        if span.length <= 0:
+            raise CorruptSegment(f"dataLength {span.length}")
+        first, last = span.first_offset, span.last_offset
         if not 0 <= first <= last:
             raise CorruptSegment(f"offsets {first} to {last}")
         if self._last_offsets and first <= self._last_offsets[-1]:
@@ -217,10 +223,10 @@ class RemoteLogIndex:
         return IndexSpan(
             self._positions[i],
             self._lengths[i],
-            self._first_offsets[i],
+            self.first_offsets[i],
             self._last_offsets[i],
             self._first_timestamps[i],
-            self._max_timestamps[i],
+            self.max_timestamps[i],
         )
 
     @property
@@ -245,6 +251,29 @@ class RemoteLogIndex:
                 f"the segment with offset {end_offset} at byte {size_bytes}"
             )
 
+    def spans_up_to(self, i: int, size_bytes: int) -> int:
+        """The number of the first span after `i` that ends more than `size_bytes` after it begins.
+
+        Above `i` in any case.
+        """
+        limit = self._positions[i] + size_bytes
+        if self.size_bytes <= limit:
+            return len(self)
+        # Where a span begins, the one before it ends.
+        return max(bisect_right(self._positions, limit, i + 1) - 1, i + 1)
+
+    def merged(self, i: int, j: int) -> IndexSpan:
+        """Spans `i` … `j - 1` as one."""
+        position = self._positions[i]
+        return IndexSpan(
+            position,
+            self._positions[j - 1] + self._lengths[j - 1] - position,
+            self.first_offsets[i],
+            self._last_offsets[j - 1],
+            self._first_timestamps[i],
+            max(self.max_timestamps[i:j]),
+        )
+
     def spans(self) -> Iterator[IndexSpan]:
         return (self[i] for i in range(len(self)))
 
@@ -260,32 +289,7 @@ class RemoteLogIndex:
 
     def first_span_with_timestamp(self, timestamp_ms: int) -> IndexSpan | None:
         """The first span that holds a record at or after `timestamp_ms`; None: there is none."""
-        for i, latest in enumerate(self._max_timestamps):
+        for i, latest in enumerate(self.max_timestamps):
             if latest >= timestamp_ms:
                 return self[i]
         return None
-
-
-def _check_entry(raw: bytes, at: int) -> int:
-    """The end of the entry at `at`, once magic, length and checksum are right."""
-    if len(raw) - at < _FIXED_BYTES:
-        raise CorruptSegment(f"{len(raw) - at} bytes are no entry")
-    magic, length, crc = _HEAD.unpack_from(raw, at)
-    if magic != MAGIC:
-        raise CorruptSegment(f"magic {magic}, not {MAGIC}")
-    if length < _FIXED_BYTES or at + length > len(raw):
-        raise CorruptSegment(f"length {length}, {len(raw) - at} bytes are left")
-    found = crc32c.crc32c(memoryview(raw)[at + _HEAD.size : at + length])
-    if found != crc:
-        raise CorruptSegment(f"checksum {found:#010x}, stored {crc:#010x}")
-    return at + int(length)
-
-
-def _split_rdi(rdi: bytes) -> tuple[str, int]:
-    try:
-        key, _, position = rdi.decode().rpartition("#")
-    except UnicodeDecodeError:
-        raise CorruptSegment("rdi is not UTF-8") from None
-    if not (key and position.isascii() and position.isdigit() and len(position) < 19):
-        raise CorruptSegment(f"rdi {rdi[:200]!r} is not <key>#<position>")
-    return key, int(position)

@@ -19,6 +19,7 @@ entries with equal producerId and firstOffset, the one with the largest lastOffs
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from struct import Struct
 
 from fetchproxy.errors import CorruptSegment
@@ -61,3 +62,12 @@ def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
 def aborted_in(entries: Iterable[AbortedTxn], first: int, last: int) -> tuple[AbortedTxn, ...]:
     """Those with an offset in `first` … `last`, both inclusive, sorted by first offset."""
     return tuple(sorted(e for e in entries if e.first_offset <= last and e.last_offset >= first))
+
+
+def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[AbortedTxn, ...]:
+    """As the transaction index of a segment that ends at `end_offset` (inclusive) lists them."""
+    return tuple(
+        replace(e, last_offset=min(e.last_offset, end_offset))
+        for e in entries
+        if e.first_offset <= end_offset
+    )

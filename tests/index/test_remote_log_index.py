@@ -16,6 +16,7 @@ from fetchproxy.index.remote_log_index import (
     RemoteLogIndexBuilder,
     encode_entry,
 )
+from fetchproxy.index.remote_log_index_entry import entry_positions
 from protocol.record_batch import BatchHeader
 
 KEY = "t-AAAAAAAAAAAAAAAAAAAAAA/0/00000000000000000000-id.log"
@@ -208,3 +209,38 @@ def test_entries_with_right_checksums_that_do_not_fit(second: bytes, what: str) 
 
 def test_a_key_may_hold_the_separator() -> None:
     assert RemoteLogIndex.parse(entry("a#b/c#.log", 0, 1, 0, 0)).object_key == "a#b/c#.log"
+
+
+def test_another_way_to_write_a_position_is_read_as_before() -> None:
+    """Many entries are checked at once; what is not in the usual form is looked at singly."""
+    raw = b"".join(entry(KEY, 10 * i, 10, i, i) for i in range(300))
+    assert len(RemoteLogIndex.parse(raw)) == 300
+    odd = struct.pack(">qqqqih", 300, 300, 0, 0, 10, len(KEY) + 6) + f"{KEY}#03000".encode()
+    odd = struct.pack(">hhI", 0, len(odd) + 8, crc32c.crc32c(odd)) + odd
+    tail = b"".join(entry(KEY, 3_010 + 10 * i, 10, 301 + i, 301 + i) for i in range(50))
+    index = RemoteLogIndex.parse(raw + odd + tail)
+    assert [span.position for span in index.spans()] == [10 * i for i in range(351)]
+
+
+@given(batches(), batches(), st.integers(1, 20_000), st.data())
+def test_take_ends_where_another_segment_begins_or_at_the_damage(
+    first: list[BatchHeader], second: list[BatchHeader], interval: int, data: st.DataObject
+) -> None:
+    builder = RemoteLogIndexBuilder(KEY.replace("id", "jd"), interval)
+    for one in second:
+        builder.add(one)
+    one, other = built(first, interval), builder.finish()
+    taken, end, error = RemoteLogIndex.take(one + other)
+    assert list(taken.spans()) == list(RemoteLogIndex.parse(one).spans())
+    assert (end, error is not None) == (len(one), True)
+    taken, end, error = RemoteLogIndex.take(one + other, len(one))
+    assert list(taken.spans()) == list(RemoteLogIndex.parse(other).spans())
+    assert (end, error) == (len(one) + len(other), None)
+    with pytest.raises(CorruptSegment, match=f"at byte {len(one)}: rdi names"):
+        RemoteLogIndex.parse(one + other)
+    at = data.draw(st.integers(0, len(one) - 1))
+    taken, end, error = RemoteLogIndex.take(one[:at] + bytes([one[at] ^ 1]) + one[at + 1 :] + other)
+    starts = [*entry_positions(one), len(one)]
+    assert error is not None
+    assert end == max(start for start in starts if start <= at)
+    assert list(taken.spans()) == list(RemoteLogIndex.parse(one).spans())[: starts.index(end)]

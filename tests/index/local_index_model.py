@@ -1,0 +1,112 @@
+"""Segments made up by seed, and what a local index of them must answer, worked out naively."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from fetchproxy.index.local_remote_log_index import IndexedSegment, LocalRemoteLogIndex
+from fetchproxy.index.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
+from fetchproxy.index.remote_log_index_entry import RemoteLogIndexEntry, read_entry
+
+FILE_BYTES = 2_000  # some segments to a set
+AGE_MS = 10_000
+
+
+@dataclass(frozen=True)
+class MadeSegment:
+    """`raw`: its `.index` object; `entries`: the same, one by one."""
+
+    segment: IndexedSegment
+    raw: bytes
+    entries: tuple[RemoteLogIndexEntry, ...]
+
+    @property
+    def last_offset(self) -> int:
+        return self.entries[-1].span.last_offset
+
+
+def key(start_offset: int, number: int) -> str:
+    return f"archive/weather-AAAAAAAAAAAAAAAAAAAAAA/0/{start_offset:020d}-{number:022d}.log"
+
+
+def make_segment(
+    rng: Random, start_offset: int, number: int, *, entries: int = 0, copied_at_ms: int = 0
+) -> MadeSegment:
+    object_key = key(start_offset, number)
+    offset, position, raw = start_offset, 0, b""
+    for _ in range(entries or rng.randint(1, 9)):
+        offset += rng.choice([0, 0, 0, 3])
+        last = offset + rng.randint(0, 30)
+        length = rng.choice([1, 900, 70_000])
+        first_ts, latest = rng.randint(-1, 5_000), rng.randint(-1, 5_000)
+        span = IndexSpan(position, length, offset, last, first_ts, latest)
+        raw += encode_entry(object_key, span)
+        position += length
+        offset = last + 1
+    made, at = [], 0
+    while at < len(raw):
+        made.append(read_entry(raw, at))
+        at += made[-1].size_bytes
+    segment = IndexedSegment(object_key, start_offset, offset - 1, position, copied_at_ms)
+    return MadeSegment(segment, raw, tuple(made))
+
+
+def make_log(rng: Random, count: int, first_number: int = 0, start: int = 0) -> list[MadeSegment]:
+    """Segments behind one another, now and then with a gap between them."""
+    made: list[MadeSegment] = []
+    for number in range(first_number, first_number + count):
+        made.append(make_segment(rng, start, number, copied_at_ms=rng.randint(0, 2 * AGE_MS)))
+        start = made[-1].last_offset + 1 + rng.choice([0, 0, 0, 25])
+    return made
+
+
+def open_index(folder: Path, file_bytes_max: int = FILE_BYTES) -> LocalRemoteLogIndex:
+    return LocalRemoteLogIndex(folder, file_bytes_max=file_bytes_max, file_age_max_ms=AGE_MS)
+
+
+def bring_up(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> int:
+    """What `LocalIndexRefresher` does; how many segments had to be appended."""
+    kept = index.keep([made.segment for made in log])
+    for made in log[kept:]:
+        index.append(made.segment, made.raw)
+    return len(log) - kept
+
+
+def everything(asked: list[int], _: int) -> list[int]:
+    return asked
+
+
+def check_answers(
+    index: LocalRemoteLogIndex,
+    log: list[MadeSegment],
+    choose: Callable[[list[int], int], list[int]] = everything,
+) -> None:
+    """Every segment, and borders of offsets and timestamps, against a search one by one."""
+    entries = [entry for made in log for entry in made.entries]
+    for made in log:
+        found = index.segment_index(made.segment)
+        assert found is not None
+        found.check_covers(made.last_offset, made.segment.size_bytes)
+        assert list(found.spans()) == [entry.span for entry in made.entries]
+        assert found.object_key == made.segment.object_key
+    offsets = {border for e in entries for border in (e.span.first_offset, e.span.last_offset)}
+    borders = [n + d for n in sorted(offsets) for d in (-1, 0, 1)]
+    for offset in choose(borders, min(20, len(borders))):
+        expected = next((e for e in entries if e.span.last_offset >= offset), None)
+        assert index.entry_for_offset(offset) == expected, offset
+    times = [e.span.max_timestamp_ms + d for e in entries for d in (-1, 0, 1)]
+    for timestamp in choose(times, min(20, len(times))):
+        late = next((e for e in entries if e.span.max_timestamp_ms >= timestamp), None)
+        assert index.entry_for_timestamp(timestamp) == late, timestamp
+
+
+def held_segments(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> list[RemoteLogIndex]:
+    found = (index.segment_index(made.segment) for made in log)
+    return [one for one in found if one is not None]
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
