@@ -11,7 +11,7 @@ UPSTREAM ?= mock
 STORE ?= file
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-metadata lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,11 +38,11 @@ format: venv  ## let ruff format and fix what it can
 	$(BIN)/ruff format
 
 test: check  ## check, set up the real parts, run every test that is not slow
-	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 clients
+	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: check  ## the same with the slow tests
-	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 clients spark
+	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients spark
 	$(BIN)/python -m pytest
 
 oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others
@@ -55,6 +55,9 @@ demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3
 bench-tail: venv  ## what a tail read costs: direct, through the proxy, through a peer
 	$(BIN)/python -m lab setup kafka kroxylicious
 	$(BIN)/python -m benchmarks.tail
+
+bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory, cold start, look-ups
+	$(BIN)/python -m benchmarks.metadata
 
 bench: venv  ## every benchmark
 	$(BIN)/python -m lab setup kafka s3 kroxylicious

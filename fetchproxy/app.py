@@ -12,26 +12,40 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 import structlog
 
 from fetchproxy.archive_only.server import ArchiveOnlyServer
 from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.leader_log import ClusterLeaderLog
+from fetchproxy.cluster.open_metadata import metadata_manager
 from fetchproxy.config.sections import Config
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
-from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.index.local_indexes import LocalIndexes
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, REGISTRY
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.archive_once import archive_once
+from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.local_index_refresh import open_local_indexes
 from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.storage.open import open_store
+from fetchproxy.remote_log.open_source import open_log_dirs
+from fetchproxy.remote_log.status import PartitionArchiveStatus
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.tls.reloading import (
     ReloadingContext,
@@ -53,7 +67,7 @@ class Parts:
 
     config: Config
     rsm: RemoteStorageManager
-    rlmm: StoreBackedRemoteLogMetadataManager
+    rlmm: RemoteLogMetadataManager
     cluster: Cluster
     random: random.Random
     serves: bool
@@ -62,10 +76,15 @@ class Parts:
     gateway: GatewayServer | ArchiveOnlyServer | None = None
     purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
+    local_indexes: LocalIndexes | None = None
+    views: LeaderViews = field(init=False)  # of the archive, as clients of a cluster may see it
+
+    def __post_init__(self) -> None:
+        warnings = SparingWarnings(asyncio.get_running_loop().time)
+        self.views = LeaderViews(self.rlmm, ClusterLeaderLog(self.cluster), warnings)
 
     def is_archiving(self, tip: TopicIdPartition) -> bool:
-        manager = self.manager
-        return manager is not None and any(status.tip == tip for status in manager.status())
+        return self.manager is not None and self.manager.manages(tip)
 
     @property
     def mode(self) -> str:
@@ -95,10 +114,22 @@ class Parts:
             problems = self.rlmm.problems(tip)
             if problems:
                 found[tip] = f"{len(problems)} unreadable metadata objects; {problems[0].what}"
-        for status in self.manager.status() if self.manager is not None else ():
-            if status.last_error is not None:
-                found[status.tip] = status.last_error
+        if self.manager is None:
+            return found
+        refused = self.manager.refused_topics
+        for tip in tips:
+            if tip.topic in refused:
+                found[tip] = f"not archived: {refused[tip.topic]}"
         return found
+
+    def work(self) -> dict[TopicIdPartition, PartitionArchiveStatus]:
+        if self.manager is None:
+            return {}
+        return {status.tip: status for status in self.manager.status()}
+
+    def archiver(self) -> tuple[LeadershipState, dict[str, str]] | None:
+        manager = self.manager
+        return None if manager is None else (manager.leadership, manager.refused_topics)
 
 
 async def run_server(config: Config) -> None:
@@ -106,9 +137,10 @@ async def run_server(config: Config) -> None:
     archives = config.archive.topics is not None
     async with (
         _open_parts(config, serves=True, writes=archives) as parts,
+        _local_indexes(parts, archives) as parts.local_indexes,
         _console(parts) as collector,
         RemoteFetchPurgatory(
-            config.remote_fetch, parts.rlmm, parts.rsm, parts.random
+            config.remote_fetch, parts.views, parts.rsm, parts.random, parts.local_indexes
         ) as parts.purgatory,
         _gateway(parts) as parts.gateway,
         asyncio.TaskGroup() as tasks,
@@ -153,7 +185,8 @@ async def run_archiver(config: Config, *, once: bool = False) -> bool:
             showing = tasks.create_task(_keep_running("console", collector.run, parts))
         freshening = tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         if not once:
-            await _keep_archiving(parts)
+            async with _local_indexes(parts, True) as parts.local_indexes:
+                await _keep_archiving(parts)
         await _archive_once(parts)
         freshening.cancel()
         if showing is not None:
@@ -165,14 +198,25 @@ async def run_archiver(config: Config, *, once: bool = False) -> bool:
 async def _open_parts(config: Config, *, serves: bool, writes: bool) -> AsyncIterator[Parts]:
     if config.store.url is None:
         raise ConfigError("store.url is not set")
+    if writes:
+        open_log_dirs(config.archive)  # what is wrong with them is said before anything starts
     listener = listener_context(config.gateway, config.tls) if serves else None
     upstream = upstream_context(config.cluster, config.tls)
     async with (
-        open_store(config.store.url, config.store, create=writes) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+        open_archive(config, create=writes) as rsm,
         Cluster(config.cluster, tls=upstream) as cluster,
+        metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
     ):
         yield Parts(config, rsm, rlmm, cluster, random.Random(), serves, listener, upstream)
+
+
+def _local_indexes(
+    parts: Parts, archives: bool
+) -> AbstractAsyncContextManager[LocalIndexes | None]:
+    """Kept by the RemoteLogManager alone: who does not archive here has none."""
+    if not archives:
+        return nullcontext()
+    return open_local_indexes(parts.config.archive, parts.rsm)
 
 
 @asynccontextmanager
@@ -186,6 +230,8 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         listeners=parts.listeners,
         outage=parts.outage,
         faults=parts.faults,
+        work=parts.work,
+        archiver=parts.archiver,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(parts.config, parts.rlmm, cluster, around)
@@ -200,6 +246,7 @@ async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
         parts.config,
         parts.cluster,
         parts.rlmm,
+        parts.views,
         parts.purgatory,
         parts.is_archiving,
         tls=(parts.listener_tls, parts.upstream_tls),
@@ -239,11 +286,23 @@ async def _archive_only(parts: Parts) -> AsyncIterator[ArchiveOnlyServer]:
 async def _probe_store(parts: Parts) -> None:
     """Says at the start what else the first reader would find out. The tail is served anyway."""
     try:
-        partitions = list(await parts.rlmm.list_partitions())
+        # The store first: a copy that is begun meanwhile is in the topic before it is there.
+        by_topic = parts.config.metadata.manager == "topic"
+        stored = await parts.rsm.list_partitions() if by_topic else []
+        partitions = set(await parts.rlmm.list_partitions())
     except RemoteStorageError as error:
         log.warning("store_unreachable", error=str(error))
-    else:
-        log.info("archive_found", partitions=len(partitions))
+        return
+    log.info("archive_found", partitions=len(partitions))
+    unknown = [tip for tip in stored if tip not in partitions]
+    if unknown:
+        # Reads of these fail, and nothing is archived of them, until somebody has acted.
+        log.error(
+            "partitions_unknown_to_metadata_topic",
+            partitions=len(unknown),
+            first=str(unknown[0]),
+            remedy="fetchproxy restore",
+        )
 
 
 async def _keep_tls_fresh(parts: Parts) -> None:
@@ -264,6 +323,7 @@ async def _keep_archiving(parts: Parts) -> None:
             wall_clock_ms=wall_clock_ms,
             uuid_factory=uuid4,
             rng=parts.random,
+            local_indexes=parts.local_indexes,
         )
         await parts.manager.run()
 

@@ -18,6 +18,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from lab.errors import PartMissing
+from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
 from lab.mock_cluster import MockCluster
 from lab.s3 import S3Server
@@ -42,7 +43,7 @@ _parts_used = pytest.StashKey[set[str]]()
 _parts_missing = pytest.StashKey[dict[str, str]]()
 
 CreateTopic = Callable[..., str]
-Server = TypeVar("Server", KafkaServer, S3Server)
+Server = TypeVar("Server", KafkaServer, S3Server, HdfsServer)
 Found = TypeVar("Found")
 FindPart = Callable[[str, Callable[[], Found]], Found]
 
@@ -132,6 +133,18 @@ def s3_server(pytestconfig: pytest.Config) -> Iterator[S3Server]:
 def own_s3_server(pytestconfig: pytest.Config) -> Iterator[S3Server]:
     """A real S3 server for this test alone, which may kill, restart or pause it."""
     yield from serve(pytestconfig, "s3", S3Server())
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(pytestconfig: pytest.Config) -> Iterator[HdfsServer]:
+    """One real HDFS for the whole run: use a folder of your own, and never stop it."""
+    yield from serve(pytestconfig, "hdfs", HdfsServer())
+
+
+@pytest.fixture(scope="module")
+def module_hdfs_server(pytestconfig: pytest.Config) -> Iterator[HdfsServer]:
+    """A real HDFS for one module's tests, which may ill-treat it (about 10 s to start)."""
+    yield from serve(pytestconfig, "hdfs", HdfsServer())
 
 
 @pytest.fixture

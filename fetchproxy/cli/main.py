@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from fetchproxy import __version__
+from fetchproxy.cli import index
 from fetchproxy.cli.archive import archive
+from fetchproxy.cli.restore import restore
 from fetchproxy.cli.segments import segments
 from fetchproxy.cli.serve import serve
 from fetchproxy.cli.verify import verify
@@ -19,8 +21,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # they print locals, and locals may hold secrets
 )
-for command in (serve, archive, segments, verify):
+for command in (serve, archive, segments, verify, restore):
     app.command()(command)
+app.add_typer(index.app, name="index")
 
 
 def _show_version(wanted: bool) -> None:

@@ -57,7 +57,8 @@ Store = Annotated[
     typer.Option(
         envvar="FETCHPROXY_STORE_URL",
         metavar="URL",
-        help="The archive: file:///path or s3://bucket/prefix?endpoint_url=…&region=…",
+        help="The archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
+        "webhdfs://host:port/path.",
     ),
 ]
 Listen = Annotated[
@@ -106,6 +107,14 @@ Topic = Annotated[
     str | None,
     typer.Option(
         envvar="FETCHPROXY_TOPIC", metavar="TOPIC", help="Only this topic, by its whole name."
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        envvar="FETCHPROXY_DRY_RUN",
+        help="Say what would be repaired or restored, and change nothing.",
     ),
 ]
 

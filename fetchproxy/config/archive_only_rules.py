@@ -18,6 +18,9 @@ _CONTRADICTIONS = {
 def archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
     """`places`: where each key that the user has set was set."""
     if not config.archive_only.enabled:
+        if config.attach.archives is not None:
+            place = places.get("attach.archives", "attach.archives")
+            return f"attach.archives ({place}) needs archive_only.enabled: brokers do not know them"
         return None
     for key, reason in _CONTRADICTIONS.items():
         section, _, name = key.partition(".")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from fetchproxy.config.addresses import parse_bootstrap, parse_host_port
+from fetchproxy.config.attachments import parse_attachments
 from fetchproxy.config.node_map import parse_node_map
+from fetchproxy.config.retention_overrides import overrides_text, parse_retention_overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ def _parse_pattern(text: str) -> object:
         return re.compile(text)
     except re.error as error:
         raise ValueError(str(error)) from error
+
+
+def parse_paths(text: str) -> tuple[Path, ...]:
+    """Raises ValueError where one is not absolute."""
+    paths = tuple(Path(part.strip()) for part in text.split(","))
+    if not all(path.is_absolute() for path in paths):
+        raise ValueError("expected absolute paths")
+    return paths
 
 
 def _parse_url(text: str) -> object:
@@ -87,6 +98,14 @@ OptionalNodeMap = Annotated[
 OptionalPattern = Annotated[
     str | None, _checked_by(_parse_pattern), TextForm("a regular expression")
 ]
+OptionalPaths = Annotated[
+    str | None, _checked_by(parse_paths), TextForm("absolute paths, comma-separated")
+]
+OptionalAttachments = Annotated[
+    str | None,
+    _checked_by(parse_attachments),
+    TextForm("NAME=STORE_URL#TOPIC, separated by spaces, no name twice"),
+]
 OptionalUrl = Annotated[
     str | None,
     _checked_by(_parse_url),
@@ -102,4 +121,13 @@ OptionalHostName = Annotated[
 ]
 OptionalNodeNames = Annotated[
     str | None, _checked_by(_parse_node_names), TextForm("a host name with {node_id} in it, once")
+]
+OptionalRetentionOverrides = Annotated[
+    str | None,
+    BeforeValidator(overrides_text),
+    _checked_by(parse_retention_overrides),
+    TextForm(
+        "a table (as text: JSON) of patterns, each with remote_log_retention_ms, "
+        "remote_log_retention_bytes, local_retention_ms or local_retention_bytes, at least -1"
+    ),
 ]

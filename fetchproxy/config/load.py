@@ -18,6 +18,11 @@ from pydantic import ValidationError
 
 from fetchproxy.config.addresses import parse_host_port
 from fetchproxy.config.archive_only_rules import archive_only_fault
+from fetchproxy.config.archive_rules import (
+    group_fault,
+    log_dirs_fault,
+    metadata_topic_fault,
+)
 from fetchproxy.config.keys import VARIABLE_PREFIX, Key, all_keys
 from fetchproxy.config.node_map import parse_node_map
 from fetchproxy.config.sasl_rules import sasl_fault
@@ -28,7 +33,8 @@ from fetchproxy.errors import ConfigError
 
 # Options of the command line that are no configuration key, but do have a variable.
 OPTION_VARIABLES = frozenset(
-    f"{VARIABLE_PREFIX}{name}" for name in ("CONFIG", "SET", "ONCE", "TOPIC", "JSON")
+    f"{VARIABLE_PREFIX}{name}"
+    for name in ("CONFIG", "SET", "ONCE", "TOPIC", "JSON", "REPAIR", "DRY_RUN")
 )
 
 # What the project's tests and lab are steered by; they start this program with it set.
@@ -149,6 +155,9 @@ def _check_relations(config: Config, chosen: Mapping[str, Setting]) -> None:
         tls_fault(config.gateway, config.cluster)
         or sasl_fault(config.cluster)
         or archive_only_fault(config, places)
+        or log_dirs_fault(config.archive)
+        or group_fault(config.archive)
+        or metadata_topic_fault(config.archive, config.metadata)
     )
     if fault is not None:
         raise ConfigError(fault)

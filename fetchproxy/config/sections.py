@@ -10,7 +10,9 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
+from fetchproxy.config.archive import ArchiveConfig as ArchiveConfig
 from fetchproxy.config.archive_only import ArchiveOnlyConfig
+from fetchproxy.config.attach import AttachConfig
 from fetchproxy.config.forms import (
     BootstrapText,
     HostPortText,
@@ -19,12 +21,12 @@ from fetchproxy.config.forms import (
     OptionalHttpUrl,
     OptionalNodeMap,
     OptionalNodeNames,
-    OptionalPattern,
-    OptionalUrl,
 )
+from fetchproxy.config.metadata import MetadataConfig as MetadataConfig
 from fetchproxy.config.section import KiB as KiB
 from fetchproxy.config.section import MiB as MiB
 from fetchproxy.config.section import Section as Section
+from fetchproxy.config.store import StoreConfig as StoreConfig
 from fetchproxy.config.tls import TlsConfig as TlsConfig
 
 
@@ -204,77 +206,6 @@ class RemoteFetchConfig(Section):
     )
 
 
-class ArchiveConfig(Section):
-    """The archiver (RemoteLogManager)."""
-
-    topics: OptionalPattern = Field(None, description="regular expression; whole topic names match")
-    segment_bytes_max: int = Field(64 * MiB, description="a segment is cut at this size", ge=KiB)
-    segment_age_max_ms: int = Field(
-        600_000, description="or when its first batch was read this long ago", ge=1
-    )
-    rlm_process_interval_ms: int = Field(
-        1_000, description="between two looks at a partition", ge=1
-    )
-    rlm_retry_interval_ms: int = Field(5_000, description="after a remote error", ge=1)
-    workers_max: int = Field(4, description="partitions processed at once", ge=1)
-    copy_max_ms: int = Field(300_000, description="a copy that takes longer is given up", ge=1)
-    fetch_bytes_max: int = Field(8 * MiB, description="per fetch from a broker", ge=KiB)
-    spool_dir: Path | None = Field(
-        None, description="where a segment is gathered before its copy; default: a temporary folder"
-    )
-    spool_bytes_max: int = Field(
-        8 * 1024 * MiB,
-        description="bytes in the spool; above this, segments are cut before they are full",
-        ge=MiB,
-    )
-    discovery_interval_ms: int = Field(
-        10_000, description="between two looks for new and deleted topics", ge=1
-    )
-
-
-class MetadataConfig(Section):
-    """What the proxy knows of the archive."""
-
-    refresh_interval_ms: int = Field(
-        5_000, description="between two looks of the console at store and brokers", ge=1
-    )
-    view_age_max_ms: int = Field(
-        30_000,
-        description="a partition's view that is older and still in use is read again in the "
-        "background: so long what another process has deleted may still be served",
-        ge=1,
-    )
-    metadata_read_max_ms: int = Field(10_000, description="a listing is given up after this", ge=1)
-    metadata_reads_max: int = Field(
-        16,
-        description="metadata objects read at once per partition: hides the store's latency "
-        "without taking all its connections",
-        ge=1,
-    )
-
-
-class StoreConfig(Section):
-    """The object store that holds the archive."""
-
-    url: OptionalUrl = Field(None, description="file:///path or s3://bucket/prefix?endpoint_url=…")
-    part_bytes: int = Field(8 * MiB, description="unit of a multipart upload", ge=5 * MiB)
-    parts_in_flight_max: int = Field(
-        4, description="parts of one upload sent at once; memory is this times part_bytes", ge=1
-    )
-    threads_max: int = Field(
-        8, description="for blocking file calls; a hanging disk holds these, never the loop", ge=1
-    )
-    connections_max: int = Field(32, description="to the store", ge=1)
-    connect_max_ms: int = Field(3_000, description="to reach the store", ge=1)
-    read_max_ms: int = Field(20_000, description="silence of the store within an answer", ge=1)
-    write_max_ms: int = Field(
-        60_000,
-        description="sending one part to the store may take this; then it is tried again"
-        " (a part of 8 MiB needs 140 KiB/s)",
-        ge=1,
-    )
-
-
 class ConsoleConfig(Section):
     """The web console: page, metrics and health."""
 
@@ -395,5 +326,6 @@ class Config(Section):
     archive_only: ArchiveOnlyConfig = ArchiveOnlyConfig()
     metadata: MetadataConfig = MetadataConfig()
     store: StoreConfig = StoreConfig()
+    attach: AttachConfig = AttachConfig()
     console: ConsoleConfig = ConsoleConfig()
     log: LogConfig = LogConfig()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -20,14 +20,16 @@ from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
 from fetchproxy.console import counters
-from fetchproxy.console.partitions import partition_status
-from fetchproxy.console.status import Event, PartitionStatus, Status, StoreStatus
+from fetchproxy.console.partitions import archiver_status, partition_status, with_work
+from fetchproxy.console.status import ArchiverStatus, Event, PartitionStatus, Status, StoreStatus
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
+from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.status import PartitionArchiveStatus, trouble
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +40,8 @@ class Surroundings:
 
     `outage`: since how many seconds the readers of segments find the store failing, and its error;
     None while they do not. `faults`: what is wrong with the archive of which partition, in words.
+    `work`: what this process' own archiver does. `archiver`: how it stands to others, and the
+    topics that it refuses, with the reason; None where there is none.
     """
 
     mode: str
@@ -45,6 +49,8 @@ class Surroundings:
     listeners: Callable[[], Iterable[str]]
     outage: Callable[[], tuple[float, str | None] | None]
     faults: Callable[[Iterable[TopicIdPartition]], Mapping[TopicIdPartition, str]]
+    work: Callable[[], Mapping[TopicIdPartition, PartitionArchiveStatus]] = dict
+    archiver: Callable[[], tuple[LeadershipState, Mapping[str, str]] | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class StatusCollector:
         self._archive_error: str | None = None
 
     def __call__(self) -> Status:
+        work = self._around.work()
         return Status(
             version=__version__,
             mode=self._around.mode,
@@ -97,11 +104,12 @@ class StatusCollector:
             relay=counters.relay(self._config.gateway.connections_max),
             remote_reads=counters.remote_reads(),
             cache=counters.cache(self._config.remote_fetch.chunk_cache_bytes_max),
-            partitions=self._partition_lines(),
+            partitions=self._lines(work),
             events=tuple(
                 Event(e.at, e.level, e.event, e.count, dict(e.details))
                 for e in self._events.newest_first()
             ),
+            archiver=self._archiver(work),
             cluster_refusal=None if self._cluster is None else self._cluster.refusal,
         )
 
@@ -128,7 +136,7 @@ class StatusCollector:
         for tip in self._tips:
             if not await self._refresh_edges(tip):
                 break  # brokers that do not answer are asked once a look, not once a partition
-        self._partition_lines()  # for the gauges
+        self._lines({})  # for the gauges
         store = self._store_status()
         metrics.STORE_UP.set(store.up is not False)
         metrics.STORE_FAILING_SECONDS.set(store.failing_seconds)
@@ -206,9 +214,26 @@ class StatusCollector:
             return StoreStatus(url, self._archive_up)
         return StoreStatus(url, False, round(outage[0], 1), _masked(outage[1]))
 
-    def _partition_lines(self) -> tuple[PartitionStatus, ...]:
-        faults = self._around.faults(self._tips)
-        return tuple(self._partition_line(tip, faults.get(tip)) for tip in self._tips)
+    def _lines(
+        self, work: Mapping[TopicIdPartition, PartitionArchiveStatus]
+    ) -> tuple[PartitionStatus, ...]:
+        faults, now = self._around.faults(self._tips), asyncio.get_running_loop().time()
+        lines: list[PartitionStatus] = []
+        for tip in self._tips:
+            doing = work.get(tip)
+            told = None if doing is None else trouble(doing, self._config.archive, now)
+            lines.append(with_work(self._partition_line(tip, told or faults.get(tip)), doing, now))
+        return tuple(lines)
+
+    def _archiver(
+        self, work: Mapping[TopicIdPartition, PartitionArchiveStatus]
+    ) -> ArchiverStatus | None:
+        found = self._around.archiver()
+        if found is None:
+            return None
+        leadership, refused = found
+        masked = {topic: mask_text(reason) for topic, reason in refused.items()}
+        return archiver_status(work, replace(leadership, error=_masked(leadership.error)), masked)
 
     def _partition_line(self, tip: TopicIdPartition, fault: str | None) -> PartitionStatus:
         view = self._rlmm.view(tip)

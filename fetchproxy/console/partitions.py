@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from fetchproxy.console.status import OffsetRange, PartitionStatus
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fetchproxy.console.status import ArchiverStatus, OffsetRange, PartitionStatus
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.status import PartitionArchiveStatus
 
 
 def partition_status(
     tip: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None, error: str | None
 ) -> PartitionStatus:
     """`view` or `edges` is None where nothing is known; then nothing is said of it either."""
-    segments = () if view is None else view.segments
     gaps = () if view is None else tuple(OffsetRange(first, last) for first, last in view.gaps())
     archive_end = None if view is None else view.log_end_offset
     return PartitionStatus(
@@ -19,8 +23,8 @@ def partition_status(
         partition=tip.partition,
         archived=() if view is None else archived_ranges(view),
         gaps=gaps,
-        segments=len(segments),
-        size_bytes=sum(segment.segment_size_bytes for segment in segments),
+        segments=0 if view is None else len(view.segments),
+        size_bytes=0 if view is None else view.segments.size_bytes,
         log_start_offset=None if edges is None else edges.log_start_offset,
         log_end_offset=None if edges is None else edges.high_watermark,
         lag_offsets=None if view is None or edges is None else lag_offsets(archive_end, edges),
@@ -28,6 +32,38 @@ def partition_status(
             None if edges is None or archive_end is None else archive_end - edges.log_start_offset
         ),
         error=error,
+    )
+
+
+def with_work(
+    shown: PartitionStatus, work: PartitionArchiveStatus | None, now: float
+) -> PartitionStatus:
+    """The line with what this process' archiver is doing; `now` is loop time (s)."""
+    if work is None:
+        return shown
+    copy_s = work.copy_seconds(now)
+    return replace(
+        shown,
+        role="leader" if work.leads else "follower",
+        copy_seconds=None if copy_s is None else round(copy_s, 1),
+        retention_used=None if work.retention_used is None else round(work.retention_used, 4),
+    )
+
+
+def archiver_status(
+    work: Mapping[TopicIdPartition, PartitionArchiveStatus],
+    leadership: LeadershipState,
+    refused: Mapping[str, str],
+) -> ArchiverStatus:
+    leads = sum(status.leads for status in work.values())
+    return ArchiverStatus(
+        leadership=leadership.kind,
+        state=leadership.state,
+        leads=leads,
+        follows=len(work) - leads,
+        members=leadership.members,
+        error=leadership.error,
+        refused=dict(refused),
     )
 
 

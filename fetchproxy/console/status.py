@@ -7,7 +7,7 @@ function in a test) is none of its business. Field names are the JSON names of `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,10 @@ class PartitionStatus:
     """`archived` are ranges without a hole; what is not known is None, never 0.
 
     `lag_offsets`: below the last stable offset and not archived yet. `margin_offsets`: archive end
-    minus the broker's log start; below 0, data was lost before it was copied.
+    minus the broker's log start; below 0, data was lost before it was copied. `role` in this
+    process: leader or follower, None where it archives nothing of it. `copy_seconds`: since when a
+    copy is under way. `retention_used`: the share of the brokers' retention that the oldest record
+    that is not archived has used up.
     """
 
     topic: str
@@ -36,7 +39,24 @@ class PartitionStatus:
     log_end_offset: int | None = None
     lag_offsets: int | None = None
     margin_offsets: int | None = None
+    role: str | None = None
+    copy_seconds: float | None = None
+    retention_used: float | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiverStatus:
+    """How this archiver stands to others (`leadership`: sole, group or log-dirs), and topics that
+    match and are not archived, with the reason. `members` is None where nobody has said."""
+
+    leadership: str
+    state: str
+    leads: int
+    follows: int
+    members: int | None = None
+    error: str | None = None
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,7 @@ class Status:
     """`missing` names what stands between this process and readiness; empty: ready.
 
     `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
+    `archiver` is None where this process does not archive.
     """
 
     version: str
@@ -112,6 +133,7 @@ class Status:
     partitions: tuple[PartitionStatus, ...]
     events: tuple[Event, ...]
     cluster_refusal: str | None = None
+    archiver: ArchiverStatus | None = None
 
 
 # Called on the loop for every request, so it must neither block nor wait.

@@ -102,7 +102,9 @@ class ArchivedTopics:
             text = ref.decode(errors="replace")
             topic = await self._cluster.topic_by_name(text, max_age_ms)
         tips = {}
-        for partition in sorted(await self._rlmm.topic_partitions(topic.topic_id, now)):
+        # Half as old: what one look at the metadata topic says of all topics serves the others.
+        not_older_than = now - self._max_age_s / 2
+        for partition in sorted(await self._rlmm.topic_partitions(topic.topic_id, not_older_than)):
             tip = TopicIdPartition(topic.topic_id, topic.name, partition)
             await self._rlmm.refresh(tip, now - self._max_age_s)
             tips[partition] = tip

@@ -39,7 +39,7 @@ class FetchJudging:
         self.by_id = False
         self.marks = FetchMarks(parts.config.permit_ttl_ms / 1000)
         self.judged = asyncio.Event()
-        self._known = Knowledge(parts.rlmm.view, parts.cluster.cached_log_edges, self.identify)
+        self._known = Knowledge(parts.views.view, parts.cluster.cached_log_edges, self.identify)
         self._refreshing: set[TopicIdPartition] = set()
 
     def name_topics(self, by_id: bool) -> None:

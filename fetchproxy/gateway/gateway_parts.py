@@ -11,6 +11,7 @@ from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
 from fetchproxy.gateway.address_map import AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.archived_topics import ArchivedTopics
+from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import RemoteLogMetadataManager
@@ -22,13 +23,15 @@ from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 class GatewayParts:
     """`clock` is the running loop's time in seconds.
 
-    `is_archiving`: an archiver in this process has the partition.
+    `is_archiving`: an archiver in this process has the partition. `views` is the archive as clients
+    may see it, `rlmm` as it is.
     """
 
     config: GatewayConfig
     remote_fetch: RemoteFetchConfig
     cluster: Cluster
     rlmm: RemoteLogMetadataManager
+    views: LeaderViews
     purgatory: RemoteFetchPurgatory
     addresses: AddressMap
     receive: ReceiveBuffer

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
-from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.errors import ClusterError, ClusterUnavailable, RemoteStorageError
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from protocol.fetch_request import TopicRef
 
+# So long a judgement waits for a new leader's word about the archive.
+COMPARE_WAIT_MAX_S = 2.0
 _UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 
 
@@ -99,12 +102,16 @@ def _held(
 async def _identify(
     parts: GatewayParts, topic: TopicRef, by_id: bool, partition: int
 ) -> TopicIdPartition:
-    """A name is looked up afresh: the topic may have been created again under another id."""
+    """Afresh: a name's topic may have been created again, and any topic may have a new leader."""
     if by_id:
         topic_id = UUID(bytes=topic)
-        info = parts.cluster.cached_topic_by_id(topic_id)
-        if info is None:
-            info = await parts.cluster.topic_by_id(topic_id)
+        try:
+            info = await parts.cluster.topic_by_id(topic_id, max_age_ms=IDENTITY_AGE_MAX_MS)
+        except ClusterUnavailable:
+            cached = parts.cluster.cached_topic_by_id(topic_id)
+            if cached is None:
+                raise
+            info = cached
     else:
         info = await parts.cluster.topic_by_name(topic.decode(errors="replace"), max_age_ms=0)
     return TopicIdPartition(info.topic_id, info.name, partition)
@@ -113,10 +120,14 @@ async def _identify(
 async def _judge_known(
     parts: GatewayParts, tip: TopicIdPartition, offset: int, caught_at: float
 ) -> Judgement:
-    view = parts.rlmm.view(tip)
+    if parts.rlmm.view(tip) is None:
+        await parts.views.refresh(tip, caught_at)
+    if await parts.views.check([tip], parts.clock() + COMPARE_WAIT_MAX_S):
+        return Judgement(Verdict.HOLD, tip)
+    view = parts.views.view(tip)
     if view is not None and view.covers(offset):
         return Judgement(Verdict.REMOTE, tip)
-    view = await parts.rlmm.refresh(tip, caught_at)
+    view = await parts.views.refresh(tip, caught_at)
     if view.covers(offset):  # settled, whether or not a broker can be asked
         return Judgement(Verdict.REMOTE, tip)
     edges = await parts.cluster.log_edges(tip, not_older_than=caught_at)

@@ -103,7 +103,7 @@ def watermarks(parts: GatewayParts, tip: TopicIdPartition | None) -> PartitionPa
     """What is known without waiting: ends of the live log, start of the archived one."""
     if tip is None:
         return PartitionPatch()
-    view = parts.rlmm.view(tip)
+    view = parts.views.view(tip)
     edges = parts.cluster.cached_log_edges(tip)
     start = view.log_start_offset if view is not None else None
     if edges is None:

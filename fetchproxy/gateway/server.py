@@ -22,6 +22,7 @@ from fetchproxy.gateway.broker_link import BrokerLink
 from fetchproxy.gateway.client_session import ClientSession, Connect
 from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.upstream_dial import UpstreamDial
@@ -51,12 +52,15 @@ class GatewayServer:
         config: Config,
         cluster: Cluster,
         rlmm: RemoteLogMetadataManager,
+        views: LeaderViews,
         purgatory: RemoteFetchPurgatory,
         is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
         rng: random.Random | None = None,
         tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
     ) -> None:
-        """`tls`: for the listeners and for brokers; made here if not given. Raises ConfigError."""
+        """`views`: of `rlmm`, the same that `purgatory` reads by.
+
+        `tls`: for the listeners and for brokers; made here if not given. Raises ConfigError."""
         self._config = config.gateway
         self._tls, upstream = tls or (
             listener_context(config.gateway, config.tls),
@@ -71,6 +75,7 @@ class GatewayServer:
             remote_fetch=config.remote_fetch,
             cluster=cluster,
             rlmm=rlmm,
+            views=views,
             purgatory=purgatory,
             addresses=self._addresses,
             receive=ReceiveBuffer(),

@@ -9,20 +9,39 @@ On hot paths use the bound children at the end of each block, as `labels()` cost
 
 from __future__ import annotations
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
+from prometheus_client import Counter, Gauge, Histogram
+
+from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_INDEX_BYTES
+from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
+from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS
+from fetchproxy.observability.index_metrics import LOCAL_INDEX_REBUILDS as LOCAL_INDEX_REBUILDS
+from fetchproxy.observability.registry import REGISTRY as REGISTRY
+from fetchproxy.observability.registry import counter as _counter
+from fetchproxy.observability.registry import gauge as _gauge
+from fetchproxy.observability.retention_metrics import DELETED_PARTITIONS as DELETED_PARTITIONS
+from fetchproxy.observability.retention_metrics import LOCAL_LOG_TRIMMED as LOCAL_LOG_TRIMMED
+from fetchproxy.observability.retention_metrics import (
+    LOCAL_TRIMMING_REFUSED as LOCAL_TRIMMING_REFUSED,
 )
-
-# A `_created` series per counter doubles a scrape and nobody reads it.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-REGISTRY = CollectorRegistry()
-ProcessCollector(registry=REGISTRY)  # process_cpu_seconds_total, process_resident_memory_bytes …
+from fetchproxy.observability.retention_metrics import (
+    ORPHAN_OBJECTS_DELETED as ORPHAN_OBJECTS_DELETED,
+)
+from fetchproxy.observability.retention_metrics import REMOTE_DELETE_ERRORS as REMOTE_DELETE_ERRORS
+from fetchproxy.observability.retention_metrics import (
+    REMOTE_DELETE_LAG_BYTES as REMOTE_DELETE_LAG_BYTES,
+)
+from fetchproxy.observability.retention_metrics import (
+    REMOTE_DELETE_LAG_SEGMENTS as REMOTE_DELETE_LAG_SEGMENTS,
+)
+from fetchproxy.observability.retention_metrics import (
+    REMOTE_DELETE_REQUESTS as REMOTE_DELETE_REQUESTS,
+)
+from fetchproxy.observability.retention_metrics import (
+    REMOTE_LOG_METADATA_COUNT as REMOTE_LOG_METADATA_COUNT,
+)
+from fetchproxy.observability.retention_metrics import (
+    REMOTE_LOG_SIZE_BYTES as REMOTE_LOG_SIZE_BYTES,
+)
 
 _BTM = "kafka_server_brokertopicmetrics"
 _RSM = "kafka_log_remote_remotestoragemanager"
@@ -31,14 +50,6 @@ _RSM = "kafka_log_remote_remotestoragemanager"
 _STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Milliseconds, as Kafka's RemoteLogReaderFetchRateAndTimeMs counts them.
 _READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
-
-
-def _counter(name: str, help_text: str, *labels: str) -> Counter:
-    return Counter(name, help_text, labels, registry=REGISTRY)
-
-
-def _gauge(name: str, help_text: str, *labels: str) -> Gauge:
-    return Gauge(name, help_text, labels, registry=REGISTRY)
 
 
 # --- Kafka's own: reading the archive -------------------------------------------------------------
@@ -222,10 +233,58 @@ ARCHIVE_REFUSED_TOPICS = _gauge(
 )
 ARCHIVE_STOPPED_PARTITIONS = _gauge(
     "fetchproxy_archive_stopped_partitions",
-    "Partitions whose log ends below what was archived from it; archived no more until a restart",
+    "Partitions whose log was cut below the archive's end, and nobody can tell where, or that was "
+    "compacted; archived no more until a restart",
+)
+ARCHIVE_TRUNCATED_OFFSETS = _counter(
+    "fetchproxy_archive_truncated_offsets",
+    "Archived offsets that an unclean leader election took out of the log, and the archiver out of "
+    "the archive; each is an alarm",
+    "topic",
+    "partition",
 )
 ARCHIVER_RESTARTS = _counter(
     "fetchproxy_archiver_restarts", "Times that the archiver failed as a whole and began again"
+)
+
+# --- Leadership, turns and the margin -------------------------------------------------------------
+ARCHIVE_LEADER_PARTITIONS = _gauge(
+    "fetchproxy_archive_leader_partitions", "Partitions that this archiver leads"
+)
+ARCHIVE_GROUP_STABLE = _gauge(
+    "fetchproxy_archive_group_stable",
+    "1: this archiver is a member of its consumer group and knows its part; 0: it is not",
+)
+ARCHIVE_GROUP_REBALANCES = _counter(
+    "fetchproxy_archive_group_rebalances", "Times that this archiver has been assigned its part"
+)
+ARCHIVE_GROUP_LOST = _counter(
+    "fetchproxy_archive_group_lost",
+    "Times that this archiver was out of its group without leaving it, and led nothing: expired, "
+    "fenced or error",
+    "reason",
+)
+ARCHIVE_OLDEST_COPY_SECONDS = _gauge(
+    "fetchproxy_archive_oldest_copy_seconds",
+    "Age of the copy that has been under way for longest; 0: none is",
+)
+ARCHIVE_STALLED_COPIES = _gauge(
+    "fetchproxy_archive_stalled_copies",
+    "Copies that have used up half of archive.copy_max_ms; at the whole of it they are ended",
+)
+ARCHIVE_TURNS_ENDED = _counter(
+    "fetchproxy_archive_turns_ended", "Turns that took over archive.turn_max_ms and were ended"
+)
+ARCHIVE_RETENTION_USED_SHARE = _gauge(
+    "fetchproxy_archive_retention_used_share",
+    "Share of the broker's retention that the oldest record not archived has used up; at 1 the "
+    "broker deletes it uncopied",
+    "topic",
+    "partition",
+)
+ARCHIVE_MARGIN_WARNINGS = _gauge(
+    "fetchproxy_archive_margin_warnings",
+    "Partitions of which that share is above archive.margin_warn_share; an alarm",
 )
 
 # --- Metadata -------------------------------------------------------------------------------------
@@ -241,6 +300,21 @@ METADATA_REFRESH_ERRORS = _counter(
 METADATA_UNREADABLE = _counter(
     "fetchproxy_metadata_unreadable",
     "Segment metadata objects that could not be read, once per version; each is an alarm",
+)
+METADATA_EVENTS_READ = _counter(
+    "fetchproxy_metadata_events_read", "Events read of the metadata topic"
+)
+METADATA_EVENTS_WRITTEN = _counter(
+    "fetchproxy_metadata_events_written", "Events that this process has written to it"
+)
+METADATA_EVENTS_REFUSED = _counter(
+    "fetchproxy_metadata_events_refused",
+    "Events that did not count at their place in the metadata topic: repeated, or second in a race",
+)
+METADATA_LAG = _gauge(
+    "fetchproxy_metadata_lag_events",
+    "Events of the metadata topic that are known to exist and were not read yet, by its partition",
+    "partition",
 )
 
 # --- The proxy's own authentication ---------------------------------------------------------------

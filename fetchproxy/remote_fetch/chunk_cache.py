@@ -37,21 +37,37 @@ class Chunk:
         self.memory_bytes = len(content) + _MEMORY_PER_BATCH_BYTES * len(ends) + _MEMORY_FIXED_BYTES
         self.read_ahead = False  # read before anybody asked, and not used yet
 
-    def cut(self, from_offset: int, bytes_max: int, min_one: bool) -> tuple[int, int, int]:
+    def cut(
+        self, from_offset: int, bytes_max: int, min_one: bool, up_to: int | None = None
+    ) -> tuple[int, int, int]:
         """(start, end, last offset) of the batches for a read, by the rules of record_batch.cut.
 
-        Nothing found or nothing that fits: start == end, and the last offset is -1.
+        `up_to`: the last offset (inclusive) that may be read, None: all. Nothing found or nothing
+        that fits: start == end, and the last offset is -1.
         """
-        first = bisect_left(self.last_offsets, from_offset)
-        if first == len(self.ends):
+        count = len(self.ends) if up_to is None else bisect_right(self.last_offsets, up_to)
+        first = bisect_left(self.last_offsets, from_offset, 0, count)
+        if first == count:
             return 0, 0, -1
         start = self.ends[first - 1] if first else 0
-        after = bisect_right(self.ends, start + bytes_max, first)
+        after = bisect_right(self.ends, start + bytes_max, first, count)
         if after == first:
             if not min_one:
                 return start, start, -1
             after = first + 1
         return start, self.ends[after - 1], self.last_offsets[after - 1]
+
+    def readable_end(self, up_to: int | None) -> int:
+        """The position after the last batch that ends at or below `up_to`; None: after the last."""
+        if up_to is None:
+            return len(self.view)
+        count = bisect_right(self.last_offsets, up_to)
+        return self.ends[count - 1] if count else 0
+
+    def readable_from(self, offset: int, up_to: int) -> int:
+        """How many batches end at or above `offset` and at or below `up_to`."""
+        first = bisect_left(self.last_offsets, offset)
+        return max(bisect_right(self.last_offsets, up_to) - first, 0)
 
     def base_offset_at(self, position: int) -> int:
         """The base offset of the batch that begins at `position`."""

@@ -28,14 +28,19 @@ _FIELDS = Struct(">qiibI2xi")
 
 
 def check_chunk(
-    content: bytes, first_offset: int, last_offset: int, epochs: Sequence[EpochStart] = ()
+    content: bytes,
+    first_offset: int,
+    last_offset: int,
+    epochs: Sequence[EpochStart] = (),
+    epochs_up_to: int = _OFFSET_MAX,
 ) -> Iterator[Chunk | None]:
     """Check every batch; yields None where the caller may breathe, and at last the Chunk.
 
     Raises CorruptSegment: a CRC-32C or header that is wrong, a batch cut at the end, offsets that
     do not rise, or others than the index promised. The CRC does not cover base offset and leader
     epoch. In a log without holes a changed base offset runs into a neighbour or the index; the
-    leader epoch must be the one that the segment's metadata have for that offset, or -1 (none).
+    leader epoch must be the one that the segment's metadata have for that offset, or -1 (none);
+    they have none for offsets above `epochs_up_to`.
     """
     view, limit = memoryview(content), len(content)
     last_offsets, ends = array("q"), array("q")
@@ -57,7 +62,7 @@ def check_chunk(
         while base >= epoch_until:
             epoch = later_epochs.pop(0).epoch
             epoch_until = later_epochs[0].start_offset if later_epochs else _OFFSET_MAX
-        if its_epoch != epoch and its_epoch != -1 and epoch is not None:
+        if its_epoch != epoch and its_epoch != -1 and epoch is not None and base <= epochs_up_to:
             raise CorruptSegment(f"leader epoch {its_epoch}, not {epoch}, at base offset {base}")
         before = base + delta
         last_offsets.append(before)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import RemoteReadRequest, RemoteReadResult
 from fetchproxy.remote_fetch.archive_memory import (
@@ -59,7 +59,7 @@ class PendingRead:
 class PendingReads:
     def __init__(
         self,
-        rlmm: RemoteLogMetadataManager,
+        rlmm: PartitionViews,
         reader: SegmentReader,
         loads: SegmentLoads,
         pool: FetcherPool,

@@ -17,7 +17,8 @@ from typing import Self
 
 from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.errors import OffsetNotArchived, StorageUnavailable
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.index.local_indexes import LocalIndexes
+from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     DELAYED_REMOTE_FETCH_EXPIRES,
@@ -79,14 +80,16 @@ class RemoteFetchPurgatory:
     def __init__(
         self,
         config: RemoteFetchConfig,
-        rlmm: RemoteLogMetadataManager,
+        rlmm: PartitionViews,
         rsm: RemoteStorageManager,
         random: random.Random,
+        local_indexes: LocalIndexes | None = None,
     ) -> None:
         self._config = config
         self._rlmm = rlmm
         self._rsm = rsm
         self._random = random
+        self._local_indexes = local_indexes
         self._unasked_max_s = config.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
         self._health = StoreHealthTracker()
@@ -101,7 +104,9 @@ class RemoteFetchPurgatory:
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
         self._pool = FetcherPool(self._config, self._tasks, self._random, self._health)
-        self._loads = SegmentLoads(self._pool, self._rlmm, self._rsm, self._memory)
+        self._loads = SegmentLoads(
+            self._pool, self._rlmm, self._rsm, self._memory, self._local_indexes
+        )
         self._pending = PendingReads(
             self._rlmm,
             self._reader,

@@ -26,19 +26,15 @@ class SegmentLayout:
         self.first_offsets = array("q")
         self.last_offsets = array("q")
         self.max_timestamps_ms = array("q")
-        begin = 0
-        for span in index.spans():
-            if not self.ends or span.end - begin > chunk_bytes:
-                begin = span.position
-                self.ends.append(span.end)
-                self.first_offsets.append(span.first_offset)
-                self.last_offsets.append(span.last_offset)
-                self.max_timestamps_ms.append(span.max_timestamp_ms)
-            else:
-                self.ends[-1] = span.end
-                self.last_offsets[-1] = span.last_offset
-                if span.max_timestamp_ms > self.max_timestamps_ms[-1]:
-                    self.max_timestamps_ms[-1] = span.max_timestamp_ms
+        i = 0
+        while i < len(index):
+            j = index.spans_up_to(i, chunk_bytes)
+            chunk = index.merged(i, j)
+            self.ends.append(chunk.end)
+            self.first_offsets.append(chunk.first_offset)
+            self.last_offsets.append(chunk.last_offset)
+            self.max_timestamps_ms.append(chunk.max_timestamp_ms)
+            i = j
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -12,10 +12,11 @@ from functools import partial
 import structlog
 
 from fetchproxy.errors import CorruptSegment
+from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.index.transaction_index import decode_aborted
-from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.metadata.api import PartitionViews
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.remote_fetch.archive_memory import (
     ArchiveMemory,
@@ -36,20 +37,24 @@ log = structlog.get_logger(__name__)
 
 # Reserved while an index is read, whose size nobody states: that of a segment of 64 MiB.
 INDEX_RESERVED_BYTES = 256 * 1024
+# A longer one is parsed in a thread, as it would hold up the loop for more than some milliseconds.
+INDEX_INLINE_BYTES_MAX = 512 * 1024
 
 
 class SegmentLoads:
     def __init__(
         self,
         pool: FetcherPool,
-        rlmm: RemoteLogMetadataManager,
+        rlmm: PartitionViews,
         rsm: RemoteStorageManager,
         memory: ArchiveMemory,
+        local_indexes: LocalIndexes | None = None,
     ) -> None:
         self._pool = pool
         self._rlmm = rlmm
         self._rsm = rsm
         self._memory = memory
+        self._local_indexes = local_indexes
         self._views_wanted: dict[TopicIdPartition, float] = {}
 
     def begin(self, need: Need, wanted_until: float, ahead: bool = False) -> Load:
@@ -103,10 +108,22 @@ class SegmentLoads:
             self._views_wanted.pop(tip, None)
 
     async def _load_layout(self, need: NeedLayout) -> None:
-        index = RemoteLogIndex.parse(await self._rsm.fetch_index(need.metadata, SegmentFile.INDEX))
-        index.check_covers(need.metadata.end_offset, need.metadata.segment_size_bytes)
+        index = None
+        if self._local_indexes is not None:
+            index = await self._local_indexes.read(need.metadata)
+        if index is None:
+            index = await self._fetch_index(need.metadata)
         layout = SegmentLayout(index, self._memory.chunk_bytes)
         self._memory.keep_layout(need.metadata.segment_id.id.int, layout)
+
+    async def _fetch_index(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex:
+        raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
+        if len(raw) <= INDEX_INLINE_BYTES_MAX:
+            index = RemoteLogIndex.parse(raw)
+        else:
+            index = await asyncio.to_thread(RemoteLogIndex.parse, raw)
+        index.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
+        return index
 
     async def _load_aborted(self, need: NeedAborted) -> None:
         raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
@@ -126,6 +143,7 @@ class SegmentLoads:
             layout.first_offsets[number],
             layout.last_offsets[number],
             need.metadata.segment_leader_epochs,
+            need.metadata.end_offset,
         )
         for chunk in checked:
             if chunk is not None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetNotArchived
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     AbortedTxn,
@@ -48,6 +48,12 @@ class Place:
     def key(self) -> ChunkKey:
         return self.metadata.segment_id.id.int, self.number
 
+    @property
+    def up_to(self) -> int | None:
+        """The last offset that counts, where the objects hold more; None: all that they hold."""
+        metadata = self.metadata
+        return None if metadata.copied_end_offset is None else metadata.end_offset
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -72,7 +78,7 @@ class _Answer:
 
     def add(self, place: Place, records: memoryview, last: int) -> None:
         self.records.append(records)
-        if place.metadata is not self.segments[-1]:
+        if place.metadata.segment_id != self.segments[-1].segment_id:
             self.segments.append(place.metadata)
         self.size_bytes += len(records)
         self.place = place
@@ -80,7 +86,7 @@ class _Answer:
 
 
 class SegmentReader:
-    def __init__(self, rlmm: RemoteLogMetadataManager, memory: ArchiveMemory) -> None:
+    def __init__(self, rlmm: PartitionViews, memory: ArchiveMemory) -> None:
         self._rlmm = rlmm
         self._memory = memory
 
@@ -110,15 +116,19 @@ class SegmentReader:
         if chunk is None:
             return self._need_or_damage(place, now)
         limit = min(bytes_max, request.bytes_max)
-        start, end, last = chunk.cut(request.fetch_offset, limit, min_one)
+        up_to = place.up_to
+        start, end, last = chunk.cut(request.fetch_offset, limit, min_one, up_to)
         if start == end:
+            if up_to is not None and chunk.readable_from(request.fetch_offset, up_to) == 0:
+                further = replace(request, fetch_offset=up_to + 1)  # nothing more counts here
+                return self.read(further, bytes_max, min_one, fresh_since, now, held)
             return NOTHING_YET
         if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(place):
             need = NeedAborted(place.metadata)
             damage = self._memory.damage(need, now)
             return need if damage is None else _failed(damage)
         answer = _Answer(place, chunk.view[start:end], last)
-        if end == len(chunk.view):
+        if end == chunk.readable_end(up_to):
             self._go_on(view, answer, limit, request.isolation)
         aborted: tuple[AbortedTxn, ...] = ()
         if request.isolation is IsolationLevel.READ_COMMITTED:
@@ -152,7 +162,7 @@ class SegmentReader:
                 need = NeedLayout(metadata)
                 return self._memory.damage(need, now) or need
             number = layout.chunk_at_or_after(wanted)
-            if number < len(layout):
+            if _counts(metadata, layout, number):
                 return Place(metadata, layout, number)
             wanted = metadata.end_offset + 1
 
@@ -181,7 +191,7 @@ class SegmentReader:
         An int is the first offset of a segment whose layout is not in memory. The next segment may
         overlap this one, so it is entered by offset and not at its first byte.
         """
-        if place.number + 1 < len(place.layout):
+        if _counts(place.metadata, place.layout, place.number + 1):
             return Place(place.metadata, place.layout, place.number + 1)
         border = place.metadata.end_offset + 1
         metadata = view.segment_at_or_after(border)
@@ -191,7 +201,7 @@ class SegmentReader:
         if layout is None:
             return border
         number = layout.chunk_at_or_after(border)
-        return Place(metadata, layout, number) if number < len(layout) else None
+        return Place(metadata, layout, number) if _counts(metadata, layout, number) else None
 
     def _go_on(
         self, view: PartitionView, answer: _Answer, limit: int, isolation: IsolationLevel
@@ -207,11 +217,11 @@ class SegmentReader:
             if chunk is None:
                 return
             room = limit - answer.size_bytes
-            start, end, last = chunk.cut(answer.last + 1, room, min_one=False)
+            start, end, last = chunk.cut(answer.last + 1, room, min_one=False, up_to=after.up_to)
             if start == end:
                 return
             answer.add(after, chunk.view[start:end], last)
-            if end < len(chunk.view):
+            if end < chunk.readable_end(after.up_to):
                 return
 
     def _need_or_damage(self, place: Place, now: float) -> RemoteReadResult | NeedChunk:
@@ -239,6 +249,11 @@ class SegmentReader:
                 entries = self._memory.aborted(metadata.segment_id.id.int) or ()
                 _collect(entries, first, last, found)
         return tuple(sorted(found.values()))
+
+
+def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:
+    """There is such a chunk, and it does not begin above where the segment was clipped."""
+    return number < len(layout) and layout.first_offsets[number] <= metadata.end_offset
 
 
 def _collect(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remote_fetch.archive_memory import (
     ArchiveMemory,
@@ -29,7 +29,7 @@ class TimestampLookup:
 
     def __init__(
         self,
-        rlmm: RemoteLogMetadataManager,
+        rlmm: PartitionViews,
         memory: ArchiveMemory,
         loads: SegmentLoads,
         unasked_max_s: float,
@@ -65,13 +65,14 @@ class TimestampLookup:
             await self._load(NeedView(tip, asyncio.get_running_loop().time()))
             view = self._rlmm.view(tip)
         # Timestamps need not rise from segment to segment: each is asked by its largest.
-        segments, raised = ((), 0) if view is None else (view.segments, view.raised_log_start)
-        for metadata in segments:
-            if metadata.max_timestamp_ms >= timestamp_ms:
-                from_offset = max(metadata.start_offset, raised)
-                found = await self._search_segment(metadata, timestamp_ms, from_offset)
-                if found is not None:
-                    return found
+        index = None if view is None else view.index_at_or_after_timestamp(timestamp_ms)
+        while view is not None and index is not None:
+            metadata = view.segments[index]
+            from_offset = max(metadata.start_offset, view.raised_log_start)
+            found = await self._search_segment(metadata, timestamp_ms, from_offset)
+            if found is not None:
+                return found
+            index = view.index_at_or_after_timestamp(timestamp_ms, index + 1)
         return None
 
     async def _search_segment(
@@ -81,7 +82,7 @@ class TimestampLookup:
         number: int | None = layout.chunk_at_or_after(from_offset)
         while number is not None:
             number = layout.first_chunk_with_timestamp(timestamp_ms, number)
-            if number is None:
+            if number is None or layout.first_offsets[number] > metadata.end_offset:
                 break
             chunk = await self._chunk(NeedChunk(metadata, layout, number))
             found = _search_chunk(chunk, metadata, timestamp_ms, from_offset)
@@ -120,6 +121,8 @@ def _search_chunk(
 ) -> FoundRecord | None:
     try:
         for header in walk(chunk.view):
+            if header.base_offset > metadata.end_offset:  # the segment was clipped
+                break
             found = first_record_at_or_after(chunk.view, header, timestamp_ms, from_offset)
             if found is not None:
                 return found[0], found[1], header.partition_leader_epoch

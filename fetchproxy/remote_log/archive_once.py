@@ -14,14 +14,18 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.config.sections import ArchiveConfig
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.broker_source import BrokerSource
 from fetchproxy.remote_log.copier import SegmentCopier
+from fetchproxy.remote_log.discovery import TopicDiscovery
+from fetchproxy.remote_log.expirer import Expirer
+from fetchproxy.remote_log.local_retention import LocalRetention
+from fetchproxy.remote_log.log_truncation import LogTruncation
+from fetchproxy.remote_log.open_source import open_source
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
 from fetchproxy.remote_log.spool import Spool
-from fetchproxy.remote_log.topic_selection import matching_topics, partitions_of, refusal
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
@@ -46,20 +50,14 @@ async def archive_once(
 ) -> OncePass:
     """Copy up to the last stable offset of this moment, ending with a segment however short.
 
-    Raises ClusterError, RemoteStorageError, LogTruncated, CorruptSegment, OSError (in a group).
+    Raises ClusterError, RemoteStorageError, LogTruncated, CompactedLog, CorruptSegment, OSError (in
+    a group).
     """
     if config.topics is None:
         raise ValueError("archive.topics is not set")
-    refused: dict[str, str] = {}
-    tips: list[TopicIdPartition] = []
-    for topic in matching_topics(config.topics, await cluster.topics()):
-        reason = refusal(topic, await cluster.topic_config(topic.name))
-        if reason is None:
-            tips += partitions_of(topic)
-        else:
-            refused[topic.name] = reason
-            log.error("topic_refused", topic=topic.name, error=reason)
-    source = BrokerSource(cluster)
+    discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
+    tips = (await discovery.look()).partitions()
+    source = open_source(config, cluster)
     copier = SegmentCopier(
         rsm,
         rlmm,
@@ -67,26 +65,51 @@ async def archive_once(
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid_factory,
     )
+    truncation = LogTruncation(ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms)
+    # A pass is too short to watch the clock.
+    expirer = Expirer(
+        config,
+        rsm,
+        rlmm,
+        topic_config=discovery.topic_config,
+        wall_clock_ms=wall_clock_ms,
+        clock_settle_ms=0,
+    )
+    local_retention = LocalRetention(
+        config,
+        cluster,
+        rlmm,
+        topic_config=discovery.topic_config,
+        wall_clock_ms=wall_clock_ms,
+        clock_settle_ms=0,
+    )
     places = asyncio.Semaphore(config.workers_max)
     async with Spool(config.spool_dir) as spool, asyncio.TaskGroup() as workers:
         for tip in tips:
             archiver = PartitionArchiver(
                 tip,
-                config,
                 source=source,
                 rlmm=rlmm,
                 copier=copier,
+                truncation=truncation,
                 spool=spool,
-                wall_clock_ms=wall_clock_ms,
             )
-            workers.create_task(_archive(archiver, cluster, places), name=f"archive {tip}")
-    return OncePass(tuple(tips), refused)
+            work = _archive(archiver, cluster, places, expirer, local_retention)
+            workers.create_task(work, name=f"archive {tip}")
+    return OncePass(tuple(tips), discovery.refused)
 
 
 async def _archive(
-    archiver: PartitionArchiver, cluster: Cluster, places: asyncio.Semaphore
+    archiver: PartitionArchiver,
+    cluster: Cluster,
+    places: asyncio.Semaphore,
+    expirer: Expirer,
+    local_retention: LocalRetention,
 ) -> None:
-    """Until the archive ends where the stable log ended at the beginning, or nothing more is."""
+    """Until the archive ends where the stable log ended at the beginning, or nothing more is.
+
+    Then what retention has passed goes; what it hides now loses its objects in a later pass.
+    """
     async with places:
         edges = await cluster.log_edges(archiver.tip, max_age_ms=0)
         end: int | None = None
@@ -98,6 +121,9 @@ async def _archive(
             end = archiver.progress.archive_end
         finally:
             await archiver.release()
+        while await expirer.expire(archiver.tip):
+            continue
+        await local_retention.trim(archiver.tip)
     log.info(
         "partition_archived",
         topic=archiver.tip.topic,

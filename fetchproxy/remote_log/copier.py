@@ -8,12 +8,14 @@ earlier or a parallel attempt wrote is ever overwritten. It does not decide what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import FetchProxyError, RemoteStorageError, StorageUnavailable
 from fetchproxy.index.leader_epochs import encode_epochs
 from fetchproxy.index.transaction_index import encode_aborted
 from fetchproxy.metadata.api import RemoteLogMetadataManager
@@ -23,19 +25,30 @@ from fetchproxy.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
+    TopicIdPartition,
 )
 from fetchproxy.observability.metrics import (
     REMOTE_COPY_BYTES,
     REMOTE_COPY_ERRORS,
     REMOTE_COPY_REQUESTS,
 )
-from fetchproxy.remote_log.segment_writer import GatheredSegment
+from fetchproxy.remote_log.gathered_segment import GatheredSegment
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
 State = RemoteLogSegmentState
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """A copy that is under way. `started_at` is loop time (s); it is ended after copy_max_ms."""
+
+    segment_id: UUID
+    base_offset: int
+    size_bytes: int
+    started_at: float
 
 
 class SegmentCopier:
@@ -55,27 +68,44 @@ class SegmentCopier:
         self._copy_max_ms = copy_max_ms
         self._wall_clock_ms = wall_clock_ms
         self._uuid_factory = uuid_factory
+        self._running: dict[TopicIdPartition, CopyProgress] = {}
+
+    def running(self, tip: TopicIdPartition) -> CopyProgress | None:
+        """The partition's copy that is under way. Never blocks."""
+        return self._running.get(tip)
 
     async def copy(
-        self, segment: GatheredSegment, lineage: Sequence[EpochStart]
+        self,
+        segment: GatheredSegment,
+        lineage: Sequence[EpochStart],
+        confirm: Callable[[], Awaitable[None]],
     ) -> RemoteLogSegmentMetadata:
         """The metadata of the finished copy. `lineage`: the archive's epochs before the segment.
 
-        Raises RemoteStorageError, StorageUnavailable also after copy_max_ms. Then what was written
-        has been removed, or is marked for removal or left as a dangling attempt; the archive must
-        be looked at again before a next attempt, as a copy whose last answer was lost may count.
+        `confirm` has the last word before the copy counts: what it raises ends the copy.
+
+        Raises RemoteStorageError, StorageUnavailable also after copy_max_ms; CorruptSegment or
+        OSError where the segment's file has changed or cannot be read; as `confirm`. Then what was
+        written has been removed, or is marked for removal or left as a dangling attempt; the
+        archive must be looked at again before a next attempt: a copy whose last answer was lost may
+        count. That one is never removed, as readers and other archivers may rely on it already.
         """
+        await segment.check_size()  # a lost file must not look like a store that fails
         metadata = self._metadata(segment)
         REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
+        self._running[segment.tip] = self._progress(segment, metadata)
+        deadline = asyncio.get_running_loop().time() + self._copy_max_ms / 1000
         try:
-            finished = await self._copy_in_time(segment, metadata, lineage)
-        except RemoteStorageError as error:
-            REMOTE_COPY_ERRORS.labels(segment.tip.topic).inc()
-            self._warn("segment_copy_failed", metadata, error)
+            async with self._in_time(segment, deadline):
+                await self._upload(segment, metadata, lineage, confirm)
+        except (FetchProxyError, OSError) as error:
+            self._count_failure(metadata, error)
             await self.remove(metadata)
             raise
-        REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
-        return finished
+        else:
+            return await self._finish(segment, metadata, deadline)
+        finally:
+            del self._running[segment.tip]
 
     async def remove(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Best effort, logged: what is left is found as a dangling attempt later.
@@ -98,23 +128,61 @@ class SegmentCopier:
             return False
         return True
 
-    async def _copy_in_time(
+    async def _upload(
         self,
         segment: GatheredSegment,
         metadata: RemoteLogSegmentMetadata,
         lineage: Sequence[EpochStart],
+        confirm: Callable[[], Awaitable[None]],
+    ) -> None:
+        await self._record(metadata)
+        # The index of a segment of 1 GiB takes long enough to be felt on the loop.
+        data = await asyncio.to_thread(self._data, segment, metadata, lineage)
+        await self._rsm.copy_log_segment_data(metadata, data)
+        # Now, as a file that is what it was before and after was so in between.
+        await segment.check_log()
+        await confirm()
+
+    async def _finish(
+        self, segment: GatheredSegment, metadata: RemoteLogSegmentMetadata, deadline: float
     ) -> RemoteLogSegmentMetadata:
+        """From here on the copy may count, whatever is answered."""
+        finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self._wall_clock_ms())
         try:
-            async with asyncio.timeout(self._copy_max_ms / 1000):
-                await self._rlmm.put(metadata)
-                await self._rsm.copy_log_segment_data(
-                    metadata, self._data(segment, metadata, lineage)
-                )
-                return await self._put(metadata, State.COPY_SEGMENT_FINISHED)
+            async with self._in_time(segment, deadline):
+                await self._record(finished)
+        except FetchProxyError as error:
+            self._count_failure(metadata, error)
+            raise
+        REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
+        return finished
+
+    @asynccontextmanager
+    async def _in_time(self, segment: GatheredSegment, deadline: float) -> AsyncIterator[None]:
+        """Also for a process that was stopped meanwhile and has not heard of its timer yet."""
+        late = StorageUnavailable(
+            f"copy of {segment.tip} at {segment.start_offset} took over {self._copy_max_ms} ms"
+        )
+        if asyncio.get_running_loop().time() >= deadline:
+            raise late
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield
         except TimeoutError:
+            raise late from None
+
+    def _count_failure(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
+        REMOTE_COPY_ERRORS.labels(metadata.topic_id_partition.topic).inc()
+        self._warn("segment_copy_failed", metadata, error)
+
+    async def _record(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """A copy that another archiver took for a dangling one and removed is one that failed."""
+        try:
+            await self._rlmm.put(metadata)
+        except ValueError as error:
             raise StorageUnavailable(
-                f"copy of {segment.tip} at {segment.start_offset} took over {self._copy_max_ms} ms"
-            ) from None
+                f"copy of {metadata.topic_id_partition} at {metadata.start_offset}: {error}"
+            ) from error
 
     async def _put(
         self, metadata: RemoteLogSegmentMetadata, state: RemoteLogSegmentState
@@ -122,6 +190,13 @@ class SegmentCopier:
         changed = metadata.with_state(state, self._wall_clock_ms())
         await self._rlmm.put(changed)
         return changed
+
+    @staticmethod
+    def _progress(segment: GatheredSegment, metadata: RemoteLogSegmentMetadata) -> CopyProgress:
+        now = asyncio.get_running_loop().time()
+        return CopyProgress(
+            metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
+        )
 
     def _metadata(self, segment: GatheredSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(
@@ -147,6 +222,9 @@ class SegmentCopier:
             index=segment.index(self._rsm.object_key(metadata, SegmentFile.LOG)),
             txn=encode_aborted(segment.aborted) if segment.aborted else None,
             epochs=encode_epochs(extend_lineage(lineage, segment.leader_epochs)),
+            offset_index=segment.kafka_files.offset_index,
+            time_index=segment.kafka_files.time_index,
+            producer_snapshot=segment.kafka_files.producer_snapshot,
         )
 
     @staticmethod

@@ -1,8 +1,9 @@
-"""RemoteLogManager, first version: finds the topics to archive and keeps every partition at it.
+"""RemoteLogManager: finds the topics to archive and keeps every partition of them at it.
 
 A bounded number of workers takes one due partition at a time (`schedule`) and gives it one turn
-(`partition_archiver`). All partitions belong to this instance; leadership by consumer group comes
-later. Retention is not done here yet: nothing that was finished is ever deleted.
+(`partition_steps`). Which partitions this instance leads `leadership` says; the others it follows.
+What a turn does, and what is to be copied or deleted, is decided below; here is only when, and what
+an error means for the next turn.
 """
 
 from __future__ import annotations
@@ -15,20 +16,42 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.cluster.answers import RETRIABLE
-from fetchproxy.cluster.client import Cluster, TopicInfo
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.config.sections import ArchiveConfig
-from fetchproxy.errors import ClusterError, FetchProxyError, LogTruncated, RemoteStorageError
+from fetchproxy.errors import (
+    ClusterError,
+    ClusterUnavailable,
+    CompactedLog,
+    FetchProxyError,
+    LogTruncated,
+    RemoteStorageError,
+)
+from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.metrics import ARCHIVE_REFUSED_TOPICS, ARCHIVE_STOPPED_PARTITIONS
-from fetchproxy.remote_log.broker_source import BrokerSource
+from fetchproxy.observability.metrics import ARCHIVE_STOPPED_PARTITIONS, ARCHIVE_TURNS_ENDED
 from fetchproxy.remote_log.copier import SegmentCopier
+from fetchproxy.remote_log.discovery import TopicDiscovery
+from fetchproxy.remote_log.expirer import Expirer
+from fetchproxy.remote_log.leadership import Leadership, LeadershipState
+from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher
+from fetchproxy.remote_log.local_retention import LocalRetention
+from fetchproxy.remote_log.log_truncation import LogTruncation
+from fetchproxy.remote_log.open_leadership import open_leadership
+from fetchproxy.remote_log.open_source import open_source
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
+from fetchproxy.remote_log.partition_deletion import PartitionDeletion
+from fetchproxy.remote_log.partition_steps import PartitionSteps
+from fetchproxy.remote_log.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.remote_log.schedule import ProcessingSchedule
 from fetchproxy.remote_log.spool import Spool
-from fetchproxy.remote_log.status import PartitionArchiveStatus, publish, withdraw
-from fetchproxy.remote_log.topic_selection import matching_topics, partitions_of, refusal
+from fetchproxy.remote_log.status import (
+    PartitionArchiveStatus,
+    partition_archive_status,
+    publish,
+    withdraw,
+)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
@@ -41,10 +64,11 @@ _DISCOVERY_JITTER = 0.1
 
 @dataclass(slots=True)
 class _Partition:
-    archiver: PartitionArchiver
+    steps: PartitionSteps
     last_error: str | None = None
     last_success_ms: int | None = None
     stopped: bool = False
+    led: bool = False  # by us, when the leadership last changed
 
 
 class RemoteLogManager:
@@ -60,18 +84,22 @@ class RemoteLogManager:
         wall_clock_ms: Callable[[], int],
         uuid_factory: Callable[[], UUID],
         rng: random.Random,
+        leadership: Leadership | None = None,
+        local_indexes: LocalIndexes | None = None,
     ) -> None:
-        """Raises ValueError where `archive.topics` is not set."""
+        """`leadership`: None for what `config` says. Raises ValueError without archive.topics."""
         if config.topics is None:
             raise ValueError("archive.topics is not set")
-        self._pattern = config.topics
         self._config = config
         self._cluster = cluster
         self._rsm = rsm
         self._rlmm = rlmm
         self._wall_clock_ms = wall_clock_ms
         self._rng = rng
-        self._source = BrokerSource(cluster)
+        self._source = open_source(config, cluster)
+        self._truncation = LogTruncation(
+            ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms
+        )
         self._copier = SegmentCopier(
             rsm,
             rlmm,
@@ -83,14 +111,36 @@ class RemoteLogManager:
             config.rlm_process_interval_ms, config.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, _Partition] = {}
-        self._refused: dict[str, str] = {}
+        self._discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
         self._discovery_error: str | None = None
+        self._expirer = Expirer(
+            config,
+            rsm,
+            rlmm,
+            topic_config=self._discovery.topic_config,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self._local_retention = LocalRetention(
+            config,
+            cluster,
+            rlmm,
+            topic_config=self._discovery.topic_config,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self._deletion = PartitionDeletion(config, cluster, rsm, rlmm, wall_clock_ms=wall_clock_ms)
+        self._refresher = LocalIndexRefresher(local_indexes, rsm) if local_indexes else None
+        self._leadership = leadership or open_leadership(config, cluster, rng)
+        self._leadership.on_change(self._leadership_changed)
+        self._watch = PartitionWatch(config)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Raises OSError where the spool folder cannot be made."""
         async with Spool(self._config.spool_dir) as spool, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._leadership.run(), name="archive leadership")
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
+            tasks.create_task(self._watch_forever(), name="archive watch")
+            tasks.create_task(self._deletion.run(), name="deleted topics")
             for number in range(self._config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
 
@@ -98,10 +148,19 @@ class RemoteLogManager:
         """Every partition of this archiver, sorted. Never blocks."""
         return [self._status(tip) for tip in sorted(self._partitions)]
 
+    def manages(self, tip: TopicIdPartition) -> bool:
+        """Leader or follower, or stopped by an error. Never blocks."""
+        return tip in self._partitions
+
     @property
     def refused_topics(self) -> dict[str, str]:
         """Topic -> why it is not archived although `archive.topics` matches it."""
-        return dict(self._refused)
+        return self._discovery.refused
+
+    @property
+    def leadership(self) -> LeadershipState:
+        """How this instance stands to other archivers. Never blocks."""
+        return self._leadership.state()
 
     # --- discovery ---
     async def _discover_forever(self, spool: Spool) -> None:
@@ -133,58 +192,53 @@ class RemoteLogManager:
                 log.info("stale_uploads_aborted", count=aborted)
 
     async def _discover(self, spool: Spool) -> None:
-        topics = await self._cluster.topics(self._config.discovery_interval_ms // 2)
-        wanted: set[TopicIdPartition] = set()
-        refused: dict[str, str] = {}
-        for topic in matching_topics(self._pattern, topics):
-            reason = await self._refusal(topic)
-            if reason is None:
-                wanted.update(partitions_of(topic))
-            else:
-                refused[topic.name] = reason
-        self._publish_refused(refused)
-        for tip in sorted(wanted):
+        found = await self._discovery.look()
+        self._leadership.manage(found.archived)
+        wanted = found.partitions()
+        for tip in wanted:
             self._assign(tip, spool)
-        for tip in [known for known in self._partitions if known not in wanted]:
+        for tip in self._partitions.keys() - set(wanted):
             await self._unassign(tip)
-
-    async def _refusal(self, topic: TopicInfo) -> str | None:
-        try:
-            return refusal(topic, await self._cluster.topic_config(topic.name))
-        except ClusterError as error:
-            if error.retriable or error.error_code in RETRIABLE:
-                raise  # an outage, or a topic that is being deleted: look again later
-            if any(tip in self._partitions for tip in partitions_of(topic)):
-                return None  # it could be read before
-            # Without the right to read the configuration nobody knows whether it is compacted.
-            return f"its configuration cannot be read ({error})"
-
-    def _publish_refused(self, refused: dict[str, str]) -> None:
-        for name, reason in refused.items():
-            if self._refused.get(name) != reason:
-                log.error("topic_refused", topic=name, error=reason)
-        self._refused = refused
-        ARCHIVE_REFUSED_TOPICS.set(len(refused))
+        if self._refresher is not None:
+            await self._refresher.keep_only(wanted)
 
     def _assign(self, tip: TopicIdPartition, spool: Spool) -> None:
         if tip in self._partitions and tip in self._schedule:
             return
         if tip not in self._partitions:
-            self._partitions[tip] = _Partition(
-                PartitionArchiver(
-                    tip,
-                    self._config,
-                    source=self._source,
-                    rlmm=self._rlmm,
-                    copier=self._copier,
-                    spool=spool,
-                    wall_clock_ms=self._wall_clock_ms,
-                )
-            )
+            self._partitions[tip] = _Partition(self._steps_for(tip, spool))
             log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
         if not self._partitions[tip].stopped:
             self._schedule.assign(tip)
             self._wake.set()
+
+    def _steps_for(self, tip: TopicIdPartition, spool: Spool) -> PartitionSteps:
+        archiver = PartitionArchiver(
+            tip,
+            source=self._source,
+            rlmm=self._rlmm,
+            copier=self._copier,
+            truncation=self._truncation,
+            spool=spool,
+            may_go_on=lambda: self._leadership.leads(tip),
+        )
+        return PartitionSteps(
+            archiver,
+            rlmm=self._rlmm,
+            leadership=self._leadership,
+            expirer=self._expirer,
+            local_retention=self._local_retention,
+            refresher=self._refresher,
+            refresh_interval_ms=self._config.remote_refresh_interval_ms,
+        )
+
+    def _leadership_changed(self) -> None:
+        """A partition that is newly led is due at once; one that is led no more gives back."""
+        for tip, partition in self._partitions.items():
+            if partition.led != partition.steps.leads:
+                partition.led = partition.steps.leads
+                self._schedule.hasten(tip)
+        self._wake.set()
 
     async def _unassign(self, tip: TopicIdPartition) -> None:
         if self._schedule.unassign(tip) or self._partitions[tip].stopped:
@@ -193,10 +247,19 @@ class RemoteLogManager:
     async def _drop(self, tip: TopicIdPartition) -> None:
         partition = self._partitions.pop(tip)
         withdraw(tip)
+        self._watch.forget(tip)
         if partition.stopped:
             ARCHIVE_STOPPED_PARTITIONS.dec()
         log.info("partition_unassigned", topic=tip.topic, partition=tip.partition)
-        await partition.archiver.release()
+        await partition.steps.release()
+
+    async def _watch_forever(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            now = asyncio.get_running_loop().time()
+            # One at a time: a partition may go while the others are looked at.
+            known = (self._status(tip) for tip in list(self._partitions) if self.manages(tip))
+            await self._watch.look(known, now, self._wall_clock_ms())
 
     # --- work ---
     async def _work_forever(self) -> None:
@@ -223,8 +286,8 @@ class RemoteLogManager:
     async def _process(self, tip: TopicIdPartition, partition: _Partition) -> None:
         loop = asyncio.get_running_loop()
         try:
-            more = await partition.archiver.process()
-        except LogTruncated as error:
+            more = await self._turn(partition)
+        except (LogTruncated, CompactedLog) as error:
             await self._stop(tip, partition, error)
             self._schedule.unassign(tip)
             kept = self._schedule.failed(tip, loop.time())
@@ -240,15 +303,36 @@ class RemoteLogManager:
             self._note_success(tip, partition)
             done = self._schedule.more_waits if more else self._schedule.succeeded
             kept = done(tip, loop.time())
-        publish(self._status(tip), partition.archiver.progress)
+        self._publish(tip)
         if not kept and not partition.stopped:
             await self._drop(tip)
 
+    async def _turn(self, partition: _Partition) -> bool:
+        """Bounded as a whole too: a broker or a disk may be silent in ways nobody has foreseen."""
+        # A copy may take copy_max_ms, and as long again to be taken back when it has failed.
+        limit_ms = self._config.turn_max_ms + 2 * self._config.copy_max_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000) as limit:
+                return await partition.steps.process()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            ARCHIVE_TURNS_ENDED.inc()
+            raise ClusterUnavailable(f"a turn has taken over {limit_ms} ms; ended") from None
+
+    def _publish(self, tip: TopicIdPartition) -> None:
+        """Only a leader's figures are of use: others scraped beside it would contradict it."""
+        partition = self._partitions[tip]
+        if partition.steps.leads:
+            publish(self._status(tip))
+        else:
+            withdraw(tip)
+
     async def _stop(
-        self, tip: TopicIdPartition, partition: _Partition, error: LogTruncated
+        self, tip: TopicIdPartition, partition: _Partition, error: FetchProxyError
     ) -> None:
         """Nothing that was archived is overwritten: what is right only an operator can say."""
-        await partition.archiver.release()
+        await partition.steps.release()
         partition.stopped = True  # from here on nothing is awaited until the turn is over
         partition.last_error = str(error)
         ARCHIVE_STOPPED_PARTITIONS.inc()
@@ -274,15 +358,11 @@ class RemoteLogManager:
 
     def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
         partition = self._partitions[tip]
-        progress = partition.archiver.progress
-        return PartitionArchiveStatus(
-            tip=tip,
-            archive_start=progress.archive_start,
-            archive_end=progress.archive_end,
-            log_start_offset=progress.log_start_offset,
-            last_stable_offset=progress.last_stable_offset,
-            gathered_bytes=progress.gathered_bytes,
-            last_error=partition.last_error,
+        return partition_archive_status(
+            partition.steps,
+            topic_config=self._discovery.topic_config(tip.topic_id),
+            last_error=partition.last_error or self._local_retention.refusal(tip.topic),
             last_success_ms=partition.last_success_ms,
             stopped=partition.stopped,
+            retention_used=self._watch.retention_used(tip),
         )

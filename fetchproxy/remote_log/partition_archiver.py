@@ -1,7 +1,8 @@
 """Archives one partition: resumes, gathers, closes, copies; one turn at a time, by one worker.
 
 Where to go on is read from the archive itself, after a start, after every failure and before every
-copy; nothing local counts. It owns no task and decides no schedule: that is `manager`.
+copy; nothing local counts. After an election, and before a copy counts, the archive is held against
+the new leader's log (`log_truncation`). It owns no task and decides no schedule: that is `manager`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ from dataclasses import dataclass
 
 import structlog
 
-from fetchproxy.config.sections import ArchiveConfig
-from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.errors import (
+    ClusterError,
+    CorruptSegment,
+    LogDiverged,
+    LogTruncated,
+    RemoteStorageError,
+)
 from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.lineage import extend_lineage
+from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
-from fetchproxy.remote_log.copier import SegmentCopier
-from fetchproxy.remote_log.segment_cut import CutReason, cut_reason, plan_take
-from fetchproxy.remote_log.segment_writer import GatheredSegment, SegmentWriter
-from fetchproxy.remote_log.source import LogGap, LogRead, LogSource
+from fetchproxy.remote_log.copier import CopyProgress, SegmentCopier
+from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.log_truncation import LogTruncation
+from fetchproxy.remote_log.source import LogGap, SegmentSource
 from fetchproxy.remote_log.spool import Spool
 
 log = structlog.get_logger(__name__)
@@ -38,41 +44,55 @@ class Progress:
     last_stable_offset: int | None = None
     gathered_bytes: int = 0
     closed_segments: int = 0
+    first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
+    copy: CopyProgress | None = None  # of the segment that is on its way to the store
 
 
 @dataclass(slots=True)
 class _Resumed:
-    """Where the archive ended when it was last looked at, and the leader epochs up to there."""
+    """Where the archive ended when it was last looked at, and the leader epochs up to there.
+
+    `position` is where the next segment begins, None: not known yet. It is the archive's end, or
+    above it where the log has a gap.
+    """
 
     archive_start: int | None
     archive_end: int | None
+    raised_log_start: int
     lineage: tuple[EpochStart, ...]
+    position: int | None
+    leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
+
+    @property
+    def archived(self) -> tuple[int, int] | None:
+        if self.archive_start is None or self.archive_end is None:
+            return None
+        return self.archive_start, self.archive_end
 
 
 class PartitionArchiver:
     def __init__(
         self,
         tip: TopicIdPartition,
-        config: ArchiveConfig,
         *,
-        source: LogSource,
+        source: SegmentSource,
         rlmm: RemoteLogMetadataManager,
         copier: SegmentCopier,
+        truncation: LogTruncation,
         spool: Spool,
-        wall_clock_ms: Callable[[], int],
+        may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_go_on` is asked before each copy; what runs by then may end."""
         self.tip = tip
-        self._config = config
-        self._source = source
+        self._may_go_on = may_go_on
         self._rlmm = rlmm
         self._copier = copier
-        self._spool = spool
-        self._wall_clock_ms = wall_clock_ms
+        self._truncation = truncation
+        self._gatherer = source.gatherer(tip, spool)
         self._resumed: _Resumed | None = None
-        self._writer: SegmentWriter | None = None
         self._closed: GatheredSegment | None = None
-        self._log_start_offset: int | None = None
-        self._last_stable_offset: int | None = None
+        # Where, and under which leader, that was done; since the last copy.
+        self._gathered_anew_at: tuple[int | None, int] | None = None
 
     @property
     def progress(self) -> Progress:
@@ -80,10 +100,12 @@ class PartitionArchiver:
         return Progress(
             archive_start=resumed.archive_start if resumed else None,
             archive_end=resumed.archive_end if resumed else None,
-            log_start_offset=self._log_start_offset,
-            last_stable_offset=self._last_stable_offset,
-            gathered_bytes=self._writer.size_bytes if self._writer else 0,
+            log_start_offset=self._gatherer.log_start_offset,
+            last_stable_offset=self._gatherer.last_stable_offset,
+            gathered_bytes=self._gatherer.gathered_bytes,
             closed_segments=1 if self._closed else 0,
+            first_unarchived_ms=self._gatherer.first_timestamp_ms,
+            copy=self._copier.running(self.tip),
         )
 
     async def process(self, *, close_short: bool = False) -> bool:
@@ -92,176 +114,167 @@ class PartitionArchiver:
         `close_short`: what was gathered when nothing more is there makes a segment, however short.
 
         Raises RemoteStorageError and ClusterError (worth another try), LogTruncated (is not),
-        CorruptSegment, OSError of the spool's disk.
+        CorruptSegment, CompactedLog (no retry mends it), OSError of the spool's disk.
         """
         try:
             return await self._turn(close_short)
         except (RemoteStorageError, ClusterError):
             raise  # what is gathered stays; the copy begins with a new look at the archive
         except BaseException:
-            self._resumed = None  # the writer may have taken a batch by half
+            self._resumed = None  # the gatherer may have taken a batch by half
             raise
 
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
         self._resumed = None
         self._closed = None
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await writer.discard()
+        await self._gatherer.discard()
 
     async def _turn(self, close_short: bool) -> bool:
         if self._resumed is None:
             await self.release()
-            self._resumed = await self._look(await self._fresh_view())
+            self._resumed = await self._look()
+        if await self._has_parted(self._resumed):
+            return True
         if self._closed is None:
-            writer = self._writer or await self._begin(self._resumed)
-            reason = await self._gather(writer)
-            if reason is None and close_short and self._writer is not None:
-                reason = CutReason.SHORT if self._writer.size_bytes > 0 else None
-            if reason is None:
-                return False
-            self._close(self._writer or writer, reason)
-        await self._copy(self._resumed)
+            try:
+                self._closed = await self._gather(self._resumed, close_short)
+            except LogTruncated:
+                return await self._cut_short(self._resumed)
+            except CorruptSegment as error:
+                return await self._gather_anew(self._resumed, error)
+        if self._closed is None:
+            return False
+        if not self._may_go_on():
+            await self.release()
+            return False
+        await self._copy(self._resumed, self._closed)
         return True
 
     # --- resume ---
     async def _fresh_view(self) -> PartitionView:
         return await self._rlmm.refresh(self.tip, asyncio.get_running_loop().time())
 
-    async def _look(self, view: PartitionView) -> _Resumed:
-        await self._remove_dangling(view)
-        lineage: tuple[EpochStart, ...] = ()
-        for segment in view.segments:
-            lineage = extend_lineage(lineage, segment.segment_leader_epochs)
-        return _Resumed(view.log_start_offset, view.log_end_offset, lineage)
-
-    async def _remove_dangling(self, view: PartitionView) -> None:
-        """Attempts that nobody can be working on any more.
-
-        Another archiver may be alive (a hand-over), so only those older than twice the longest
-        copy; until then they cost space but hide nothing, and resuming does not wait for them.
-        """
-        oldest_ms = self._wall_clock_ms() - 2 * self._config.copy_max_ms
-        for metadata in view.unfinished:
-            if metadata.event_timestamp_ms < oldest_ms:
-                removed = await self._copier.remove(metadata)
-                log.info(
-                    "dangling_segment_removed" if removed else "dangling_segment_kept",
-                    topic=self.tip.topic,
-                    partition=self.tip.partition,
-                    segment_id=str(metadata.segment_id.id),
-                    base_offset=metadata.start_offset,
-                )
-
-    async def _begin(self, resumed: _Resumed) -> SegmentWriter:
-        start = resumed.archive_end
-        if start is None:
-            start = self._log_start_offset = await self._source.log_start_offset(self.tip)
-        self._writer = SegmentWriter(self.tip, start, self._spool)
-        return self._writer
-
-    # --- gather ---
-    async def _gather(self, writer: SegmentWriter) -> CutReason | None:
-        """Read until the segment is to be closed (the reason) or nothing more is there (None)."""
-        while True:
-            reason = self._cut_anyway(writer)
-            if reason is not None:
-                return reason
-            room = max(self._config.segment_bytes_max - writer.size_bytes, 1)
-            read = await self._source.read(
-                self.tip, writer.position, min(room, self._config.fetch_bytes_max)
-            )
-            if isinstance(read, LogGap):
-                if writer.size_bytes > 0:
-                    return CutReason.GAP  # met again, and recorded, by the next segment
-                writer = await self._skip_gap(writer, read)
-                continue
-            taken, full = await self._take(writer, read)
-            if full:
-                return CutReason.BYTES
-            if not taken:
-                return None
-
-    def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:
-        if writer.began_at is None:
-            return None
-        age_s = asyncio.get_running_loop().time() - writer.began_at
-        return cut_reason(
-            age_ms=1000 * age_s,
-            spool_bytes=self._spool.size_bytes,
-            segment_age_max_ms=self._config.segment_age_max_ms,
-            spool_bytes_max=self._config.spool_bytes_max,
-        )
-
-    async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
-        """(something was taken, the segment is full)."""
-        self._log_start_offset = read.log_start_offset
-        self._last_stable_offset = read.last_stable_offset
-        take = plan_take(
-            read.headers,
-            position=writer.position,
-            last_stable_offset=read.last_stable_offset,
-            gathered_bytes=writer.size_bytes,
-            segment_bytes_max=self._config.segment_bytes_max,
-        )
-        headers = read.headers[take.start : take.end]
-        await writer.append(read.records, headers, read.aborted)
-        return bool(headers), take.full
-
-    async def _skip_gap(self, writer: SegmentWriter, gap: LogGap) -> SegmentWriter:
-        """Go on at the broker's log start. It is a gap only if something was archived before it."""
-        self._log_start_offset = gap.log_start_offset
+    async def _look(self) -> _Resumed:
         view = await self._fresh_view()
-        deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
-        if self._resumed is not None and self._resumed.archive_end is not None and not deleted:
-            ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
-            log.error(
-                "archive_gap",
-                topic=self.tip.topic,
-                partition=self.tip.partition,
-                first_lost_offset=writer.position,
-                last_lost_offset=gap.log_start_offset - 1,
-            )
-        await writer.discard()
-        self._writer = SegmentWriter(self.tip, gap.log_start_offset, self._spool)
-        return self._writer
+        if await self._truncation.remove_buried(self.tip, view):
+            view = await self._fresh_view()
+        end = view.log_end_offset
+        return _Resumed(
+            view.log_start_offset, end, view.raised_log_start, archived_lineage(view), position=end
+        )
 
-    # --- copy ---
-    def _close(self, writer: SegmentWriter, reason: CutReason) -> None:
-        self._closed = writer.close()
-        log.debug(
-            "segment_closed",
+    # --- the leader's lineage ---
+    async def _has_parted(self, resumed: _Resumed) -> bool:
+        """The leader is new and its log is not what was archived: the archive has been truncated.
+
+        Then all that is known here is forgotten, too. What waits to be archived from a former
+        leader is confirmed at the end of its copy.
+        """
+        if resumed.leader_epoch == self._truncation.leader_epoch(self.tip):
+            return False
+        return await self._truncate_if_parted(resumed)
+
+    async def _truncate_if_parted(self, resumed: _Resumed) -> bool:
+        archived = resumed.archived
+        if archived is None:
+            resumed.leader_epoch = self._truncation.leader_epoch(self.tip)
+            return False
+        epoch = await self._truncation.agrees(self.tip, resumed.lineage, archived)
+        if epoch is None:
+            await self.release()
+            await self._truncation.truncate(self.tip, await self._fresh_view())
+            return True
+        resumed.leader_epoch = epoch
+        return False
+
+    async def _cut_short(self, resumed: _Resumed) -> bool:
+        """The log ends below the position. Raises LogTruncated again where that has no remedy."""
+        gathered = self._gatherer.gathered_bytes > 0
+        if await self._truncate_if_parted(resumed) or gathered:
+            await self.release()  # what was gathered is of a log that is no more
+            return True
+        if resumed.archive_end is None:
+            await self.release()  # deleted further than the log has come again: it will
+            return False
+        raise LogTruncated(
+            f"{self.tip} ends below offset {resumed.archive_end}, up to which it is archived, and "
+            "has no leader epoch that says why"
+        )
+
+    async def _gather_anew(self, resumed: _Resumed, error: CorruptSegment) -> bool:
+        """What does not continue what was gathered may be sound: a new leader's log is another one.
+
+        Raises `error` where it does not continue the archive either, or not by itself.
+        """
+        place = (resumed.position, self._truncation.leader_epoch(self.tip))
+        if self._gatherer.gathered_bytes == 0 or self._gathered_anew_at == place:
+            raise error
+        self._gathered_anew_at = place
+        self._note_dropped(resumed.position, error)
+        await self.release()
+        return True
+
+    def _note_dropped(self, base_offset: int | None, error: Exception) -> None:
+        log.warning(
+            "gathered_segment_dropped",
             topic=self.tip.topic,
             partition=self.tip.partition,
-            base_offset=self._closed.start_offset,
-            end_offset=self._closed.end_offset,
-            size_bytes=self._closed.size_bytes,
-            reason=reason.value,
+            base_offset=base_offset,
+            error=str(error),
         )
 
-    async def _copy(self, resumed: _Resumed) -> None:
+    # --- gather ---
+    async def _gather(self, resumed: _Resumed, close_short: bool) -> GatheredSegment | None:
+        """The next segment, if it can be closed already; gaps before it are recorded."""
+        if resumed.position is None:
+            log_start = await self._gatherer.find_log_start()
+            resumed.position = max(log_start, resumed.raised_log_start)
+        while True:
+            gathered = await self._gatherer.gather(resumed.position, close_short=close_short)
+            if not isinstance(gathered, LogGap):
+                return gathered
+            view = await self._fresh_view()
+            if view.log_end_offset != resumed.archive_end:
+                await self._moved_on(resumed, view)
+                return None
+            self._note_gap(resumed, view, gathered)
+            resumed.position = gathered.log_start_offset
+
+    def _note_gap(self, resumed: _Resumed, view: PartitionView, gap: LogGap) -> None:
+        """It is a gap only if something was archived before it."""
+        deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
+        if resumed.archive_end is None or deleted:
+            return
+        ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
+        log.error(
+            "archive_gap",
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            first_lost_offset=resumed.position,
+            last_lost_offset=gap.log_start_offset - 1,
+        )
+
+    # --- copy ---
+    async def _copy(self, resumed: _Resumed, segment: GatheredSegment) -> None:
         """Copy the closed segment, if the archive still ends where it ended before it."""
-        segment = self._closed
-        assert segment is not None  # `_turn` has closed it
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
-            # Another archiver, or a copy of ours whose last answer was lost.
-            log.info(
-                "archive_moved_on",
-                topic=self.tip.topic,
-                partition=self.tip.partition,
-                expected_end=resumed.archive_end,
-                archive_end=view.log_end_offset,
-            )
-            await self.release()
+            await self._moved_on(resumed, view)
             return
-        await self._remove_dangling(view)
-        await segment.check_log()
-        finished = await self._copier.copy(segment, resumed.lineage)
+        try:
+            finished = await self._copier.copy(
+                segment, resumed.lineage, lambda: self._confirm(resumed, segment)
+            )
+        except LogDiverged as error:
+            self._note_dropped(segment.start_offset, error)
+            if not await self._truncate_if_parted(resumed):
+                await self.release()
+            return
+        self._gathered_anew_at = None
         if resumed.archive_start is None:
             resumed.archive_start = finished.start_offset
-        resumed.archive_end = finished.end_offset + 1
+        resumed.archive_end = resumed.position = finished.end_offset + 1
         resumed.lineage = extend_lineage(resumed.lineage, segment.leader_epochs)
         log.debug(
             "segment_copied",
@@ -273,6 +286,20 @@ class PartitionArchiver:
             size_bytes=finished.segment_size_bytes,
         )
         self._closed = None
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await writer.discard()
+        await self._gatherer.discard()
+
+    async def _moved_on(self, resumed: _Resumed, view: PartitionView) -> None:
+        """By another archiver, or by a copy of ours whose last answer was lost."""
+        log.info(
+            "archive_moved_on",
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            expected_end=resumed.archive_end,
+            archive_end=view.log_end_offset,
+        )
+        await self.release()
+
+    async def _confirm(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+        resumed.leader_epoch = await self._truncation.confirm(
+            segment, resumed.lineage, resumed.archived
+        )

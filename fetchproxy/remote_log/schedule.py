@@ -44,6 +44,12 @@ class ProcessingSchedule:
             self._push(tip, entry, 0.0)
         entry.deleted = False
 
+    def hasten(self, tip: TopicIdPartition) -> None:
+        """Due since ever, as if new; one that a worker has keeps the time that this turn earns."""
+        entry = self._entries.get(tip)
+        if entry is not None and not entry.in_process:
+            self._push(tip, entry, 0.0)
+
     def unassign(self, tip: TopicIdPartition) -> bool:
         """True if it is gone now; False if a worker still has it (or it was never here)."""
         entry = self._entries.get(tip)

@@ -62,6 +62,9 @@ class SegmentCheck:
 
     `continues`: the segment before it ends at `start_offset - 1`. Otherwise the first batch may
     begin below `start_offset`, as DeleteRecords can trim a log inside a batch.
+
+    Of a segment that was clipped, what lies above its end must be whole, as it is read with the
+    rest, but says nothing of the log.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class SegmentCheck:
         self._cut = True
 
     def finish(self) -> None:
-        end_offset = self._metadata.end_offset
+        end_offset = self._metadata.stored_end_offset
         trusted = not self._cut and self._suspect is None
         if trusted and self._expected and end_offset + 1 not in self._expected:
             self._log_fault(
@@ -168,16 +171,30 @@ class SegmentCheck:
             self._log_fault(position, header.base_offset, "CRC-32C of the batch does not match")
         elif not (follows or suspected):
             self._log_fault(position, header.base_offset, self._misplaced(header))
-        else:
+        elif self._counts(header, position):
             self._check_epoch(header, position)
             control = self._control(data, header, position)
         self._expected = self._next_offsets(header, follows or suspected)
         self._first = False
-        self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
-        if self.log_is_sound:
-            self._txns.batch(header, control)
+        if header.base_offset <= self._metadata.end_offset:
+            self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
+            if self.log_is_sound:
+                self._txns.batch(header, control)
         self._add_to_span(header, position, clean=len(self.findings) == known)
         return True
+
+    def _counts(self, header: BatchHeader, position: int) -> bool:
+        """False: it lies above the place where the segment was clipped, which is between batches.
+
+        (Where it was not clipped, what is wrong with its end is said once, by `finish`.)
+        """
+        clipped_at = self._metadata.end_offset
+        if self._metadata.copied_end_offset is None or header.last_offset <= clipped_at:
+            return True
+        if header.base_offset <= clipped_at:
+            what = f"clipped at offset {clipped_at}, inside a batch to {header.last_offset}"
+            self._log_fault(position, header.base_offset, what)
+        return False
 
     def _follows(self, header: BatchHeader) -> bool:
         """Does it begin where it may? Also true where nothing is expected."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fetchproxy.config.sections import ArchiveConfig
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     ARCHIVE_END_OFFSET,
@@ -13,7 +16,12 @@ from fetchproxy.observability.metrics import (
     REMOTE_COPY_LAG_BYTES,
     REMOTE_COPY_LAG_SEGMENTS,
 )
-from fetchproxy.remote_log.partition_archiver import Progress
+from fetchproxy.remote_log.copier import CopyProgress
+from fetchproxy.remote_log.margin import UNLIMITED, BrokerRetention, broker_retention
+from fetchproxy.remote_log.partition_steps import PartitionSteps, Step
+
+# A copy that has used up this share of its time is worth a look while there is one to look at.
+STALLED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,7 @@ class PartitionArchiveStatus:
     `lag_offsets`: below the last stable offset and not archived yet. `margin_offsets`: archive end
     minus the broker's log start; below 0, data was lost before it was copied. `last_success_ms`:
     epoch ms of the last turn without an error. `stopped`: an error that no retry can mend.
+    `turn_began_at` is loop time (s). A follower knows no more than the archive's range.
     """
 
     tip: TopicIdPartition
@@ -34,6 +43,27 @@ class PartitionArchiveStatus:
     last_error: str | None
     last_success_ms: int | None
     stopped: bool
+    leads: bool = True
+    closed_segments: int = 0
+    step: Step | None = None  # of the turn under way
+    turn_began_at: float | None = None
+    copy: CopyProgress | None = None  # under way now
+    first_unarchived_ms: int | None = None
+    bytes_per_offset: float | None = None  # in the last segment of the archive
+    broker_retention: BrokerRetention = UNLIMITED
+    retention_used: float | None = None  # see `margin`
+
+    @property
+    def unarchived_bytes(self) -> int | None:
+        """An estimate, as nobody has read most of it yet."""
+        lag = self.lag_offsets
+        if lag is None or self.bytes_per_offset is None:
+            return None if lag is None else self.gathered_bytes
+        return max(round(lag * self.bytes_per_offset), self.gathered_bytes)
+
+    def copy_seconds(self, now: float) -> float | None:
+        """How long the copy has been under way at loop time `now`; None: there is none."""
+        return None if self.copy is None else max(now - self.copy.started_at, 0.0)
 
     @property
     def topic(self) -> str:
@@ -57,7 +87,70 @@ class PartitionArchiveStatus:
         return self.archive_end - self.log_start_offset
 
 
-def publish(status: PartitionArchiveStatus, progress: Progress) -> None:
+def partition_archive_status(
+    steps: PartitionSteps,
+    *,
+    topic_config: Mapping[str, str] | None,
+    last_error: str | None,
+    last_success_ms: int | None,
+    stopped: bool,
+    retention_used: float | None,
+) -> PartitionArchiveStatus:
+    """The range is what step 3 has seen; its end, of a leader, what its own copies made of it."""
+    progress, view = steps.archiver.progress, steps.view
+    start, end = progress.archive_start, progress.archive_end
+    if view is not None:
+        start = start if view.log_start_offset is None else view.log_start_offset
+        end = view.log_end_offset if end is None else end
+    elif start is not None and view is not None:
+        start = max(start, view.log_start_offset or 0)  # as retention raises it
+    return PartitionArchiveStatus(
+        tip=steps.tip,
+        archive_start=start,
+        archive_end=end,
+        log_start_offset=progress.log_start_offset,
+        last_stable_offset=progress.last_stable_offset,
+        gathered_bytes=progress.gathered_bytes,
+        last_error=last_error,
+        last_success_ms=last_success_ms,
+        stopped=stopped,
+        leads=steps.leads,
+        closed_segments=progress.closed_segments,
+        step=steps.step,
+        turn_began_at=steps.began_at,
+        copy=progress.copy,
+        first_unarchived_ms=progress.first_unarchived_ms,
+        broker_retention=broker_retention(topic_config or {}),
+        retention_used=retention_used,
+        bytes_per_offset=_bytes_per_offset(view),
+    )
+
+
+def _bytes_per_offset(view: PartitionView | None) -> float | None:
+    if view is None or not view.segments:
+        return None
+    last = view.segments[-1]
+    return last.segment_size_bytes / (last.end_offset - last.start_offset + 1)
+
+
+def trouble(status: PartitionArchiveStatus, config: ArchiveConfig, now: float) -> str | None:
+    """What an operator should know of the partition, in words; `now` is loop time (s)."""
+    if status.last_error is not None:
+        return status.last_error
+    copy_s = status.copy_seconds(now)
+    if copy_s is not None and copy_s >= STALLED_SHARE * config.copy_max_ms / 1000:
+        since_s = int(copy_s // 10) * 10
+        return (
+            f"a copy has been under way for {since_s} s; it is ended after "
+            f"{config.copy_max_ms // 1000} s"
+        )
+    if status.retention_used is not None and status.retention_used >= config.margin_warn_share:
+        percent = round(100 * status.retention_used)
+        return f"the oldest record not archived has used up {percent} % of the brokers' retention"
+    return None
+
+
+def publish(status: PartitionArchiveStatus) -> None:
     """Set the partition's gauges; what is not known is left as it was."""
     place = (status.topic, str(status.partition))
     for gauge, value in (
@@ -65,8 +158,8 @@ def publish(status: PartitionArchiveStatus, progress: Progress) -> None:
         (ARCHIVE_END_OFFSET, status.archive_end),
         (ARCHIVE_LAG_OFFSETS, status.lag_offsets),
         (ARCHIVE_MARGIN_OFFSETS, status.margin_offsets),
-        (REMOTE_COPY_LAG_BYTES, progress.gathered_bytes),
-        (REMOTE_COPY_LAG_SEGMENTS, progress.closed_segments),
+        (REMOTE_COPY_LAG_BYTES, status.gathered_bytes),
+        (REMOTE_COPY_LAG_SEGMENTS, status.closed_segments),
     ):
         if value is not None:
             gauge.labels(*place).set(value)

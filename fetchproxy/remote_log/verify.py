@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fetchproxy.errors import (
     CorruptSegment,
     ObjectNotFound,
     RangeNotSatisfiable,
-    RemoteStorageError,
     StorageUnavailable,
+)
+from fetchproxy.index.kafka_index_files import (
+    offset_index_fault,
+    snapshot_fault,
+    time_index_fault,
 )
 from fetchproxy.index.leader_epochs import decode_epochs
 from fetchproxy.index.remote_log_index import RemoteLogIndex
-from fetchproxy.index.transaction_index import decode_aborted
+from fetchproxy.index.transaction_index import clip_aborted, decode_aborted
+from fetchproxy.metadata.overlaps import first_difference
 from fetchproxy.metadata.segment_json import decode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -31,10 +36,12 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.remote_log.partitions_at_once import for_each
 from fetchproxy.remote_log.segment_check import Next, SegmentCheck, clip_epochs
 from fetchproxy.remote_log.txn_check import TxnCheck
-from fetchproxy.remote_log.verify_report import Fault, RecordedGap, VerifyReport
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.remote_log.unnamed_objects import look_at_unnamed
+from fetchproxy.remote_log.verify_report import Fault, Orphan, RecordedGap, VerifyReport
+from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -61,13 +68,11 @@ async def verify_archive(
     index and the largest batch (a batch whose size is corrupt may claim up to its segment's size).
     Raises RemoteStorageError where the store does not answer: then nothing is known.
     """
-    tips = [
-        tip for tip in await rlmm.list_partitions() if topics is None or topics.fullmatch(tip.topic)
-    ]
+    tips = await _partitions(rlmm, topics)
     run = _Run(rsm, rlmm, on_progress, on_fault, chunk_bytes)
-    await _for_each(iter(tips), run.catalog)
+    await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
     run.progress(0)
-    await _for_each(iter(tips), run.verify_partition)
+    await for_each(tips, run.verify_partition, PARTITIONS_AT_ONCE)
     return VerifyReport(
         partitions=len(tips),
         segments=run.segments,
@@ -75,34 +80,36 @@ async def verify_archive(
         size_bytes=run.bytes_done,
         gaps=tuple(sorted(run.gaps)),
         faults=tuple(sorted(run.faults, key=_place)),
+        orphans=tuple(sorted(run.orphans)),
+        segments_overlapping=run.segments_overlapping,
     )
+
+
+async def metadata_faults(
+    rsm: RemoteStorageManager,
+    rlmm: StoreBackedRemoteLogMetadataManager,
+    topics: re.Pattern[str] | None = None,
+) -> tuple[Fault, ...]:
+    """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
+
+    Raises RemoteStorageError.
+    """
+    run = _Run(rsm, rlmm, lambda done, total: None, lambda fault: None, CHUNK_BYTES)
+    await for_each(await _partitions(rlmm, topics), run.catalog, PARTITIONS_AT_ONCE)
+    return tuple(sorted(run.faults, key=_place))
+
+
+async def _partitions(
+    rlmm: StoreBackedRemoteLogMetadataManager, topics: re.Pattern[str] | None
+) -> list[TopicIdPartition]:
+    every = await rlmm.list_partitions()
+    return [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
 
 
 def _place(fault: Fault) -> tuple[str, int, str, int, int]:
     position = -1 if fault.byte_position is None else fault.byte_position
     offset = -1 if fault.offset is None else fault.offset
     return fault.topic, fault.partition, fault.object_key, position, offset
-
-
-async def _for_each(
-    tips: Iterator[TopicIdPartition], work: Callable[[TopicIdPartition], Awaitable[None]]
-) -> None:
-    failures: list[RemoteStorageError] = []
-
-    async def worker() -> None:
-        for tip in tips:
-            try:
-                await work(tip)
-            except RemoteStorageError as error:  # raised below: here the TaskGroup would wrap it
-                failures.append(error)
-            if failures:
-                return
-
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(PARTITIONS_AT_ONCE):
-            workers.create_task(worker())
-    if failures:
-        raise failures[0]
 
 
 @dataclass(slots=True)
@@ -116,8 +123,10 @@ class _Run:
     bytes_done: int = 0
     segments: int = 0
     segments_unfinished: int = 0
+    segments_overlapping: int = 0
     gaps: list[RecordedGap] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    orphans: list[Orphan] = field(default_factory=list)
 
     def progress(self, more_bytes: int) -> None:
         self.bytes_done += more_bytes
@@ -130,6 +139,9 @@ class _Run:
             key, offset = problem.key, problem.base_offset
             self._report([Fault(tip.topic, tip.partition, key, None, offset, problem.what)])
         finished = self._finished(tip)
+        faults, orphans = await look_at_unnamed(self.rsm, self.rlmm, tip, finished)
+        self._report(faults)
+        self.orphans += orphans
         self.bytes_total += sum(segment.segment_size_bytes for segment in finished)
         self.segments_unfinished += len(self.rlmm.list_remote_log_segments(tip)) - len(finished)
 
@@ -150,14 +162,20 @@ class _Run:
         deleted = 0 if view is None else view.raised_log_start
         txns = TxnCheck()
         expected: int | None = None
+        before: RemoteLogSegmentMetadata | None = None  # the one that reaches up to `expected`
         for metadata in self._finished(tip):
             start = metadata.start_offset
             continues = start == expected
             if not continues:
                 txns.restart()
             segment = _SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.progress)
-            if expected is not None and start < expected:
-                segment.metadata_fault(start, f"overlaps the segment before it, to {expected - 1}")
+            if expected is not None and before is not None and start < expected:
+                # Two leaders that met copy the same log; readers take each offset from one of them.
+                self.segments_overlapping += 1
+                parted = first_difference(before, metadata)
+                if parted is not None:
+                    what = f"overlaps the segment before it, of another lineage from {parted} on"
+                    segment.metadata_fault(start, what)
             elif expected is not None and start > expected:
                 gap = RecordedGap(tip.topic, tip.partition, max(expected, deleted), start - 1)
                 if start > deleted and not any(
@@ -170,7 +188,8 @@ class _Run:
                 self.segments -= 1
                 segment.faults.clear()
             self._report(segment.faults)
-            expected = max(expected or 0, metadata.end_offset + 1)
+            if expected is None or metadata.end_offset >= expected:
+                expected, before = metadata.end_offset + 1, metadata
 
     def _finished(self, tip: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         return [
@@ -220,6 +239,7 @@ class _SegmentVerifier:
         index = await self._index()
         aborted = await self._aborted()
         await self._epochs()
+        await self._kafka_files()
         txn_key = self._key(SegmentFile.TXN)
         self._txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
         spans = list(index.spans()) if index is not None else []
@@ -248,7 +268,7 @@ class _SegmentVerifier:
             return None
         try:
             index = RemoteLogIndex.parse(raw)
-            index.check_covers(self._metadata.end_offset, self._metadata.segment_size_bytes)
+            index.check_covers(self._metadata.stored_end_offset, self._metadata.segment_size_bytes)
         except CorruptSegment as error:
             self._fault(SegmentFile.INDEX, None, None, str(error))
             return None
@@ -270,7 +290,7 @@ class _SegmentVerifier:
             return None
         if not aborted:
             self._fault(SegmentFile.TXN, None, None, "no entry, but has_aborted_txns is true")
-        return aborted
+        return clip_aborted(aborted, self._metadata.end_offset)
 
     async def _epochs(self) -> None:
         raw = await self._whole(SegmentFile.EPOCHS)
@@ -287,6 +307,26 @@ class _SegmentVerifier:
         # Batches without an epoch leave none in the metadata, but do not end the lineage.
         if found != stated and (stated or len(found) > 1):
             self._fault(SegmentFile.EPOCHS, None, None, f"has {found}, metadata have {stated}")
+
+    async def _kafka_files(self) -> None:
+        """A broker's own files; only segments from `log-dirs` have them, and not all of those."""
+        metadata = self._metadata
+        base, end = metadata.start_offset, metadata.stored_end_offset
+        clipped = metadata.copied_end_offset is not None
+        newest_ms = 2**63 - 1 if clipped else metadata.max_timestamp_ms
+        for file in KAFKA_FILES:
+            try:
+                raw = await self._rsm.fetch_index(metadata, file)
+            except ObjectNotFound:
+                continue
+            if file is SegmentFile.OFFSET_INDEX:
+                fault = offset_index_fault(raw, base, end, metadata.segment_size_bytes)
+            elif file is SegmentFile.TIME_INDEX:
+                fault = time_index_fault(raw, base, end, newest_ms)
+            else:
+                fault = snapshot_fault(raw)
+            if fault:
+                self._fault(file, None, None, fault)
 
     async def _whole(self, file: SegmentFile) -> bytes | None:
         try:

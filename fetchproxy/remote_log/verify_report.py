@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.storage.layout import SegmentFile
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,6 +35,19 @@ class RecordedGap:
     last_offset: int
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Orphan:
+    """An object that nothing refers to; information, no fault: archivers delete it once it is old.
+
+    A crash or a lost answer leaves one behind.
+    """
+
+    topic: str
+    partition: int
+    object_key: str
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     partitions: int
@@ -40,7 +56,33 @@ class VerifyReport:
     size_bytes: int  # of the checked segments' logs
     gaps: tuple[RecordedGap, ...]
     faults: tuple[Fault, ...]
+    orphans: tuple[Orphan, ...] = ()
+    segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
 
     @property
     def clean(self) -> bool:
         return not self.faults
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """An object as the log says that it has to be; `content` None: it must not be there."""
+
+    topic: str
+    partition: int
+    object_key: str
+    metadata: RemoteLogSegmentMetadata
+    file: SegmentFile
+    content: bytes | None
+
+    def __str__(self) -> str:
+        what = "derived from the log" if self.content is not None else "removed, as the log says"
+        return f"{self.topic}-{self.partition}: {self.object_key}: {what}"
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """`refusals`: what could not be mended, and why."""
+
+    repairs: list[Repair] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)

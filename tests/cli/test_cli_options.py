@@ -37,7 +37,7 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    assert sorted(COMMANDS) == ["archive", "segments", "serve", "verify"]
+    assert sorted(COMMANDS) == ["archive", "index", "restore", "segments", "serve", "verify"]
 
 
 def test_version_is_the_packages(cli: CliRunner) -> None:

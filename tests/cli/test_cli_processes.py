@@ -143,6 +143,29 @@ def test_verify_is_clean_then_names_the_fault(archive: Path, tmp_path: Path) -> 
     assert done.stdout.endswith(": 1 fault\n")
 
 
+def test_verify_repairs_what_the_log_says_again(archive: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", archive, copy], check=True)
+    index = sorted(copy.rglob("*.index"))[0]
+    metadata = sorted(copy.rglob("*.metadata"))[-1]
+    before = index.read_bytes()
+    index.write_bytes(before[:-7])
+    metadata.unlink()
+    planned = fetchproxy("verify", "--store", copy.as_uri(), "--repair", "--dry-run")
+    assert planned.returncode == 1
+    would = [line for line in planned.stdout.splitlines() if line.startswith("would be repaired: ")]
+    assert len(would) == 2
+    assert not metadata.exists()
+    done = fetchproxy("verify", "--store", copy.as_uri(), "--repair")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("repaired: ")] == [
+        line.replace("would be repaired", "repaired") for line in would
+    ]
+    assert done.stdout.endswith("4 partitions: clean\n")
+    assert index.read_bytes() == before
+    assert metadata.exists()
+
+
 def test_no_matching_topic_is_said(bootstrap: str, tmp_path: Path) -> None:
     done = fetchproxy(
         "archive", "--bootstrap", bootstrap, "--store", tmp_path.as_uri(), "--topics", "nothing",

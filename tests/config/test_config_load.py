@@ -50,10 +50,17 @@ def test_every_key_can_be_set_by_its_variable(tmp_path: Path) -> None:
         "one of auto, console, json": "json",
         "text": "x",
     }
-    forms_of_their_own = {"console.listen": "127.0.0.1:1", "gateway.node_map": "1=9301"}
+    forms_of_their_own = {
+        "console.listen": "127.0.0.1:1",
+        "gateway.node_map": "1=9301",
+        "archive.log_dirs": "/a,/b",
+        "archive.retention_overrides": '{"t": {"local_retention_ms": 5}}',
+    }
     for key in all_keys().values():
-        if key.name.startswith(("sasl_", "tls_", "sni_")):
-            continue  # these come in groups: test_config_sasl.py, tests/tls/test_tls_contexts.py
+        if key.name.startswith(("sasl_", "tls_", "sni_", "group_instance_", "archives")):
+            # These come in groups: test_config_sasl.py, test_config_archive.py, tests/tls,
+            # test_config_attach.py.
+            continue
         text = samples.get(key.expected, "file:///a" if key.default is None else str(key.default))
         text = forms_of_their_own.get(key.dotted, text)
         config = load_config(None, {key.variable: text})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fetchproxy.console.status import (
+    ArchiverStatus,
     CacheStatus,
     Event,
     OffsetRange,
@@ -26,6 +27,9 @@ PARTITIONS = (
         log_end_offset=1_911_402,
         lag_offsets=71_181,
         margin_offsets=328_222,
+        role="leader",
+        copy_seconds=2.4,
+        retention_used=0.0312,
     ),
     PartitionStatus(
         topic="orders",
@@ -38,6 +42,7 @@ PARTITIONS = (
         log_end_offset=1_811_402,
         lag_offsets=21_289,
         margin_offsets=278_114,
+        role="follower",
     ),
     PartitionStatus(
         topic="payments.settled.v2",
@@ -55,6 +60,7 @@ PARTITIONS = (
 )
 
 STATUS = Status(
+    archiver=ArchiverStatus("group", "stable", leads=3, follows=1, members=2),
     version="0.1.0",
     mode="serve",
     bootstrap="kafka-1:9092,kafka-2:9092",

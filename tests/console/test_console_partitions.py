@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
-from fetchproxy.console.partitions import lag_offsets, partition_status
-from fetchproxy.console.status import OffsetRange
+from fetchproxy.console.partitions import (
+    archiver_status,
+    lag_offsets,
+    partition_status,
+    with_work,
+)
+from fetchproxy.console.status import ArchiverStatus, OffsetRange
 from fetchproxy.metadata.partition_view import build_view
 from fetchproxy.model import (
     LogEdges,
@@ -12,6 +18,9 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.remote_log.copier import CopyProgress
+from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.status import PartitionArchiveStatus
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 3)
 
@@ -62,3 +71,41 @@ def test_what_the_broker_has_deleted_is_loss_and_not_lag() -> None:
     assert partition_status(TIP, view, LogEdges(15, 30, 30), None).margin_offsets == -5
     assert lag_offsets(10, LogEdges(15, 30, 30)) == 15
     assert lag_offsets(40, LogEdges(15, 30, 30)) == 0
+
+
+LEADS = PartitionArchiveStatus(
+    tip=TIP,
+    archive_start=0,
+    archive_end=10,
+    log_start_offset=0,
+    last_stable_offset=20,
+    gathered_bytes=0,
+    last_error=None,
+    last_success_ms=None,
+    stopped=False,
+    copy=CopyProgress(UUID(int=1), base_offset=10, size_bytes=5, started_at=100.0),
+    retention_used=0.123456,
+)
+
+
+def test_what_the_archiver_does_is_in_the_line() -> None:
+    line = partition_status(TIP, None, None, None)
+    assert with_work(line, None, 103.0) is line
+    leader = with_work(line, LEADS, 103.0)
+    assert (leader.role, leader.copy_seconds, leader.retention_used) == ("leader", 3.0, 0.1235)
+    follower = with_work(line, replace(LEADS, leads=False, copy=None, retention_used=None), 103.0)
+    assert (follower.role, follower.copy_seconds) == ("follower", None)
+
+
+def test_how_an_archiver_stands_to_others() -> None:
+    other = replace(LEADS, tip=TopicIdPartition(UUID(int=7), "orders", 4), leads=False)
+    state = LeadershipState("group", "stable", members=2)
+    work = {status.tip: status for status in (LEADS, other)}
+    assert archiver_status(work, state, {"keys": "compacted"}) == ArchiverStatus(
+        leadership="group",
+        state="stable",
+        leads=1,
+        follows=1,
+        members=2,
+        refused={"keys": "compacted"},
+    )

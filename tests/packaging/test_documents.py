@@ -97,6 +97,8 @@ def check_fetchproxy(arguments: list[str]) -> None:
     In prose an option may stand without its value: then only its name is checked.
     """
     command = COMMANDS[arguments[0]]
+    if isinstance(command, typer.core.TyperGroup):  # the next word is the command
+        command, arguments = command.commands[arguments[1]], arguments[1:]
     known = {option for parameter in command.params for option in parameter.opts}
     options = [word for word in arguments[1:] if word.startswith("--")]
     assert set(options) <= known, arguments

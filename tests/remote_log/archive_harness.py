@@ -21,6 +21,7 @@ from fetchproxy.index.transaction_index import decode_aborted
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remote_log.local_index_refresh import open_local_indexes
 from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.remote_log.status import PartitionArchiveStatus
 from fetchproxy.storage.api import ObjectStore
@@ -35,6 +36,8 @@ QUICK: dict[str, Any] = {
     "rlm_process_interval_ms": 20,
     "rlm_retry_interval_ms": 50,
     "discovery_interval_ms": 200,
+    "retention_clock_settle_ms": 0,
+    "retention_grace_ms": 0,
 }
 
 
@@ -99,6 +102,7 @@ async def running_archiver(
     config = ArchiveConfig(topics=topics, **{**QUICK, **changes})
     async with (
         Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=5_000)) as cluster,
+        open_local_indexes(config, archive.rsm) as local_indexes,
         asyncio.TaskGroup() as tasks,
     ):
         manager = RemoteLogManager(
@@ -109,6 +113,7 @@ async def running_archiver(
             wall_clock_ms=wall_clock_ms,
             uuid_factory=uuid.uuid4,
             rng=random.Random(1),
+            local_indexes=local_indexes,
         )
         running = tasks.create_task(manager.run())
         try:

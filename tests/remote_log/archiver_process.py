@@ -1,25 +1,35 @@
-"""An archiver alone in a process, to be killed: BOOTSTRAP STORE_DIR SPOOL_DIR TOPIC. Not a test."""
+"""An archiver alone in a process, to be killed. Not a test.
+
+Arguments: BOOTSTRAP STORE_DIR SPOOL_DIR TOPIC [CHANGES [LABEL]]. CHANGES are ArchiveConfig's keys
+as JSON; at the step LABEL (see `labelled_store`) the process kills itself, or stops itself once
+with `stop LABEL`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
 from archive_harness import open_archive, running_archiver
+from labelled_store import LabelledStore, kill_at, stop_at
+
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+
+SMALL = '{"segment_bytes_max": 4096, "fetch_bytes_max": 16384}'
+STOP = "stop "
 
 
-async def main(bootstrap: str, store: str, spool: str, topic: str) -> None:
+async def main(
+    bootstrap: str, store: str, spool: str, topic: str, changes: str = SMALL, label: str = ""
+) -> None:
+    stops = label.startswith(STOP)
+    reached = stop_at(label.removeprefix(STOP)) if stops else kill_at(label)
+    labelled = LabelledStore(FilesystemObjectStore(Path(store), create=True), reached)
     async with (
-        open_archive(Path(store)) as archive,
-        running_archiver(
-            bootstrap,
-            archive,
-            topic,
-            segment_bytes_max=4_096,
-            fetch_bytes_max=16_384,
-            spool_dir=Path(spool),
-        ),
+        open_archive(labelled) as archive,
+        running_archiver(bootstrap, archive, topic, spool_dir=Path(spool), **json.loads(changes)),
     ):
         print("running", flush=True)
         await asyncio.Event().wait()

@@ -77,6 +77,7 @@ class PlantedArchive:
         lineage: tuple[EpochStart, ...] = (EpochStart(0, 0),),
         epochs: tuple[EpochStart, ...] | None = None,
         tip: TopicIdPartition = TIP,
+        index_interval_bytes: int = 300,
     ) -> RemoteLogSegmentMetadata:
         """A finished segment; whatever is not given is what is true."""
         log = b"".join(batches)
@@ -96,7 +97,7 @@ class PlantedArchive:
             has_aborted_txns=bool(aborted),
         )
         key = self.key(metadata, SegmentFile.LOG)
-        index = RemoteLogIndexBuilder(key, interval_bytes=300)
+        index = RemoteLogIndexBuilder(key, index_interval_bytes)
         for header in headers:
             index.add(header)
         await self.store.put(key, log)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 from archive_harness import (
+    Archive,
     archived_up_to,
     broker_batches,
     open_archive,
@@ -21,7 +22,7 @@ from archive_harness import (
 from confluent_kafka import Producer
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
 from lab.mock_cluster import MockCluster
@@ -143,31 +144,62 @@ async def test_what_the_broker_forgot_is_a_recorded_gap(
         assert [(g["first_lost_offset"], g["last_lost_offset"]) for g in gaps] == [(100, start - 1)]
 
 
-async def test_a_log_that_ends_below_the_archive_stops_the_partition(
+async def forge_metadata(
+    bootstrap: str, archive: Archive, old: bytes, new: bytes
+) -> TopicIdPartition:
+    """Archive 100 records, and pretend that it was something else."""
+    async with running_archiver(bootstrap, archive, TOPIC) as (manager, cluster):
+        await until(manager, archived_up_to(TOPIC, {0: 100}))
+        tip = (await tips(cluster, TOPIC))[0]
+    segment = (await archive.view(tip)).segments[-1]
+    key = archive.rsm.object_key(segment, SegmentFile.METADATA)
+    raw = await archive.rsm.get_segment_metadata(key)
+    forged = raw.replace(b'"end_offset": 99', b'"end_offset": 999').replace(old, new)
+    assert forged != raw
+    await archive.rsm.put_segment_metadata(segment, forged)
+    return tip
+
+
+async def test_an_archive_that_goes_on_above_its_log_is_truncated(
     mock_cluster: MockCluster, producer: Producer, tmp_path: Path
 ) -> None:
-    """As after an unclean election: pretend that more was archived than the broker has."""
+    """As after an unclean election: the leader's word about the last epoch says where to cut."""
     produce(producer, 100)
     async with open_archive(tmp_path / "store") as archive:
-        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, cluster):
-            await until(manager, archived_up_to(TOPIC, {0: 100}))
-            tip = (await tips(cluster, TOPIC))[0]
-        segment = (await archive.view(tip)).segments[-1]
-        raw = await archive.rsm.get_segment_metadata(
-            archive.rsm.object_key(segment, SegmentFile.METADATA)
+        tip = await forge_metadata(mock_cluster.bootstrap, archive, b"", b"")
+        with structlog.testing.capture_logs() as logs:
+            async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
+                await until(manager, archived_up_to(TOPIC, {0: 100}))
+                produce(producer, 10)
+                await until(manager, archived_up_to(TOPIC, {0: 110}))
+        (cut,) = [entry for entry in logs if entry["event"] == "archive_truncated"]
+        assert (cut["log_level"], cut["truncation_offset"], cut["archive_end"]) == (
+            "error",
+            100,
+            1000,
         )
-        longer = raw.replace(b'"end_offset": 99', b'"end_offset": 999')
-        assert longer != raw
-        await archive.rsm.put_segment_metadata(segment, longer)
+        clipped, after = (await archive.view(tip)).segments
+        assert (clipped.end_offset, clipped.copied_end_offset) == (99, 999)
+        assert (after.start_offset, after.copied_end_offset) == (100, None)
+
+
+async def test_a_log_without_epochs_that_ends_below_the_archive_stops_the_partition(
+    mock_cluster: MockCluster, producer: Producer, tmp_path: Path
+) -> None:
+    produce(producer, 100)
+    async with open_archive(tmp_path / "store") as archive:
+        epochs = b'"leader_epochs": [\n  {\n   "epoch": 0,\n   "start_offset": 0\n  }\n ]'
+        tip = await forge_metadata(mock_cluster.bootstrap, archive, epochs, b'"leader_epochs": []')
         with structlog.testing.capture_logs() as logs:
             async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
                 await until(manager, lambda found: any(s.stopped for s in found))
                 await asyncio.sleep(0.2)  # several process intervals
                 status = next(s for s in manager.status() if s.partition == 0)
         assert status.last_error is not None
-        assert "ends at offset 100" in status.last_error
+        assert "ends below offset 1000" in status.last_error
         assert [e["log_level"] for e in logs if e["event"] == "partition_stopped"] == ["error"]
-        assert (await archive.view(tip)).log_end_offset == 1_000
+        view = await archive.view(tip)
+        assert (view.log_end_offset, view.segments[-1].segment_leader_epochs) == (1_000, ())
 
 
 async def test_only_whole_names_match_and_internal_topics_never(
@@ -243,10 +275,10 @@ async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer
         assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 200)
 
 
-async def test_dangling_attempts_go_when_nobody_can_be_at_them(
+async def test_a_dangling_attempt_holds_up_nothing(
     mock_cluster: MockCluster, producer: Producer
 ) -> None:
-    """A killed archiver leaves COPY_SEGMENT_STARTED: resuming does not wait, cleaning does."""
+    """A killed archiver leaves COPY_SEGMENT_STARTED, which somebody may still be working at."""
     produce(producer, 200)
     store = FailingStore()
     store.hang = True
@@ -260,13 +292,6 @@ async def test_dangling_attempts_go_when_nobody_can_be_at_them(
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
             await until(manager, archived_up_to(TOPIC, {0: 200}))
         assert (await archive.view(tip)).unfinished == (left,)
-        await asyncio.sleep(0.05)
-        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, copy_max_ms=20) as (
-            manager,
-            _,
-        ):
-            await until(manager, archived_up_to(TOPIC, {0: 200}))
-        assert (await archive.view(tip)).unfinished == ()
         assert await archive.rsm._store.get(
             archive.rsm.object_key((await archive.view(tip)).segments[0], SegmentFile.LOG)
         )

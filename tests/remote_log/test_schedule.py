@@ -97,3 +97,34 @@ def test_reassigned_in_process_stays() -> None:
     assert A in plan
     assert plan.succeeded(A, 2.0)
     assert plan.take_due(3.0) == A
+
+
+def test_hastened_partitions_are_due_at_once() -> None:
+    plan = schedule()
+    plan.assign(A)
+    plan.assign(B)
+    plan.take_due(10.0)
+    plan.succeeded(A, 10.0)
+    plan.take_due(10.0)
+    plan.hasten(A)
+    plan.hasten(B)  # a worker has it: it is not given to a second one
+    plan.hasten(C)  # unknown
+    assert plan.take_due(10.0) == A
+    assert plan.take_due(10.0) is None
+    plan.succeeded(A, 10.0)
+    plan.succeeded(B, 10.0)
+    assert plan.next_due_at() == 11.0
+    assert plan.take_due(10.5) is None
+
+
+def test_a_large_backlog_of_one_starves_nobody() -> None:
+    plan = schedule()
+    for tip in (A, B, C):
+        plan.assign(tip)
+    turns = []
+    for now in range(30):
+        tip = plan.take_due(float(now))
+        assert tip is not None
+        turns.append(tip)
+        (plan.more_waits if tip == A else plan.succeeded)(tip, float(now))
+    assert turns.count(B) == turns.count(C) == 10

@@ -1,4 +1,4 @@
-"""The contract suite is no package: its folder is put on the path for the faulty store's tests."""
+"""Folders that are no packages: contract suites and the metadata log in memory come from them."""
 
 from __future__ import annotations
 
@@ -16,5 +16,8 @@ pytest.register_assert_rewrite(
     "client_connection",
     "fetch_check",
     "broker",
+    "archive_simulation",
+    "archive_audit",
 )
-sys.path.insert(0, str(Path(__file__).parent.parent / "contracts"))
+for folder in ("contracts", "metadata"):
+    sys.path.insert(0, str(Path(__file__).parent.parent / folder))

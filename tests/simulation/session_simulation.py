@@ -30,8 +30,11 @@ from structlog.testing import capture_logs
 from virtual_loop import START_S, run_virtual
 
 from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.config.sections import KiB, MetadataConfig
+from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
@@ -131,7 +134,7 @@ class _Simulation:
             StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
             Cluster(config.cluster, Random(rng.random())) as cluster,
             RemoteFetchPurgatory(
-                config.remote_fetch, rlmm, rsm, Random(rng.random())
+                config.remote_fetch, views := self._views(rlmm, cluster), rsm, Random(rng.random())
             ) as self._purgatory,
             asyncio.TaskGroup() as tasks,
         ):
@@ -140,10 +143,20 @@ class _Simulation:
             else:
                 archiving = tasks.create_task(self._plant_forever(), name="planter")
             async with GatewayServer(
-                config, cluster, rlmm, self._purgatory, self._is_archiving, Random(rng.random())
+                config,
+                cluster,
+                rlmm,
+                views,
+                self._purgatory,
+                self._is_archiving,
+                Random(rng.random()),
             ) as gateway:
                 yield gateway
             archiving.cancel()
+
+    def _views(self, rlmm: StoreBackedRemoteLogMetadataManager, cluster: Cluster) -> LeaderViews:
+        warnings = SparingWarnings(asyncio.get_running_loop().time)
+        return LeaderViews(rlmm, ClusterLeaderLog(cluster), warnings)
 
     def _is_archiving(self, tip: TopicIdPartition) -> bool:
         return self._manager is not None and any(s.tip == tip for s in self._manager.status())

@@ -82,12 +82,13 @@ async def _find(parts: ArchiveOnlyParts, view: PartitionView, timestamp: int) ->
         return _edge(view, start, start)
     if timestamp in _ENDS:
         return _edge(view, end, end - 1)
-    if not view.segments:
+    latest_ms = view.segments.max_timestamp_ms()
+    if latest_ms is None:
         return _NONE
     if timestamp == wire.LATEST_TIERED:
         return _edge(view, end - 1, end - 1)
     if timestamp == wire.MAX_TIMESTAMP:
-        timestamp = max(segment.max_timestamp_ms for segment in view.segments)
+        timestamp = latest_ms
     found = await parts.purgatory.first_offset_at_or_after(view.tip, timestamp)
     if found is None:
         return _NONE

@@ -83,6 +83,17 @@ function rate(now, before, pick) {
 
 const perSecond = (value) => (value === null ? "–" : `${size(value)}/s`);
 
+function archiverTile(archiver) {
+  if (!archiver) return ["Archiver", "–", "this process archives nothing"];
+  const { leadership, state, leads, follows, members, error, refused } = archiver;
+  const others = members === null ? "" : `, ${count(members)} member${members === 1 ? "" : "s"}`;
+  const refusals = Object.keys(refused).length;
+  const alone = leadership === "sole" ? "leads all; no group" : `${leadership} ${state}${others}`;
+  return ["Archiver", `leads ${count(leads)} of ${count(leads + follows)}`,
+    (error || alone) + (refusals ? `; ${count(refusals)} topic${refusals === 1 ? "" : "s"} refused` : ""),
+    Boolean(error)];
+}
+
 function tiles(now, before) {
   const { relay, remote_reads: remote, cache } = now.status;
   const looked = cache.hits + cache.misses;
@@ -97,6 +108,7 @@ function tiles(now, before) {
     ["Chunk cache", size(cache.bytes), looked ? `of ${size(cache.bytes_max)}; ${Math.round((100 * cache.hits) / looked)} % hits` : `of ${size(cache.bytes_max)}; not used yet`],
     ["Back-offs", count(remote.backoffs), "pauses after storage errors"],
     ["Corrupt chunks", count(remote.corrupt_chunks), remote.corrupt_chunks ? "run fetchproxy verify" : "none seen", remote.corrupt_chunks > 0],
+    archiverTile(now.status.archiver),
   ];
 }
 
@@ -168,6 +180,8 @@ function row(p) {
   const tr = make("tr");
   const head = make("th", "", `${p.topic}-${p.partition}`);
   head.scope = "row";
+  if (p.role === "follower") head.append(" ", make("small", "quiet", "follower"));
+  if (p.copy_seconds !== null) head.append(" ", make("small", "quiet", "copying"));
   const offsets = make("td", "wide");
   offsets.append(bar(p));
   const all = p.archived.length ? range(p.archived[0].first, p.archived.at(-1).last) : "nothing yet";

@@ -33,7 +33,7 @@ from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.remote_side import RemoteSide, partition_answers, watermarks
 from fetchproxy.gateway.topic_identity import TopicIdentities
 from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
-from fetchproxy.model import IsolationLevel
+from fetchproxy.model import IsolationLevel, TopicIdPartition
 from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
     TOPIC_IDS_FROM,
@@ -190,10 +190,11 @@ class FetchHandler:
         wait_ms = min(request.max_wait_ms, self._parts.remote_fetch.remote_fetch_max_wait_ms)
         deadline = clock() + wait_ms / 1000
         split = await self._without_lost_topics(split, deadline)
+        split, held = await self._of_leaders_log(split, deadline)
         asked = self._mirror.asked
         offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
         side = RemoteSide(self._parts, request, offsets)
-        side.watch(split.remote, deadline)
+        side.watch({key: tip for key, tip in split.remote.items() if tip not in held}, deadline)
         try:
             poll = await self._poll_upstream(request, split, side.ready)
             await self._first_ready(split, side, poll, deadline)
@@ -218,6 +219,20 @@ class FetchHandler:
             self._judging.marks.forget_topics(topics)
             split = self._split()
         return split
+
+    async def _of_leaders_log(
+        self, split: Split, deadline: float
+    ) -> tuple[Split, frozenset[TopicIdPartition]]:
+        """After an election: without what is not in the new leader's log, and what must wait until
+        that leader has said what is. Until there is one this looks no further than memory."""
+        views = self._parts.views
+        tips = [tip for tip in split.remote.values() if views.wants_check(tip)]
+        if not tips:
+            return split, frozenset()
+        if len(split.withheld) < len(self._mirror.asked):  # partitions of the tail wait too
+            deadline = min(deadline, self._parts.clock() + TAIL_GRACE_S)
+        held = await views.check(tips, deadline)
+        return self._split(), held
 
     async def _poll_upstream(
         self, request: FetchRequest, split: Split, ready: bool

@@ -22,10 +22,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fetchproxy.cluster.client import TopicInfo
-from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
+from fetchproxy.errors import (
+    ClusterError,
+    ClusterUnavailable,
+    CorruptSegment,
+    RemoteStorageError,
+)
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.judgement import COMPARE_WAIT_MAX_S
 from fetchproxy.metadata.lineage import epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
@@ -88,13 +94,18 @@ class ListOffsetsHandler:
 
     async def _view(self, tip: TopicIdPartition) -> PartitionView:
         """Fresh, or in an outage the last one, if it had segments: its start is still good."""
+        views = self._parts.views
         try:
-            return await self._parts.rlmm.refresh(tip, self._parts.clock())
+            await views.refresh(tip, self._parts.clock())
         except RemoteStorageError:
-            view = self._parts.rlmm.view(tip)
+            view = views.view(tip)
             if view is None or not view.segments:
                 raise
-            return view
+        held = await views.check([tip], self._parts.clock() + COMPARE_WAIT_MAX_S)
+        view = views.view(tip)
+        if held or view is None:
+            raise ClusterUnavailable(f"{tip}: its new leader does not answer")
+        return view
 
     async def _search(
         self, result: OffsetResult, timestamp: int, topic: TopicInfo, view: PartitionView
@@ -116,23 +127,21 @@ class ListOffsetsHandler:
 
         A broker that names none has it above what the client may read, or has an empty log.
         """
-        segments = list(view.segments)
-        if segments and result.offset < 0:
+        latest = view.segments.max_timestamp_ms()
+        if latest is not None and result.offset < 0:
             edges = await self._parts.cluster.log_edges(
                 view.tip, not_older_than=self._parts.clock()
             )
             if edges.log_start_offset < edges.high_watermark:
                 return result
-        while segments:
-            latest = max(segment.max_timestamp_ms for segment in segments)
-            if latest < result.timestamp:
-                return result
+        while latest is not None and latest >= result.timestamp:
             found = await self._parts.purgatory.first_offset_at_or_after(view.tip, latest)
             if found is not None:
                 same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
                 return result if same else _found(result, *found)
-            # It lay in the deleted part of the first segment, of which the index says no more.
-            del segments[0]
+            # It lay in a part that does not count any more, of which the index says no more: at
+            # the beginning by DeleteRecords, or behind the place where an election cut the log.
+            latest = view.segments.max_timestamp_ms(below=latest)
         return result
 
     async def _earliest_pending_upload(

@@ -7,7 +7,8 @@ That is corrected from the archive's lineage, as a Kafka with tiered storage wou
 lineage begins at the first remote offset (`metadata.lineage.merged_end_offset`).
 
 The last view of the archive will do, however old: what a lineage says never changes but at its
-ends, and without any view the broker's own answer is too high at most. So nothing here can make a
+ends and by an unclean election, after which only what the new leader shares is looked at. Without
+any view the broker's own answer is too high at most. So nothing here can make a
 consumer believe that its log was truncated, and no outage of store or cluster becomes an error.
 
 v0 and v1 were for replicas of old brokers: v0 answers without epoch, and neither can be fenced. No
@@ -24,6 +25,7 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS
 from fetchproxy.metadata.lineage import EpochEnd, lineage_of, merged_end_offset
 from fetchproxy.model import EpochStart, TopicIdPartition
 from protocol import offset_for_leader_epoch as wire
@@ -72,9 +74,14 @@ async def _correct(
 async def _both_tiers(parts: GatewayParts, result: EpochResult, deadline: float) -> EpochResult:
     try:
         async with asyncio.timeout_at(deadline):
-            topic = await parts.cluster.topic_by_name(result.topic)
+            topic = await parts.cluster.topic_by_name(result.topic, IDENTITY_AGE_MAX_MS)
             tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
-            view = parts.rlmm.view(tip) or await parts.rlmm.refresh(tip, parts.clock())
+            if parts.rlmm.view(tip) is None:
+                await parts.rlmm.refresh(tip, parts.clock())
+            if await parts.views.check([tip], deadline):
+                return result
+            view = parts.views.view(tip)
+            assert view is not None  # it was read above
             archived = lineage_of(view)
             local_epoch = await _local_epoch(parts, tip, archived, result.leader_epoch)
     except (ClusterError, RemoteStorageError, TimeoutError) as error:

@@ -1,0 +1,135 @@
+"""Gathers a segment from batches that a `LogSource` reads: the `broker` source's own segments.
+
+The archiver decides where they end (`segment_cut`), as a broker does not tell where its own do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from fetchproxy.config.sections import ArchiveConfig
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.segment_cut import CutReason, cut_reason, plan_take
+from fetchproxy.remote_log.segment_writer import SegmentWriter
+from fetchproxy.remote_log.source import (
+    LogGap,
+    LogRead,
+    LogSource,
+    SegmentGatherer,
+    SegmentSource,
+)
+from fetchproxy.remote_log.spool import Spool
+
+log = structlog.get_logger(__name__)
+
+
+class BatchSegments(SegmentSource):
+    def __init__(self, source: LogSource, config: ArchiveConfig) -> None:
+        self._source = source
+        self._config = config
+
+    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
+        return BatchGatherer(tip, self._config, self._source, spool)
+
+
+class BatchGatherer(SegmentGatherer):
+    def __init__(
+        self, tip: TopicIdPartition, config: ArchiveConfig, source: LogSource, spool: Spool
+    ) -> None:
+        self._tip = tip
+        self._config = config
+        self._source = source
+        self._spool = spool
+        self._writer: SegmentWriter | None = None
+
+    @property
+    def gathered_bytes(self) -> int:
+        return self._writer.size_bytes if self._writer else 0
+
+    @property
+    def first_timestamp_ms(self) -> int | None:
+        return self._writer.first_timestamp_ms if self._writer else None
+
+    async def find_log_start(self) -> int:
+        self.log_start_offset = await self._source.log_start_offset(self._tip)
+        return self.log_start_offset
+
+    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+        writer = self._writer
+        if writer is None or writer.start_offset != position:
+            await self.discard()
+            writer = self._writer = SegmentWriter(self._tip, position, self._spool)
+        reason = await self._read_on(writer)
+        if isinstance(reason, LogGap):
+            return reason
+        if reason is None and close_short and writer.size_bytes > 0:
+            reason = CutReason.SHORT
+        return None if reason is None else self._close(writer, reason)
+
+    async def discard(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.discard()
+
+    async def _read_on(self, writer: SegmentWriter) -> CutReason | LogGap | None:
+        """Read until the segment is to be closed (the reason) or nothing more is there (None)."""
+        while True:
+            reason = self._cut_anyway(writer)
+            if reason is not None:
+                return reason
+            room = max(self._config.segment_bytes_max - writer.size_bytes, 1)
+            read = await self._source.read(
+                self._tip, writer.position, min(room, self._config.fetch_bytes_max)
+            )
+            if isinstance(read, LogGap):
+                self.log_start_offset = read.log_start_offset
+                if writer.size_bytes > 0:
+                    return CutReason.GAP  # met again, and recorded, by the next segment
+                return read
+            taken, full = await self._take(writer, read)
+            if full:
+                return CutReason.BYTES
+            if not taken:
+                return None
+
+    def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:
+        if writer.began_at is None:
+            return None
+        age_s = asyncio.get_running_loop().time() - writer.began_at
+        return cut_reason(
+            age_ms=1000 * age_s,
+            spool_bytes=self._spool.size_bytes,
+            segment_age_max_ms=self._config.segment_age_max_ms,
+            spool_bytes_max=self._config.spool_bytes_max,
+        )
+
+    async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
+        """(something was taken, the segment is full)."""
+        self.log_start_offset = read.log_start_offset
+        self.last_stable_offset = read.last_stable_offset
+        take = plan_take(
+            read.headers,
+            position=writer.position,
+            last_stable_offset=read.last_stable_offset,
+            gathered_bytes=writer.size_bytes,
+            segment_bytes_max=self._config.segment_bytes_max,
+        )
+        headers = read.headers[take.start : take.end]
+        await writer.append(read.records, headers, read.aborted)
+        return bool(headers), take.full
+
+    def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
+        segment = writer.close()
+        log.debug(
+            "segment_closed",
+            topic=self._tip.topic,
+            partition=self._tip.partition,
+            base_offset=segment.start_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.size_bytes,
+            reason=reason.value,
+        )
+        return segment

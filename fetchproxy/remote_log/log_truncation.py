@@ -1,0 +1,234 @@
+"""Truncates archives whose log was cut by an unclean leader election.
+
+Compares with the leader, and records what `truncation` has planned. It gathers and copies nothing:
+the archiver begins anew afterwards. The objects of dropped segments stay until the expirer's grace
+for readers in flight is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from fetchproxy.cluster.leader_log import NO_EPOCH, Compared, LeaderLog, compare_with_leader
+from fetchproxy.errors import CorruptSegment, LogDiverged, LogTruncated, ObjectNotFound
+from fetchproxy.index.remote_log_index import RemoteLogIndex
+from fetchproxy.index.transaction_index import decode_aborted
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.divergence import Joint, Shared
+from fetchproxy.metadata.lineage import from_log_start, lineage_of
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import (
+    AbortedTxn,
+    ByteRange,
+    EpochStart,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.observability.metrics import ARCHIVE_TRUNCATED_OFFSETS
+from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.truncation import (
+    TruncationPlan,
+    buried_copies,
+    decided_below,
+    joints_of,
+    plan_truncation,
+)
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.errors import WireError
+from protocol.record_batch import walk
+
+log = structlog.get_logger(__name__)
+
+_GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+
+
+class LogTruncation:
+    """One for all partitions."""
+
+    def __init__(
+        self,
+        leader: LeaderLog,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._leader = leader
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._wall_clock_ms = wall_clock_ms
+
+    def leader_epoch(self, tip: TopicIdPartition) -> int:
+        """The last one heard of, -1: none. Whoever has read from a leader has heard of its."""
+        return self._leader.known_epoch(tip)
+
+    async def confirm(
+        self,
+        segment: GatheredSegment,
+        lineage: Sequence[EpochStart],
+        archived: tuple[int, int] | None,
+    ) -> int:
+        """That the archive and `segment` behind it are the log of the leader, whose epoch it gives.
+
+        `archived` is where the archive begins and ends (exclusive), `lineage` its epochs.
+
+        Raises LogDiverged where they are not, LogTruncated where that cannot be told, ClusterError.
+        """
+        epochs = segment.leader_epochs
+        if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
+            raise LogDiverged(f"{segment.tip}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
+        if archived is not None:
+            lineage = from_log_start(lineage, archived[0])
+        whole, joints = joints_of(lineage, archived and archived[1], segment)
+        end = segment.end_offset + 1
+        shared, leader_epoch = await self._compare(segment.tip, whole, end, joints)
+        if shared < end:
+            raise LogDiverged(f"{segment.tip}: gathered to {end}, the leader's log from {shared}")
+        return leader_epoch
+
+    async def agrees(
+        self, tip: TopicIdPartition, lineage: Sequence[EpochStart], archived: tuple[int, int]
+    ) -> int | None:
+        """The epoch of the leader whose log is the archive's up to its end; None: it has another.
+
+        `archived` is where the archive begins and ends (exclusive), `lineage` its epochs.
+        Raises LogTruncated, ClusterError.
+        """
+        start, end = archived
+        shared, leader_epoch = await self._compare(tip, from_log_start(lineage, start), end)
+        return leader_epoch if shared >= end else None
+
+    async def truncate(self, tip: TopicIdPartition, view: PartitionView) -> None:
+        """Take out of the archive what is not in the leader's log; nothing where all of it is.
+
+        `view` must be the last one read. May be repeated; two archivers at it do the same.
+        Raises LogTruncated, ClusterError, RemoteStorageError.
+        """
+        segments = self._rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
+        end = view.log_end_offset
+        if end is None:
+            return
+        shared, leader_epoch = await self._compare(tip, lineage_of(view), end)
+        if shared >= end:
+            return
+        offset = await self._decided_below(view, shared)
+        plan = plan_truncation(segments, offset)
+        # Before it is done, so that what is done by half is on record.
+        log.error(
+            "archive_truncated",
+            topic=tip.topic,
+            partition=tip.partition,
+            truncation_offset=offset,
+            shared_end=shared,
+            archive_end=end,
+            leader_epoch=leader_epoch,
+            segments_dropped=len(plan.drop),
+            segments_clipped=len(plan.clip),
+        )
+        await self._carry_out(plan, {segment: offset - 1 for segment in plan.clip})
+        lost = end - max(offset, view.log_start_offset or 0)
+        ARCHIVE_TRUNCATED_OFFSETS.labels(tip.topic, str(tip.partition)).inc(lost)
+
+    async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+        """Take out copies of a dead log that others lie over. False: there were none.
+
+        `view` must be the last one read. Raises RemoteStorageError.
+        """
+        plan, ends = buried_copies(self._rlmm.list_remote_log_segments(tip), view)
+        if not plan:
+            return False
+        log.warning(
+            "dead_copies_removed",
+            topic=tip.topic,
+            partition=tip.partition,
+            segments_dropped=len(plan.drop),
+            segments_clipped=len(plan.clip),
+        )
+        await self._carry_out(plan, ends)
+        return True
+
+    async def _compare(
+        self,
+        tip: TopicIdPartition,
+        lineage: Sequence[EpochStart],
+        end_offset: int,
+        joints: Sequence[Joint] = (),
+    ) -> tuple[int, int]:
+        """(where the leader's log ends to be the same, the leader's epoch)."""
+        compared: Compared = await compare_with_leader(
+            self._leader, tip, lineage, end_offset, joints
+        )
+        if not isinstance(compared.result, Shared):
+            raise LogTruncated(f"{tip}, archived up to {end_offset}: {compared.result.what}")
+        epoch = compared.leader_epoch
+        return compared.result.end_offset, self.leader_epoch(tip) if epoch == NO_EPOCH else epoch
+
+    async def _decided_below(self, view: PartitionView, offset: int) -> int:
+        edges = await self._leader.edges(view.tip)
+        below = view.segment_at_or_after(offset - 1) if view.covers(offset - 1) else None
+        archived: tuple[AbortedTxn, ...] = ()
+        if below is not None and below.has_aborted_txns:
+            archived = decode_aborted(await self._rsm.fetch_index(below, SegmentFile.TXN))
+        leader = None
+        if offset >= edges.log_start_offset:
+            leader = await self._leader.aborted_from(view.tip, offset)
+        return decided_below(offset, edges.last_stable_offset, below, archived, leader)
+
+    async def _carry_out(
+        self, plan: TruncationPlan, ends: dict[RemoteLogSegmentMetadata, int]
+    ) -> None:
+        for segment in plan.drop:
+            await self._put(segment.with_state(_GONE, self._wall_clock_ms()))
+        for segment in plan.clip:
+            clipped = segment.clipped(ends[segment])
+            await self._put(await self._restamped(clipped))
+
+    async def _put(self, metadata: RemoteLogSegmentMetadata) -> None:
+        try:
+            await self._rlmm.put(metadata)
+        except ValueError as error:
+            # Another archiver, or retention, has deleted it since it was listed.
+            log.warning(
+                "segment_not_truncated",
+                topic=metadata.topic_id_partition.topic,
+                partition=metadata.topic_id_partition.partition,
+                segment_id=str(metadata.segment_id.id),
+                base_offset=metadata.start_offset,
+                error=str(error),
+            )
+
+    async def _restamped(self, clipped: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        """With the largest timestamp of what is left; the old one where that cannot be read."""
+        try:
+            max_timestamp_ms = await self._max_timestamp(clipped)
+        except (CorruptSegment, ObjectNotFound, WireError) as error:
+            log.warning(
+                "clipped_segment_unreadable",
+                topic=clipped.topic_id_partition.topic,
+                partition=clipped.topic_id_partition.partition,
+                segment_id=str(clipped.segment_id.id),
+                base_offset=clipped.start_offset,
+                error=str(error),
+            )
+            max_timestamp_ms = clipped.max_timestamp_ms
+        return replace(
+            clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self._wall_clock_ms()
+        )
+
+    async def _max_timestamp(self, clipped: RemoteLogSegmentMetadata) -> int:
+        raw = await self._rsm.fetch_index(clipped, SegmentFile.INDEX)
+        latest = -1
+        for span in RemoteLogIndex.parse(raw).spans():
+            if span.last_offset <= clipped.end_offset:
+                latest = max(latest, span.max_timestamp_ms)
+            elif span.first_offset <= clipped.end_offset:
+                where = ByteRange(span.position, span.end)
+                for header in walk(await self._rsm.fetch_log_segment(clipped, where)):
+                    if header.last_offset <= clipped.end_offset:
+                        latest = max(latest, header.max_timestamp)
+        return latest

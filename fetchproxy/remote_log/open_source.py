@@ -1,0 +1,29 @@
+"""From `archive.source` to the SegmentSource. Starts nothing; reads what log directories say."""
+
+from __future__ import annotations
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.forms import parse_paths
+from fetchproxy.config.sections import ArchiveConfig
+from fetchproxy.remote_log.batch_gatherer import BatchSegments
+from fetchproxy.remote_log.broker_source import BrokerSource
+from fetchproxy.remote_log.kafka_log_dir import LogDir, open_log_dir
+from fetchproxy.remote_log.log_dirs_gatherer import LogDirsSegments
+from fetchproxy.remote_log.source import SegmentSource
+
+
+def open_source(config: ArchiveConfig, cluster: Cluster) -> SegmentSource:
+    """Raises ConfigError as `open_log_dirs`."""
+    if config.source == "log-dirs":
+        return LogDirsSegments(open_log_dirs(config), cluster)
+    return BatchSegments(BrokerSource(cluster), config)
+
+
+def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
+    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly.
+
+    Raises ConfigError where one cannot be read or is none.
+    """
+    if config.source != "log-dirs" or config.log_dirs is None:
+        return []
+    return [open_log_dir(path) for path in parse_paths(config.log_dirs)]

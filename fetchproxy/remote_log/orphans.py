@@ -1,0 +1,112 @@
+"""Objects in the store that no metadata name: found by listing, deleted once they are old.
+
+They come from crashes between two steps, and from uploads that arrived although their answer was
+lost. How long one lies there is measured by this process's own clock from when it was first seen:
+stores' clocks differ, and not all tell. So a restart begins anew, and nothing is deleted early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.errors import CorruptSegment, ObjectNotFound
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.segment_json import decode_segment
+from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.observability.metrics import ORPHAN_OBJECTS_DELETED
+from fetchproxy.storage.api import StoredObject
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+log = structlog.get_logger(__name__)
+
+Objects = dict[SegmentFile, StoredObject]
+
+
+@dataclass(slots=True)
+class OrphanWatch:
+    """Which segments' objects were seen without metadata, and since when (loop seconds). Pure."""
+
+    _seen: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
+
+    def old_enough(
+        self, found: Mapping[UUID, Objects], now_s: float, age_min_s: float
+    ) -> list[UUID]:
+        """Of `found`, all orphans there are now, those that were all the same for so long."""
+        seen: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = {}
+        for segment_id, objects in found.items():
+            what = frozenset((o.key, o.version) for o in objects.values())
+            before = self._seen.get(segment_id)
+            seen[segment_id] = before if before and before[0] == what else (what, now_s)
+        self._seen = seen
+        return [s for s, (_, since) in seen.items() if now_s - since >= age_min_s]
+
+
+async def find_orphans(
+    rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
+) -> dict[UUID, Objects]:
+    """By segment id. Raises RemoteStorageError.
+
+    The store is listed first and the metadata read after it: a copy that begins meanwhile is not
+    listed, and one that is listed has its metadata.
+    """
+    listed: dict[UUID, Objects] = {}
+    async for key, stored in rsm.list_segment_objects(tip):
+        listed.setdefault(key.segment_id.id, {})[key.file] = stored
+    await rlmm.refresh(tip, asyncio.get_running_loop().time())
+    named = {s.segment_id.id for s in rlmm.list_remote_log_segments(tip)}
+    return {
+        segment_id: objects
+        for segment_id, objects in listed.items()
+        if segment_id not in named and await _is_orphan(rsm, tip, objects)
+    }
+
+
+async def _is_orphan(rsm: RemoteStorageManager, tip: TopicIdPartition, objects: Objects) -> bool:
+    """A finished segment is none, whatever the metadata manager says: it may be wrong.
+
+    A metadata topic that was lost, or is another cluster's, names nothing at all; the `.metadata`
+    object beside a segment still says what it is, and an archive is rebuilt from those.
+    """
+    stored = objects.get(SegmentFile.METADATA)
+    if stored is None:
+        return True
+    try:
+        metadata = decode_segment(await rsm.get_segment_metadata(stored.key), stored.key)
+    except ObjectNotFound:
+        return False  # being deleted: the next look tells
+    except CorruptSegment:
+        return False  # `verify` reports it
+    if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+        log.warning(
+            "finished_segment_not_in_metadata",
+            topic=tip.topic,
+            partition=tip.partition,
+            segment_id=str(metadata.segment_id.id),
+            base_offset=metadata.start_offset,
+        )
+        return False
+    return True
+
+
+async def delete_orphans(
+    rsm: RemoteStorageManager, tip: TopicIdPartition, orphans: Collection[Objects]
+) -> None:
+    """May be repeated. Raises RemoteStorageError."""
+    for objects in orphans:
+        for file, stored in objects.items():
+            await rsm.delete_segment_object(stored)
+            ORPHAN_OBJECTS_DELETED.labels(tip.topic).inc()
+            log.info(
+                "orphan_object_deleted",
+                topic=tip.topic,
+                partition=tip.partition,
+                key=stored.key,
+                size_bytes=stored.size_bytes,
+                kind=file.value,
+            )

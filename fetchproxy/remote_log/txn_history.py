@@ -1,0 +1,80 @@
+"""Which transactions of a partition were aborted, from its log alone. Pure.
+
+The archiver is told by the broker (`aborted_txns`); this is for whoever has only the log. What it
+cannot know is how a transaction ended whose marker the archive does not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import AbortedTxn
+from fetchproxy.remote_log.aborted_txns import AbortedTxnCollector
+from protocol.record_batch import CONTROL_ABORT, CONTROL_COMMIT
+
+
+@dataclass(frozen=True, slots=True)
+class TxnEvent:
+    """A batch of a transaction: data, or (`control`, its type) a marker."""
+
+    producer_id: int
+    offset: int
+    control: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Txn:
+    producer_id: int
+    first_offset: int  # of the data that was seen
+    last_offset: int  # its marker; where none was seen: how far the log was
+
+
+class TxnHistory:
+    """`add` in the order of the log; `restart` where it is not continuous. Then ask.
+
+    Memory: one entry per aborted transaction.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}  # producer id -> first offset seen
+        self._aborted: list[_Txn] = []
+        self._undecided: list[_Txn] = []
+
+    def add(self, event: TxnEvent) -> None:
+        if event.control is None:
+            self._open.setdefault(event.producer_id, event.offset)
+            return
+        if event.control not in (CONTROL_ABORT, CONTROL_COMMIT):
+            return
+        first_offset = self._open.pop(event.producer_id, None)
+        if first_offset is not None and event.control == CONTROL_ABORT:
+            self._aborted.append(_Txn(event.producer_id, first_offset, event.offset))
+
+    def restart(self, log_end_offset: int) -> None:
+        """The log known so far ends there (inclusive); also to be called at its very end."""
+        self._undecided += [_Txn(*txn, log_end_offset) for txn in self._open.items()]
+        self._open.clear()
+
+    def aborted_in(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
+        """The entries of the segment `first` … `last`, as its transaction index has them.
+
+        Raises CorruptSegment where the archive does not show how one of them ended.
+        """
+        for txn in self._undecided:
+            if _overlaps(txn, first, last):
+                raise CorruptSegment(
+                    f"the archive does not show how the transaction of producer {txn.producer_id} "
+                    f"from offset {txn.first_offset} ended"
+                )
+        found = [txn for txn in self._aborted if _overlaps(txn, first, last)]
+        collector = AbortedTxnCollector()
+        collector.report((txn.producer_id, txn.first_offset) for txn in found)
+        for txn in sorted(found, key=lambda txn: txn.last_offset):
+            if txn.last_offset <= last:
+                collector.abort_marker(txn.producer_id, txn.last_offset)
+        return collector.up_to(last)
+
+
+def _overlaps(txn: _Txn, first: int, last: int) -> bool:
+    return txn.first_offset <= last and txn.last_offset >= first

@@ -1,0 +1,36 @@
+"""Which manager the configuration means."""
+
+from __future__ import annotations
+
+import pytest
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.open_metadata import metadata_manager
+from fetchproxy.config.load import load_config
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, StoreBackedRemoteLogMetadataManager),
+        ({"FETCHPROXY_METADATA_MANAGER": "store"}, StoreBackedRemoteLogMetadataManager),
+        ({"FETCHPROXY_METADATA_MANAGER": "topic"}, TopicBasedRemoteLogMetadataManager),
+        (
+            {
+                "FETCHPROXY_METADATA_MANAGER": "topic",
+                "FETCHPROXY_ARCHIVE_ONLY_ENABLED": "true",
+                "FETCHPROXY_STORE_URL": "file:///archive",
+            },
+            StoreBackedRemoteLogMetadataManager,
+        ),
+    ],
+)
+async def test_by_configuration(variables: dict[str, str], expected: type) -> None:
+    config = load_config(None, variables)
+    async with MemoryObjectStore() as store, Cluster(config.cluster) as cluster:
+        manager = metadata_manager(config, RemoteStorageManager(store), cluster, lambda: 0)
+        assert type(manager) is expected

@@ -1,0 +1,59 @@
+"""What the keys of `archive` demand of each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fetchproxy.config.load import load_config, parse_assignment
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError
+
+
+def loaded(*assignments: str) -> Config:
+    return load_config(None, {}, [parse_assignment(text) for text in assignments])
+
+
+def test_log_dirs_are_named_like_kafkas() -> None:
+    archive = loaded(
+        "archive.source=log-dirs", "archive.log_dirs=/a/b, /c", "archive.spool_dir=/a/spool"
+    ).archive
+    assert (archive.source, archive.log_dirs) == ("log-dirs", "/a/b, /c")
+    assert archive.spool_dir == Path("/a/spool")
+
+
+def test_a_member_of_a_group() -> None:
+    archive = loaded("archive.group_id=archivers", "archive.group_instance_id=one").archive
+    assert (archive.group_id, archive.group_instance_id) == ("archivers", "one")
+
+
+@pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (["archive.source=log-dirs"], "needs archive.log_dirs"),
+        (["archive.source=disk"], "expected one of broker, log-dirs"),
+        (["archive.log_dirs=data,/c"], "expected absolute paths"),
+        (["archive.log_dirs=/c,"], "expected absolute paths"),
+        (
+            ["archive.log_dirs=/a,/c", "archive.source=log-dirs", "archive.spool_dir=/c/spool"],
+            "archive.spool_dir = /c/spool: expected a folder outside of /c",
+        ),
+        (
+            ["archive.topics=.*", "metadata.manager=topic", "metadata.topic_name=remote-log"],
+            "metadata.topic_name = remote-log: archive.topics matches it",
+        ),
+        (["archive.group_instance_id=a"], "archive.group_id is not"),
+        (
+            ["archive.group_id=g", "archive.source=log-dirs", "archive.log_dirs=/a"],
+            "archive.group_id is set and archive.source = log-dirs",
+        ),
+        (
+            ["archive.group_id=g", "archive.group_session_timeout_ms=4000"],
+            "archive.group_heartbeat_interval_ms = 3000: expected at most half",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(assignments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded(*assignments)

@@ -1,0 +1,65 @@
+"""`fetchproxy restore` on a real broker: a metadata topic is made from the store, then used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from archived_topics import SETTINGS, archive_and_trim, new_topic
+from client_readers import read_confluent
+from confluent_kafka.admin import AdminClient
+from proxy_process import PROJECT, ProxyProcess
+from topic_data import produce
+
+from lab.kafka import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+METADATA_TOPIC = "__restored_metadata"
+BY_TOPIC = {
+    "metadata.topic_name": METADATA_TOPIC,
+    "metadata.topic_partitions": 3,
+    "metadata.topic_replication_factor": 1,
+}
+
+
+def restore(bootstrap: str, store: str, *more: str) -> str:
+    command = [sys.executable, "-m", "fetchproxy", "restore", "--bootstrap", bootstrap]
+    command += ["--store", store, *more]
+    for key, value in BY_TOPIC.items():
+        command += ["--set", f"{key}={value}"]
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    broker, store = kafka_server.bootstrap, (tmp_path / "store").as_uri()
+    (tmp_path / "store").mkdir()
+    data = new_topic(kafka_server, "restored")
+    produce(broker, data, 600)
+    with ProxyProcess(broker, store, tmp_path, archive="restored", settings=SETTINGS):
+        archive_and_trim(broker, store, data)
+    metadata = sorted((tmp_path / "store").rglob("*.metadata"))
+    metadata[1].unlink()
+
+    planned = restore(broker, store, "--dry-run")
+    assert "would be repaired: restored-0: " in planned
+    assert METADATA_TOPIC not in AdminClient({"bootstrap.servers": broker}).list_topics().topics
+    assert not metadata[1].exists()
+
+    done = restore(broker, store)
+    assert f"segments restored: {len(metadata)}; partitions: 1" in done
+    assert metadata[1].exists()
+    assert "segments restored: 0; partitions: 1" in restore(broker, store)
+
+    by_topic = {**SETTINGS, **BY_TOPIC, "metadata.manager": "topic"}
+    with ProxyProcess(broker, store, tmp_path, settings=by_topic) as proxy:
+        found = read_confluent(proxy.bootstrap, "restored", data.ends(broker))
+    assert found == data.written

@@ -1,0 +1,195 @@
+"""The archive as clients see it after an election, and when the leader is asked about it."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from fetchproxy.cluster.leader_log import LeaderEpochEnd, LeaderLog
+from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.gateway.leader_views import LeaderViews
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.metadata.api import PartitionViews
+from fetchproxy.metadata.lineage import EpochEnd
+from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.model import (
+    EpochStart,
+    LogEdges,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+
+TIP = TopicIdPartition(UUID(int=1), "t", 0)
+
+
+def view(*segments: tuple[int, int, int]) -> PartitionView:
+    """(first offset, last offset, leader epoch)."""
+    finished = [
+        RemoteLogSegmentMetadata(
+            RemoteLogSegmentId(TIP, UUID(int=number + 1)),
+            *(first, last, 0, number),
+            *((EpochStart(epoch, first),), 1),
+            RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+            False,
+        )
+        for number, (first, last, epoch) in enumerate(segments)
+    ]
+    return build_view(TIP, finished, 0.0)
+
+
+class Archive(PartitionViews):
+    def __init__(self, shown: PartitionView) -> None:
+        self.shown = shown
+
+    def view(self, tip: TopicIdPartition) -> PartitionView | None:
+        return self.shown
+
+    async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
+        return self.shown
+
+
+class Leader(LeaderLog):
+    """`ends` by the epoch asked for; `failure` is raised instead, None in `ends` never answers."""
+
+    def __init__(self, epoch: int, ends: dict[int, EpochEnd | None]) -> None:
+        self.epoch = self.known = epoch
+        self.ends = ends
+        self.failure: ClusterError | None = None
+        self.log_start_epoch = 0
+        self.asked: list[int] = []
+
+    def known_epoch(self, tip: TopicIdPartition) -> int:
+        return self.known
+
+    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+        self.asked.append(epoch)
+        if self.failure is not None:
+            raise self.failure
+        end = self.ends[epoch]
+        if end is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        return LeaderEpochEnd(self.epoch, end)
+
+    async def edges(self, tip: TopicIdPartition) -> LogEdges:
+        return LogEdges(0, 0, 0, self.log_start_epoch)
+
+    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+        return frozenset()
+
+
+def over(archive: Archive, leader: LeaderLog) -> LeaderViews:
+    return LeaderViews(archive, leader, SparingWarnings(asyncio.get_running_loop().time))
+
+
+async def check(views: LeaderViews, wait_s: float = 5.0) -> bool:
+    """Whether it may be served."""
+    return not await views.check([TIP], asyncio.get_running_loop().time() + wait_s)
+
+
+def end(views: LeaderViews) -> int | None:
+    shown = views.view(TIP)
+    assert shown is not None
+    return shown.log_end_offset
+
+
+async def test_while_the_leader_stays_it_is_asked_once_however_the_archive_grows() -> None:
+    archive = Archive(view((0, 99, 1)))
+    leader = Leader(2, {1: EpochEnd(1, 150)})
+    views = over(archive, leader)
+    assert end(views) == 100, "as the archive says, until somebody asks"
+    assert await check(views)
+    for grown in (view((0, 99, 1), (100, 149, 1)), view((0, 149, 1), (150, 199, 2))):
+        archive.shown = grown
+        assert not views.wants_check(TIP)
+        assert await check(views)
+        assert views.view(TIP) is grown
+        assert await views.refresh(TIP, 0.0) is grown
+    assert leader.asked == [1]
+
+
+async def test_a_dead_lineage_is_hidden_until_the_archive_has_been_truncated() -> None:
+    archive = Archive(view((0, 99, 1), (100, 199, 1)))
+    leader = Leader(1, {1: EpochEnd(1, 200)})
+    views = over(archive, leader)
+    assert await check(views)
+    leader.epoch = leader.known = 2
+    leader.ends = {1: EpochEnd(1, 150)}
+    assert views.wants_check(TIP)
+    assert await check(views)
+    assert end(views) == 150
+    shown = views.view(TIP)
+    assert shown is views.view(TIP), "cut once, not with each read"
+    assert shown is not None
+    assert shown.segments[-1].copied_end_offset == 199
+    # A copy of the dead log that is finished only now, and what the archiver makes of it.
+    archive.shown = view((0, 99, 1), (100, 199, 1), (200, 299, 1))
+    assert end(views) == 150
+    archive.shown = view((0, 99, 1), (100, 149, 1), (150, 180, 2))
+    assert end(views) == 181
+    assert leader.asked == [1, 1, 1], "it is asked again when its log start is known"
+
+
+async def test_a_new_leader_that_does_not_answer_is_waited_for() -> None:
+    archive = Archive(view((0, 99, 1)))
+    leader = Leader(1, {1: EpochEnd(1, 100)})
+    views = over(archive, leader)
+    assert await check(views)
+    leader.known = -1  # nobody leads: the log is what it was
+    assert not views.wants_check(TIP)
+    assert await check(views)
+    leader.epoch = leader.known = 3
+    leader.failure = ClusterUnavailable("no answer in time")
+    assert not await check(views)
+    leader.failure = None
+    leader.ends = {1: None}
+    assert not await check(views, wait_s=0.05)
+    leader.ends = {1: EpochEnd(1, 40)}
+    assert await check(views)
+    assert end(views) == 40
+
+
+async def test_what_was_never_checked_is_served_though_nobody_answers() -> None:
+    leader = Leader(1, {})
+    leader.failure = ClusterError("not allowed to", 29)
+    views = over(Archive(view((0, 99, 1))), leader)
+    assert await check(views)
+    assert end(views) == 100
+
+
+async def test_an_epoch_that_the_archive_has_before_the_proxy_knows_it_is_asked_for() -> None:
+    archive = Archive(view((0, 99, 1)))
+    leader = Leader(2, {1: EpochEnd(1, 100)})
+    views = over(archive, leader)
+    assert await check(views)
+    archive.shown = view((0, 99, 1), (100, 120, 5))  # by an archiver that heard of it first
+    assert end(views) == 100
+    assert views.wants_check(TIP)
+    leader.epoch = leader.known = 5
+    leader.ends = {5: EpochEnd(5, 130)}
+    assert await check(views)
+    assert end(views) == 121
+
+
+async def test_where_nobody_can_tell_the_segment_with_the_place_is_hidden() -> None:
+    archive = Archive(view((0, 99, 1), (100, 199, 1)))
+    leader = Leader(3, {1: EpochEnd(1, 150)})  # its own log start, in epoch 3
+    leader.log_start_epoch = 3
+    views = over(archive, leader)
+    assert await check(views)
+    assert end(views) == 100
+
+
+async def test_brokers_that_tell_no_epochs_are_believed() -> None:
+    class Silent(Leader):
+        async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+            self.asked.append(epoch)
+            return None
+
+    leader = Silent(1, {})
+    views = over(Archive(view((0, 99, 1))), leader)
+    assert await check(views)
+    assert await check(views)
+    assert (end(views), leader.asked) == (100, [1])

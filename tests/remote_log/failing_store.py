@@ -1,0 +1,46 @@
+"""A store in memory of which one write fails: before it happens, or after (its answer is lost)."""
+
+from __future__ import annotations
+
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.storage.memory import MemoryObjectStore
+
+
+class FailingStore(MemoryObjectStore):
+    """The write number `fail_at` (from 0) fails; None: none does. `failed`: it has come to that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail_at: int | None = None
+        self.answer_lost = False
+        self.failed = False
+        self.away = False  # as a whole, for reads as well
+        self._count = 0
+
+    def fail(self, at: int | None, *, answer_lost: bool = False) -> None:
+        self.fail_at, self.answer_lost, self.failed, self._count = at, answer_lost, False, 0
+
+    async def put(self, key: str, content: bytes) -> None:
+        self._maybe_fail(key, before=True)
+        await super().put(key, content)
+        self._maybe_fail(key, before=False)
+
+    async def delete(self, key: str) -> None:
+        self._maybe_fail(key, before=True)
+        await super().delete(key)
+        self._maybe_fail(key, before=False)
+
+    async def _turn(self) -> None:
+        if self.away:
+            raise StorageUnavailable("away, as the test has it")
+        await super()._turn()
+
+    def _maybe_fail(self, key: str, *, before: bool) -> None:
+        if self._count == self.fail_at and before != self.answer_lost:
+            self.failed = True
+            self.fail_at = None
+            raise StorageUnavailable(f"{key}: as the test has it")
+        self._count += 0 if before else 1
+
+    def objects(self) -> set[str]:
+        return set(self._objects)

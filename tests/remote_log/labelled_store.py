@@ -1,0 +1,115 @@
+"""A real store that says before and after each write of a segment's object which step it is, so
+that a test can stop or kill there. Not a test.
+
+A label is `before` or `after`, a verb (put, put_file, delete) and the object's suffix; metadata are
+named by their state: `before put_file log`, `after put metadata COPY_SEGMENT_FINISHED`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from itertools import product
+from pathlib import Path
+
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.layout import SegmentFile, parse_segment_key
+
+_SMALL = [f for f in SegmentFile if f not in (SegmentFile.LOG, SegmentFile.METADATA)]
+
+# In the order in which they happen, see RemoteStorageManager.
+COPY_STEPS = [
+    "put metadata COPY_SEGMENT_STARTED",
+    *(f"put {file.value}" for file in _SMALL),
+    "put_file log",
+    "put metadata COPY_SEGMENT_FINISHED",
+]
+DELETE_STEPS = [
+    "put metadata DELETE_SEGMENT_STARTED",
+    *(f"delete {file.value}" for file in SegmentFile if file is not SegmentFile.METADATA),
+    "delete metadata",
+]
+
+
+def labels(steps: list[str]) -> list[str]:
+    return [f"{when} {step}" for step, when in product(steps, ("before", "after"))]
+
+
+def kill_at(label: str) -> Callable[[str], None]:
+    def reached(now: str) -> None:
+        if now == label:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reached
+
+
+def stop_at(label: str) -> Callable[[str], None]:
+    """As if the machine slept there, once; it goes on when somebody sends SIGCONT."""
+    stopped: list[str] = []
+
+    def reached(now: str) -> None:
+        if now == label and not stopped:
+            stopped.append(now)
+            print("stopped", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    return reached
+
+
+class LabelledStore(ObjectStore):
+    """`reached(label)` is called on the loop; what is no segment's object passes unsaid."""
+
+    def __init__(self, inner: ObjectStore, reached: Callable[[str], None]) -> None:
+        self.inner = inner
+        self._reached = reached
+
+    async def put(self, key: str, content: bytes) -> None:
+        step = self._step("put", key, content)
+        self._say("before", step)
+        await self.inner.put(key, content)
+        self._say("after", step)
+
+    async def put_file(self, key: str, path: Path) -> None:
+        step = self._step("put_file", key)
+        self._say("before", step)
+        await self.inner.put_file(key, path)
+        self._say("after", step)
+
+    async def delete(self, key: str) -> None:
+        step = self._step("delete", key)
+        self._say("before", step)
+        await self.inner.delete(key)
+        self._say("after", step)
+
+    async def get(self, key: str) -> bytes:
+        return await self.inner.get(key)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        return await self.inner.get_range(key, byte_range)
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        async for found in self.inner.list(prefix, start_after):
+            yield found
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        async for folder in self.inner.list_folders(prefix):
+            yield folder
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def _say(self, when: str, step: str | None) -> None:
+        if step is not None:
+            self._reached(f"{when} {step}")
+
+    @staticmethod
+    def _step(verb: str, key: str, content: bytes | None = None) -> str | None:
+        parsed = parse_segment_key("", key)
+        if parsed is None:
+            return None
+        if parsed.file is SegmentFile.METADATA and content is not None:
+            return f"{verb} metadata {json.loads(content)['state']}"
+        return f"{verb} {parsed.file.value}"

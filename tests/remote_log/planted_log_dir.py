@@ -1,0 +1,64 @@
+"""A broker's log directory made by hand, with one partition's rolled segments. Not a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from struct import pack
+
+import crc32c
+from planted_archive import TIP
+
+from fetchproxy.index.leader_epochs import encode_epochs
+from fetchproxy.index.transaction_index import encode_aborted
+from fetchproxy.model import AbortedTxn, EpochStart
+from fetchproxy.remote_log.kafka_log_dir import list_partition
+from fetchproxy.remote_log.rolled_segment import RolledSegment, rolled_at
+from fetchproxy.storage.layout import uuid_text
+
+CLUSTER_ID = "kJ_0gHjKTzKWhEV_zzzzzz"
+
+
+def plant_log_dir(path: Path, node_id: int = 1, cluster_id: str = CLUSTER_ID) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    lines = f"#\n#Fri Nov 21 08:00:00 UTC 2025\nnode.id={node_id}\nversion=1\n"
+    (path / "meta.properties").write_text(f"{lines}cluster.id={cluster_id}\n")
+    return path
+
+
+def plant_partition(log_dir: Path, epochs: Sequence[EpochStart] = (EpochStart(0, 0),)) -> Path:
+    folder = log_dir / f"{TIP.topic}-{TIP.partition}"
+    folder.mkdir(parents=True)
+    topic_id = uuid_text(TIP.topic_id)
+    (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+    (folder / "leader-epoch-checkpoint").write_bytes(encode_epochs(epochs))
+    return folder
+
+
+def plant_segment(
+    folder: Path, base: int, batches: Iterable[bytes], aborted: Sequence[AbortedTxn] = ()
+) -> Path:
+    log = folder / f"{base:020d}.log"
+    log.write_bytes(b"".join(batches))
+    if aborted:
+        (folder / f"{base:020d}.txnindex").write_bytes(encode_aborted(aborted))
+    return log
+
+
+def plant_kafka_files(folder: Path, base: int, end: int) -> tuple[bytes, bytes, bytes]:
+    """Offset index, time index, and the snapshot at `end` (inclusive)."""
+    body = bytes(range(30))
+    snapshot = pack(">hI", 1, crc32c.crc32c(body)) + body
+    files = pack(">iiii", 9, 0, 19, 170), pack(">qi", 19, 9), snapshot
+    for (offset, suffix), content in zip(
+        ((base, "index"), (base, "timeindex"), (end + 1, "snapshot")), files, strict=True
+    ):
+        (folder / f"{offset:020d}.{suffix}").write_bytes(content)
+    return files
+
+
+def rolled(folder: Path, position: int) -> RolledSegment:
+    listing = list_partition(folder)
+    found = rolled_at(listing.segments, position)
+    assert found is not None
+    return RolledSegment(TIP, folder, listing, *found, position)

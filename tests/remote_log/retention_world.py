@@ -1,0 +1,131 @@
+"""An archive in memory, on a clock that jumps from timer to timer, and the expirer's processes that
+come and go. Not a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from failing_store import FailingStore
+from memory_metadata_log import MemoryMetadataLog
+from planted_archive import TIP, PlantedArchive, batch
+from virtual_loop import run_virtual
+
+from fetchproxy.config.archive import ArchiveConfig
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.metadata_partitioner import metadata_partition
+from fetchproxy.metadata.records import encode_message
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
+from fetchproxy.remote_log.expirer import Expirer
+from fetchproxy.storage.api import ObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+State = RemoteLogSegmentState
+
+HOUR_MS = 3_600_000
+START_MS = 1_700_000_000_000  # of the wall clock, at loop time 0
+QUICK: dict[str, Any] = {
+    "retention_clock_settle_ms": 0,
+    "retention_check_interval_ms": 10_000,
+    "retention_grace_ms": 60_000,
+    "copy_max_ms": 30_000,
+    "orphan_check_interval_ms": 100_000_000,
+}
+
+
+class SlowMetadataLog(MemoryMetadataLog):
+    """As a real one, it takes a moment: reads before and after a write differ in time."""
+
+    async def append(self, partition: int, value: bytes) -> int:
+        await asyncio.sleep(0.001)
+        return await super().append(partition, value)
+
+
+@dataclass
+class World:
+    """An archive, and processes that come and go: each `start` is another one."""
+
+    manager: str = "store"  # or "topic": where metadata are managed
+    store: FailingStore = field(default_factory=FailingStore)
+    log: MemoryMetadataLog = field(default_factory=SlowMetadataLog)
+    skew_ms: int = 0  # of the wall clock
+    topic_config: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.planted = PlantedArchive(self.store)
+
+    def wall_clock_ms(self) -> int:
+        return START_MS + self.skew_ms + round(1000 * asyncio.get_running_loop().time())
+
+    async def plant(self, count: int, age_ms: int = 0, step_ms: int = HOUR_MS) -> None:
+        """Segments of ten offsets, the newest as old as `age_ms`, each older by `step_ms`."""
+        for number in range(count):
+            at_ms = self.wall_clock_ms() - age_ms - (count - 1 - number) * step_ms
+            await self.add(10 * number, timestamp=at_ms - 9)
+
+    async def add(
+        self, base: int, timestamp: int | None = None, **changes: Any
+    ) -> RemoteLogSegmentMetadata:
+        """One segment; `changes` to its metadata."""
+        added = await self.planted.add([batch(base, timestamp=timestamp)])
+        metadata = replace(added, **changes)
+        await self.planted.restate(metadata)
+        number = metadata_partition(TIP, self.log.identity.partitions)
+        begun = replace(metadata, state=State.COPY_SEGMENT_STARTED)
+        for event in (begun, metadata):
+            await self.log.append(number, encode_message(event))
+        return metadata
+
+    async def start(
+        self, opened: AsyncExitStack, store: ObjectStore | None = None, **changes: Any
+    ) -> tuple[Expirer, RemoteLogMetadataManager]:
+        rsm = RemoteStorageManager(store or self.store, "archive")
+        config = MetadataConfig()
+        rlmm: RemoteLogMetadataManager
+        if self.manager == "store":
+            rlmm = await opened.enter_async_context(
+                StoreBackedRemoteLogMetadataManager(rsm, config)
+            )
+        else:
+            rlmm = await opened.enter_async_context(
+                TopicBasedRemoteLogMetadataManager(self.log, rsm, config, self.wall_clock_ms)
+            )
+        expirer = Expirer(
+            ArchiveConfig(**{**QUICK, **changes}),
+            rsm,
+            rlmm,
+            topic_config=lambda _: self.topic_config,
+            wall_clock_ms=self.wall_clock_ms,
+        )
+        return expirer, rlmm
+
+    def bases(self) -> list[int]:
+        """Base offsets of the segments that have any object left."""
+        names = (key.rpartition("/")[2] for key in self.store.objects())
+        return sorted({int(name[:20]) for name in names if name[20:21] == "-"})
+
+    def log_starts(self) -> list[int]:
+        names = (key.rpartition("/")[2] for key in self.store.objects())
+        return sorted(int(name[:20]) for name in names if name.endswith(".log-start-offset"))
+
+
+def virtually(
+    test: Callable[[World, AsyncExitStack], Awaitable[None]], manager: str = "store"
+) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as opened:
+            await test(World(manager), opened)
+
+    run_virtual(main)
+
+
+async def turns(expirer: Expirer, seconds: int, step_s: int = 1) -> None:
+    for _ in range(0, seconds, step_s):
+        await expirer.expire(TIP)
+        await asyncio.sleep(step_s)

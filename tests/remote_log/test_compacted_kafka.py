@@ -1,0 +1,117 @@
+"""Compacted topics, and those that once were, on a real broker with a busy log cleaner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from archive_harness import (
+    archived_up_to,
+    broker_batches,
+    open_archive,
+    running_archiver,
+    tips,
+    until,
+    until_true,
+)
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.remote_log.compaction import compaction_sign
+from lab.kafka import KafkaServer
+from protocol.record_batch import walk
+
+pytestmark = pytest.mark.kafka
+
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.01",
+    "segment.ms": "100",
+    "delete.retention.ms": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def kafka(serve_part: Callable[..., Iterator[KafkaServer]]) -> Iterator[KafkaServer]:
+    yield from serve_part("kafka", KafkaServer({"log.cleaner.backoff.ms": "100"}, heap="384m"))
+
+
+def produce(kafka: KafkaServer, topic: str, partition: int, keys: list[str]) -> None:
+    """One batch."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 100})
+    for key in keys:
+        producer.produce(topic, value=b"v" * 50, key=key.encode(), partition=partition)
+    assert producer.flush(30) == 0
+
+
+def set_policy(kafka: KafkaServer, topic: str, policy: str) -> None:
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+async def compacted(kafka: KafkaServer, topic: str) -> None:
+    """Write to partition 0 until the cleaner has taken something out of it."""
+    async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
+        tip = (await tips(cluster, topic))[0]
+        async with asyncio.timeout(60):
+            for end in range(9, 10_000, 9):
+                await asyncio.to_thread(produce, kafka, topic, 0, ["a"] * 4 + ["b"] * 4 + ["c"])
+                log, position = await broker_batches(cluster, tip, 0, end), 0
+                for header in walk(log):
+                    if compaction_sign(header, position) is not None:
+                        return
+                    position = header.last_offset + 1
+                await asyncio.sleep(0.2)
+
+
+async def test_what_was_compacted_once_stops_and_the_rest_is_archived(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    topic = kafka.create_topic("once-compacted", 2, COMPACTED)
+    await compacted(kafka, topic)
+    await asyncio.to_thread(set_policy, kafka, topic, "delete")
+    await asyncio.to_thread(produce, kafka, topic, 1, ["a", "b", "a"])
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka.bootstrap, archive, topic) as (manager, cluster),
+    ):
+        await until(manager, archived_up_to(topic, {1: 3}))
+        await until(manager, lambda found: found[0].stopped)
+        stopped, sound = manager.status()
+        assert stopped.last_error is not None
+        assert "the log was compacted" in stopped.last_error
+        assert (sound.stopped, sound.last_error) == (False, None)
+        first, second = await tips(cluster, topic)
+        assert archive.rlmm.list_remote_log_segments(first) == ()
+        assert await archive.batches(second) == await broker_batches(cluster, second, 0, 3)
+
+
+async def test_a_topic_that_becomes_compacted_is_archived_no_more(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    topic = kafka.create_topic("becomes-compacted")
+    await asyncio.to_thread(produce, kafka, topic, 0, ["a", "b", "c"])
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka.bootstrap, archive, topic) as (manager, _),
+    ):
+        await until(manager, archived_up_to(topic, {0: 3}))
+        await asyncio.to_thread(set_policy, kafka, topic, "compact")
+        await until_true(lambda: manager.status() == [])
+        assert "compact" in manager.refused_topics[topic]
+        await asyncio.to_thread(set_policy, kafka, topic, "delete")
+        await asyncio.to_thread(produce, kafka, topic, 0, ["d"])
+        await until(manager, archived_up_to(topic, {0: 4}))
+        assert manager.refused_topics == {}

@@ -1,0 +1,210 @@
+"""Archivers in a real consumer group: they share partitions, take over, and move little."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archive_harness import (
+    Archive,
+    archived_up_to,
+    broker_batches,
+    open_archive,
+    running_archiver,
+    tips,
+    until,
+    until_true,
+)
+from confluent_kafka.admin import AdminClient, NewPartitions
+from two_archivers import SMALL, archiver_process, meet, produce, readable
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.observability.metrics import ARCHIVE_GROUP_STABLE
+from fetchproxy.remote_log.manager import RemoteLogManager
+from lab.kafka import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+PARTITIONS = 6
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def kafka(serve_part: Callable[..., Iterator[KafkaServer]]) -> Iterator[KafkaServer]:
+    """Sessions as short as a test wants them."""
+    yield from serve_part(
+        "kafka", KafkaServer({"group.min.session.timeout.ms": "1000"}, heap="384m")
+    )
+
+
+def group(topic: str, **changes: Any) -> dict[str, Any]:
+    return {
+        **SMALL,
+        "group_id": f"archivers-of-{topic}",
+        "group_session_timeout_ms": 3_000,
+        "group_heartbeat_interval_ms": 100,
+        "remote_refresh_interval_ms": 0,
+        **changes,
+    }
+
+
+def led(manager: RemoteLogManager) -> set[int]:
+    return {status.partition for status in manager.status() if status.leads}
+
+
+def parts_of_members(kafka: KafkaServer, topic: str) -> list[set[int]]:
+    """As the brokers' own tools show them."""
+    name = group(topic)["group_id"]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    described = admin.describe_consumer_groups([name])[name].result(30)
+    return [{p.partition for p in m.assignment.topic_partitions} for m in described.members]
+
+
+async def start(
+    exits: AsyncExitStack, kafka: KafkaServer, topic: str, archive: Archive, **changes: Any
+) -> tuple[RemoteLogManager, Cluster]:
+    return await exits.enter_async_context(
+        running_archiver(kafka.bootstrap, archive, topic, **group(topic, **changes))
+    )
+
+
+async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    topic = kafka.create_topic("shared", PARTITIONS)
+    everything = set(range(PARTITIONS))
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka.bootstrap, archive, topic, **group(topic)) as (manager, cluster),
+    ):
+        await until_true(lambda: led(manager) == everything)
+        assert (manager.leadership.kind, manager.leadership.members) == ("group", 1)
+        with archiver_process(kafka.bootstrap, tmp_path, topic, **group(topic)) as other:
+            await until_true(lambda: len(led(manager)) == PARTITIONS // 2)
+            await until_true(lambda: manager.leadership.members == 2)
+            mine = led(manager)
+            await asyncio.to_thread(produce, kafka.bootstrap, topic, PARTITIONS, COUNT)
+            # Of what it only follows this one knows the archive as well, from the other's copies.
+            await until(manager, archived_up_to(topic, dict.fromkeys(everything, COUNT)))
+            assert led(manager) == mine
+            assert manager.leadership.state == "stable"
+            assert ARCHIVE_GROUP_STABLE._value.get() == 1
+            assert mine in await asyncio.to_thread(parts_of_members, kafka, topic)
+            other.send(signal.SIGKILL)
+            await until_true(lambda: led(manager) == everything)
+            await asyncio.to_thread(produce, kafka.bootstrap, topic, PARTITIONS, COUNT)
+            await until(manager, archived_up_to(topic, dict.fromkeys(everything, 2 * COUNT)))
+        for tip in await tips(cluster, topic):
+            expected = await broker_batches(cluster, tip, 0, 2 * COUNT)
+            assert await readable(archive, tip) == expected
+
+
+async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A static member that is back in time finds what it had; any other takes its share again."""
+    topic = kafka.create_topic("restarted", PARTITIONS)
+    half = PARTITIONS // 2
+    seen: list[set[int]] = []
+    async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
+        first, _ = await start(exits, kafka, topic, archive, group_session_timeout_ms=10_000)
+
+        async def life(**changes: Any) -> tuple[set[int], set[int]]:
+            """What the second and the first lead while both are there."""
+            async with AsyncExitStack() as second_exits:
+                changes = {"group_session_timeout_ms": 10_000, **changes}
+                second, _ = await start(second_exits, kafka, topic, archive, **changes)
+                await until_true(lambda: len(led(second)) == half)
+                await until_true(lambda: len(led(first)) == half)
+                first._leadership.on_change(lambda: seen.append(led(first)))
+                return led(second), led(first)
+
+        await until_true(lambda: len(led(first)) == PARTITIONS)
+        theirs, ours = await life(group_instance_id="second")
+        seen.clear()
+        assert await life(group_instance_id="second") == (theirs, ours)
+        assert seen == [], "a static member's restart has moved something"
+        await until_true(lambda: len(led(first)) == PARTITIONS)  # its session has ended
+        theirs, ours = await life()
+        await until_true(lambda: len(led(first)) == PARTITIONS)  # it has left: at once
+        seen.clear()
+        theirs_again, ours_again = await life()
+        assert theirs_again | ours_again == set(range(PARTITIONS))
+        assert all(len(now) >= half for now in seen), "the one that stayed lost more than half"
+
+
+async def test_topics_and_partitions_that_come_are_shared_out(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    kafka.create_topic("grows-a", 2)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
+        one, _ = await start(exits, kafka, "grows-.*", archive)
+        two, _ = await start(exits, kafka, "grows-.*", archive)
+
+        def shared() -> list[tuple[str, int]]:
+            both = [s for manager in (one, two) for s in manager.status() if s.leads]
+            return sorted((s.topic, s.partition) for s in both)
+
+        await until_true(lambda: shared() == [("grows-a", 0), ("grows-a", 1)])
+        await asyncio.to_thread(kafka.create_topic, "grows-b", 1)
+        await until_true(lambda: ("grows-b", 0) in shared())
+        grown = admin.create_partitions([NewPartitions("grows-a", 5)])["grows-a"]
+        await asyncio.to_thread(grown.result, 30)
+        expected = [*(("grows-a", number) for number in range(5)), ("grows-b", 0)]
+        await until_true(lambda: shared() == expected)
+        await until_true(lambda: all(len(led_all(m)) == 3 for m in (one, two)))
+
+
+def led_all(manager: RemoteLogManager) -> set[tuple[str, int]]:
+    return {(s.topic, s.partition) for s in manager.status() if s.leads}
+
+
+async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The later one counts; the earlier one leads nothing any more and stays out of the group."""
+    topic = kafka.create_topic("fenced", 2)
+    async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
+        early, _ = await start(exits, kafka, topic, archive, group_instance_id="me")
+        await until_true(lambda: len(led(early)) == 2)
+        late, _ = await start(exits, kafka, topic, archive, group_instance_id="me")
+        await until_true(lambda: len(led(late)) == 2)
+        await until_true(lambda: led(early) == set())
+        error = early.leadership.error
+        assert error is not None
+        assert "instance id 'me'" in error
+        await asyncio.sleep(4)  # longer than a session
+        assert len(led(late)) == 2
+        assert led(early) == set()
+
+
+async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Without a coordinator nobody leads for longer than a session; with it, it goes on."""
+    topic = kafka.create_topic("paused", 2)
+    async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
+        manager, _ = await start(exits, kafka, topic, archive)
+        await until_true(lambda: len(led(manager)) == 2)
+        kafka.pause()
+        try:
+            await until_true(lambda: led(manager) == set())
+        finally:
+            kafka.resume()
+        await until_true(lambda: len(led(manager)) == 2)
+        await asyncio.to_thread(produce, kafka.bootstrap, topic, 2, COUNT)
+        await until(manager, archived_up_to(topic, {0: COUNT, 1: COUNT}))
+        assert manager.leadership.error is None
+
+
+async def test_one_that_was_replaced_in_its_group(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.create_topic("replaced", 4)
+    finished, seen = await meet(
+        kafka.bootstrap,
+        topic,
+        4,
+        tmp_path,
+        "before put_file log",
+        **group(topic),
+    )
+    assert finished > seen, "no range was copied twice: this run has shown nothing"

@@ -1,0 +1,99 @@
+"""A sidecar beside each of three brokers: every partition is copied by its leader's, once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from archive_harness import Archive, broker_batches, open_archive, running_archiver, tips
+from confluent_kafka import Producer
+from test_log_dirs_kafka import SMALL_SEGMENTS
+
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.remote_log.verify import verify_archive
+from lab.kafka_cluster import KafkaCluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+TOPIC = "beside"
+NODES = (1, 2, 3)
+
+
+def produce(cluster: KafkaCluster, megabytes: float, seed: int) -> None:
+    rng = random.Random(seed)
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "acks": "all", "batch.size": 16_000}
+    )
+    for i in range(int(megabytes * 500)):
+        for partition in range(3):
+            producer.produce(TOPIC, value=rng.randbytes(2_000), partition=partition)
+        if i % 200 == 199:
+            producer.flush(30)
+    assert producer.flush(30) == 0
+
+
+def rolled_end(cluster: KafkaCluster, node: int, partition: int) -> int:
+    folder = cluster.nodes[node].data_dir / f"{TOPIC}-{partition}"
+    return max(int(path.stem) for path in folder.glob("*.log"))
+
+
+async def test_each_partition_is_copied_beside_its_leader(
+    find_part: Callable[..., None], tmp_path: Path
+) -> None:
+    cluster = KafkaCluster()
+    try:
+        find_part("kafka", cluster.start)
+        replicas = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+        cluster.create_topic(TOPIC, replicas, SMALL_SEGMENTS)
+        async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as stack:
+            sidecars: dict[int, RemoteLogManager] = {}
+            for node in NODES:
+                sidecars[node], client = await stack.enter_async_context(
+                    running_archiver(
+                        cluster.bootstrap,
+                        archive,
+                        TOPIC,
+                        source="log-dirs",
+                        log_dirs=str(cluster.nodes[node].data_dir),
+                        spool_dir=tmp_path / "spool",
+                    )
+                )
+            leaders = dict(enumerate(NODES))
+            for life, moved in enumerate([{}, {0: 3, 1: 1}, {2: 1}]):
+                if moved:
+                    await asyncio.to_thread(cluster.move_leaders, TOPIC, moved)
+                    leaders.update(moved)
+                await asyncio.to_thread(produce, cluster, 2.5, life)
+                await archived(archive, cluster, leaders)
+                shown = {
+                    node: {s.partition for s in sidecar.status() if s.archive_end is not None}
+                    for node, sidecar in sidecars.items()
+                }
+                for partition, leader in leaders.items():
+                    assert partition in shown[leader]
+            for tip in await tips(client, TOPIC):
+                end = rolled_end(cluster, leaders[tip.partition], tip.partition)
+                # Brokers roll at their own offsets: equal bytes say that nothing is there twice.
+                assert await archive.batches(tip) == await broker_batches(client, tip, 0, end)
+                assert len((await archive.view(tip)).segments[-1].segment_leader_epochs) >= 1
+            report = await verify_archive(archive.rsm, archive.rlmm)
+            assert report.faults == ()
+            assert report.gaps == ()
+    finally:
+        cluster.stop()
+
+
+async def archived(archive: Archive, cluster: KafkaCluster, leaders: dict[int, int]) -> None:
+    async with asyncio.timeout(120):
+        while True:
+            ends = {
+                tip.partition: (await archive.view(tip)).log_end_offset
+                for tip in await archive.rlmm.list_partitions()
+            }
+            if ends == {p: rolled_end(cluster, node, p) for p, node in leaders.items()}:
+                return
+            await asyncio.sleep(0.2)

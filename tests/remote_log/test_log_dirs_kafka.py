@@ -1,0 +1,395 @@
+"""The archiver beside a real broker, from the broker's own segment files."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from archive_harness import (
+    Archive,
+    broker_batches,
+    open_archive,
+    running_archiver,
+    tips,
+    until,
+)
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from planted_log_dir import CLUSTER_ID, plant_log_dir
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ArchiveConfig, ClusterConfig
+from fetchproxy.errors import FetchProxyError, LogTruncated
+from fetchproxy.index.transaction_index import aborted_in
+from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remote_log.kafka_log_dir import open_log_dir
+from fetchproxy.remote_log.open_source import open_source
+from fetchproxy.remote_log.source import LogGap
+from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.status import PartitionArchiveStatus
+from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile
+from fetchproxy.storage.memory import MemoryObjectStore
+from lab.kafka import KafkaServer
+from protocol.record_batch import walk
+
+pytestmark = pytest.mark.kafka
+
+SMALL_SEGMENTS = {"segment.bytes": str(1 << 20), "file.delete.delay.ms": "0"}
+
+
+def produce(kafka: KafkaServer, topic: str, megabytes: float, seed: int = 1) -> None:
+    """Incompressible records; about `megabytes` of log."""
+    rng = random.Random(seed)
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, "batch.size": 16_000}
+    )
+    for i in range(int(megabytes * 500)):
+        producer.produce(topic, value=rng.randbytes(2_000), key=str(i).encode(), partition=0)
+        if i % 500 == 499:
+            producer.flush(30)
+    producer.flush(30)
+
+
+def transactions(kafka: KafkaServer, topic: str, rounds: int, seed: int = 1) -> None:
+    """Interleaved transactions, many of which reach over the borders of segments."""
+    rng = random.Random(seed)
+    producers = [
+        Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"{topic}-{n}"})
+        for n in range(3)
+    ]
+    for producer in producers:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for _ in range(rounds):
+        producer = rng.choice(producers)
+        for _ in range(rng.randint(1, 60)):
+            producer.produce(topic, value=rng.randbytes(2_000), partition=0)
+        producer.flush(30)
+        if rng.random() < 0.3:
+            rng.choice([producer.commit_transaction, producer.abort_transaction])(30)
+            producer.begin_transaction()
+    for producer in producers:
+        producer.abort_transaction(30)
+
+
+def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
+        future.result(30)
+
+
+def folder_of(kafka: KafkaServer, topic: str) -> Path:
+    return kafka.data_dir / f"{topic}-0"
+
+
+def rolled_bases(kafka: KafkaServer, topic: str) -> list[int]:
+    """Base offsets of all segments but the active one, then that of the active one."""
+    return sorted(int(path.stem) for path in folder_of(kafka, topic).glob("*.log"))
+
+
+def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
+    """The spool on the broker's file system, so that segments are hard links."""
+    spool = kafka.data_dir.parent / "spool"
+    return {"source": "log-dirs", "log_dirs": str(kafka.data_dir), "spool_dir": spool}
+
+
+def archived_to(topic: str, end: int) -> Callable[[list[PartitionArchiveStatus]], bool]:
+    return lambda found: [s.archive_end for s in found if s.topic == topic] == [end]
+
+
+async def segments(archive: Archive, tip: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+    return list((await archive.view(tip)).segments)
+
+
+async def sound(archive: Archive) -> None:
+    report = await verify_archive(archive.rsm, archive.rlmm)
+    assert report.faults == ()
+    assert report.gaps == ()
+
+
+async def test_rolled_segments_are_copied_as_they_are(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 4.5)
+    bases = rolled_bases(kafka_server, topic)
+    assert len(bases) >= 4
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(
+            kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
+        ) as (manager, cluster),
+    ):
+        await until(manager, archived_to(topic, bases[-1]))
+        (tip,) = await tips(cluster, topic)
+        found = await segments(archive, tip)
+        assert [s.start_offset for s in found] == bases[:-1]
+        folder = folder_of(kafka_server, topic)
+        for segment, base in zip(found, bases, strict=False):
+            for file, name in (
+                (SegmentFile.LOG, f"{base:020d}.log"),
+                (SegmentFile.OFFSET_INDEX, f"{base:020d}.index"),
+                (SegmentFile.TIME_INDEX, f"{base:020d}.timeindex"),
+                (SegmentFile.PRODUCER_SNAPSHOT, f"{segment.end_offset + 1:020d}.snapshot"),
+            ):
+                assert await archive.object(segment, file) == (folder / name).read_bytes(), name
+            assert (await archive.object(segment, SegmentFile.OFFSET_INDEX)) != b""
+        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, bases[-1])
+        await sound(archive)
+        # The active segment was not touched, and links are given back.
+        links = [path.stat().st_nlink for path in folder.glob("*.log")]
+        assert links == [1] * len(bases)
+
+
+async def test_aborted_transactions_are_those_of_the_broker(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(transactions, kafka_server, topic, 80)
+    bases = rolled_bases(kafka_server, topic)
+    assert len(bases) >= 4
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(
+            kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
+        ) as (manager, cluster),
+    ):
+        await until(manager, archived_to(topic, bases[-1]))
+        (tip,) = await tips(cluster, topic)
+        spanning = 0
+        for segment in await segments(archive, tip):
+            entries = await archive.aborted(segment)
+            log = await archive.object(segment, SegmentFile.LOG)
+            spanning += sum(e.first_offset < segment.start_offset for e in entries)
+            for header in walk(log):
+                fetched = await cluster.fetch(
+                    tip,
+                    header.base_offset,
+                    bytes_max=1,
+                    wait_max_ms=0,
+                    isolation=IsolationLevel.READ_COMMITTED,
+                )
+                # A broker may list transactions that begin after the bytes it returned.
+                expected = {e for e in fetched.aborted if e[1] <= header.last_offset}
+                listed = aborted_in(entries, header.base_offset, header.last_offset)
+                assert {(e.producer_id, e.first_offset) for e in listed} == expected
+        assert spanning > 0, "no aborted transaction reached over a border: nothing was shown"
+        await sound(archive)
+
+
+async def test_both_sources_in_one_history(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """broker → log-dirs → broker; the borders of one are not those of the other."""
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(transactions, kafka_server, topic, 30, 2)
+    async with open_archive(tmp_path / "store") as archive:
+        by_fetch = {"segment_bytes_max": 300_000}
+        async with running_archiver(kafka_server.bootstrap, archive, topic, **by_fetch) as (
+            manager,
+            cluster,
+        ):
+            (tip,) = await tips(cluster, topic)
+            first_end = await stable_end(cluster, tip)
+            await until(manager, archived_to(topic, first_end))
+        await asyncio.to_thread(transactions, kafka_server, topic, 70, 3)
+        bases = rolled_bases(kafka_server, topic)
+        assert first_end not in bases, "the border must lie inside a rolled segment"
+        assert sum(base > first_end for base in bases) >= 2
+        async with running_archiver(
+            kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
+        ) as (manager, cluster):
+            await until(manager, archived_to(topic, bases[-1]))
+        taken = [s for s in await segments(archive, tip) if s.start_offset >= first_end]
+        assert [s.start_offset for s in taken[1:]] == [b for b in bases[:-1] if b > first_end]
+        # Of the cut segment the indexes would point elsewhere; the state at its end is the same.
+        present = [await kafka_files(archive, segment) for segment in taken[:2]]
+        assert present == [{SegmentFile.PRODUCER_SNAPSHOT}, set(KAFKA_FILES)]
+        async with running_archiver(kafka_server.bootstrap, archive, topic, **by_fetch) as (
+            manager,
+            cluster,
+        ):
+            end = await stable_end(cluster, tip)
+            await until(manager, archived_to(topic, end))
+            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+        await sound(archive)
+
+
+async def test_a_trimmed_log_begins_inside_a_segment(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 3.5)
+    bases = rolled_bases(kafka_server, topic)
+    start = bases[1] + 7
+    delete_records(kafka_server, topic, start)
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(
+            kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
+        ) as (manager, cluster),
+    ):
+        await until(manager, archived_to(topic, bases[-1]))
+        (tip,) = await tips(cluster, topic)
+        assert (await segments(archive, tip))[0].start_offset == start
+        assert await archive.batches(tip) == await broker_batches(cluster, tip, start, bases[-1])
+        await sound(archive)
+
+
+async def test_records_below_the_lso_only(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 1.5)
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, value=b"open", partition=0)
+    producer.flush(30)
+    await asyncio.to_thread(produce, kafka_server, topic, 3.0)
+    bases = rolled_bases(kafka_server, topic)
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(
+            kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
+        ) as (manager, cluster),
+    ):
+        (tip,) = await tips(cluster, topic)
+        stable = await stable_end(cluster, tip)
+        settled = max(base for base in bases if base <= stable)
+        assert settled < bases[-1], "rolled segments above the LSO are needed"
+        await until(manager, archived_to(topic, settled))
+        await asyncio.sleep(0.5)  # many process intervals
+        assert manager.status()[0].archive_end == settled
+        producer.commit_transaction(30)
+        await until(manager, archived_to(topic, bases[-1]))
+
+
+class HeldStore(MemoryObjectStore):
+    """Uploads of logs wait until `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def put_file(self, key: str, path: Path) -> None:
+        self.waiting.set()
+        await self.go_on.wait()
+        await super().put_file(key, path)
+
+
+async def test_a_segment_that_is_deleted_under_its_copy(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 2.5)
+    bases = rolled_bases(kafka_server, topic)
+    store = HeldStore()
+    async with (
+        open_archive(store) as archive,
+        running_archiver(
+            kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
+        ) as (manager, cluster),
+    ):
+        (tip,) = await tips(cluster, topic)
+        expected = await broker_batches(cluster, tip, 0, bases[-1])
+        await store.waiting.wait()
+        first = folder_of(kafka_server, topic) / f"{0:020d}.log"
+        await asyncio.to_thread(delete_records, kafka_server, topic, bases[1])
+        # What its next retention check would do, which may be minutes away.
+        first.rename(first.with_suffix(".log.deleted")).unlink()
+        assert manager.status()[0].archive_end is None
+        store.go_on.set()
+        await until(manager, archived_to(topic, bases[-1]))
+        assert await archive.batches(tip) == expected
+
+
+async def test_where_no_link_can_be_made_it_is_copied(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    spool = Path("/dev/shm")
+    if not spool.is_dir() or spool.stat().st_dev == kafka_server.data_dir.stat().st_dev:
+        pytest.skip("no second file system at /dev/shm")
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 2.5)
+    bases = rolled_bases(kafka_server, topic)
+    changes = {**log_dirs(kafka_server, tmp_path), "spool_dir": spool}
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka_server.bootstrap, archive, topic, **changes) as (manager, cluster),
+    ):
+        await until(manager, archived_to(topic, bases[-1]))
+        (tip,) = await tips(cluster, topic)
+        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, bases[-1])
+
+
+@pytest.mark.parametrize(
+    ("node_id", "cluster_id", "said"),
+    [(1, CLUSTER_ID, "belongs to cluster"), (2, None, None), (1, None, "no folder")],
+    ids=["another-cluster", "another-broker", "another-directory"],
+)
+async def test_directories_that_are_not_the_leaders(
+    kafka_server: KafkaServer,
+    create_topic: Callable[..., str],
+    tmp_path: Path,
+    node_id: int,
+    cluster_id: str | None,
+    said: str | None,
+) -> None:
+    """Another cluster's are refused by name; with those of a follower there is nothing to do."""
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 1.5)
+    own = open_log_dir(kafka_server.data_dir).cluster_id
+    beside = plant_log_dir(tmp_path / "logs", node_id, cluster_id or own)
+    config = ArchiveConfig(topics=topic, source="log-dirs", log_dirs=str(beside))
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster,
+        Spool(tmp_path / "spool") as spool,
+    ):
+        (tip,) = await tips(cluster, topic)
+        gatherer = open_source(config, cluster).gatherer(tip, spool)
+        if said is None:
+            assert await gatherer.gather(0, close_short=True) is None
+        else:
+            with pytest.raises(FetchProxyError, match=said):
+                await gatherer.gather(0, close_short=True)
+        assert list(await archive.rlmm.list_partitions()) == []
+
+
+async def test_a_position_beyond_either_end(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 1.5)
+    delete_records(kafka_server, topic, 10)
+    config = ArchiveConfig(topics=topic, **log_dirs(kafka_server, tmp_path))
+    async with (
+        Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster,
+        Spool(tmp_path / "spool") as spool,
+    ):
+        (tip,) = await tips(cluster, topic)
+        gatherer = open_source(config, cluster).gatherer(tip, spool)
+        assert await gatherer.find_log_start() == 10
+        assert await gatherer.gather(9, close_short=False) == LogGap(10)
+        end = await stable_end(cluster, tip)
+        assert await gatherer.gather(end, close_short=True) is None, "the active segment"
+        with pytest.raises(LogTruncated, match=f"ends at offset {end}"):
+            await gatherer.gather(end + 1, close_short=False)
+
+
+async def stable_end(cluster: Cluster, tip: TopicIdPartition) -> int:
+    now = asyncio.get_running_loop().time()
+    return (await cluster.log_edges(tip, not_older_than=now)).last_stable_offset
+
+
+async def kafka_files(archive: Archive, segment: RemoteLogSegmentMetadata) -> set[SegmentFile]:
+    store = archive.rsm._store
+    folder = archive.rsm.object_key(segment, SegmentFile.LOG).rpartition("/")[0]
+    keys = {found.key async for found in store.list(folder + "/")}
+    return {file for file in KAFKA_FILES if archive.rsm.object_key(segment, file) in keys}

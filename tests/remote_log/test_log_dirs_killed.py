@@ -1,0 +1,141 @@
+"""The archiver beside a broker killed with SIGKILL at each step of a copy and of a removal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archive_harness import broker_batches, open_archive, running_archiver, tips, until
+from labelled_store import COPY_STEPS, DELETE_STEPS, labels
+from test_log_dirs_kafka import SMALL_SEGMENTS, archived_to, produce, rolled_bases, transactions
+
+from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.storage.layout import SegmentFile, parse_segment_key
+from lab.kafka import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+HERE = Path(__file__).parent
+QUICK_REMOVAL = {"copy_max_ms": 1_000}  # an attempt that is older than twice this is removed
+
+# One before each object that could be left alone, and the two that decide what counts.
+SOME = [
+    "before put index",
+    "before put_file log",
+    "before put metadata COPY_SEGMENT_FINISHED",
+    "after put metadata COPY_SEGMENT_FINISHED",
+]
+
+
+def run_until_killed(
+    bootstrap: str, folder: Path, topic: str, changes: dict[str, Any], label: str
+) -> None:
+    """The process must reach the step: it ends by its own SIGKILL, or not at all."""
+    command = [sys.executable, str(HERE / "archiver_process.py"), bootstrap]
+    command += [str(folder / "store"), str(changes["spool_dir"]), topic]
+    rest = {key: value for key, value in changes.items() if key != "spool_dir"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
+    done = subprocess.run(
+        [*command, json.dumps(rest), label],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.returncode
+
+
+def beside(kafka: KafkaServer) -> dict[str, Any]:
+    return {
+        "source": "log-dirs",
+        "log_dirs": str(kafka.data_dir),
+        "spool_dir": str(kafka.data_dir.parent / "spool"),
+    }
+
+
+@pytest.mark.parametrize(
+    "steps", [SOME, pytest.param(labels(COPY_STEPS), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+async def test_killed_in_a_copy(
+    kafka_server: KafkaServer,
+    create_topic: Callable[..., str],
+    tmp_path: Path,
+    steps: list[str],
+) -> None:
+    """Each life ends at another step; the last one finds an archive to go on with."""
+    topic = create_topic(config=SMALL_SEGMENTS)
+    changes = beside(kafka_server)
+    for life, label in enumerate(steps):
+        # So that there is something to copy, with aborted transactions in it.
+        await asyncio.to_thread(transactions, kafka_server, topic, 25, life)
+        await asyncio.to_thread(produce, kafka_server, topic, 1.1, life)
+        await asyncio.to_thread(
+            run_until_killed, kafka_server.bootstrap, tmp_path, topic, changes, label
+        )
+    await finish(kafka_server, topic, tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["before delete log", "before delete metadata"],
+        pytest.param(labels(DELETE_STEPS), marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+async def test_killed_in_a_removal(
+    kafka_server: KafkaServer,
+    create_topic: Callable[..., str],
+    tmp_path: Path,
+    steps: list[str],
+) -> None:
+    """An attempt is left behind; each next life ends in its removal, which the last one ends."""
+    topic = create_topic(config=SMALL_SEGMENTS)
+    changes = beside(kafka_server)
+    await asyncio.to_thread(produce, kafka_server, topic, 1.1)
+    for life, label in enumerate(steps):
+        await asyncio.to_thread(produce, kafka_server, topic, 1.1, life)
+        left_behind = ("before put metadata COPY_SEGMENT_FINISHED", changes)
+        for step, limits in (left_behind, (label, {**changes, **QUICK_REMOVAL})):
+            await asyncio.to_thread(
+                run_until_killed, kafka_server.bootstrap, tmp_path, topic, limits, step
+            )
+    await finish(kafka_server, topic, tmp_path, {**changes, **QUICK_REMOVAL})
+
+
+async def finish(kafka: KafkaServer, topic: str, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Nothing is missing, nothing is there twice, and (once they are old) no attempt is left."""
+    changes = {**changes, "spool_dir": Path(changes["spool_dir"])}
+    end = rolled_bases(kafka, topic)[-1]
+    async with open_archive(tmp_path / "store") as archive:
+        async with running_archiver(kafka.bootstrap, archive, topic, **changes) as (
+            manager,
+            cluster,
+        ):
+            await until(manager, archived_to(topic, end))
+            (tip,) = await tips(cluster, topic)
+            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+        changes = {**changes, **QUICK_REMOVAL}
+        async with running_archiver(kafka.bootstrap, archive, topic, **changes):
+            async with asyncio.timeout(60):
+                while (await archive.view(tip)).unfinished:  # noqa: ASYNC110 - knows no events
+                    await asyncio.sleep(0.1)
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        assert report.faults == ()
+        assert report.gaps == ()
+        named = {
+            archive.rsm.object_key(segment, file)
+            for segment in (await archive.view(tip)).segments
+            for file in SegmentFile
+        }
+        found = {stored.key async for stored in archive.rsm._store.list("")}
+        assert {key for key in found if parse_segment_key("", key)} - named == set()
+    assert list(changes["spool_dir"].iterdir()) == []

@@ -1,0 +1,96 @@
+"""What docs/log-dirs.md says of the broker's own files: a broker starts with them again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from archive_harness import Archive, broker_batches, open_archive, running_archiver, tips, until
+from test_log_dirs_kafka import (
+    SMALL_SEGMENTS,
+    archived_to,
+    log_dirs,
+    produce,
+    rolled_bases,
+    segments,
+    transactions,
+)
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.storage.layout import SegmentFile
+from lab.kafka import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+TOPIC = "restored"
+
+
+async def restore(archive: Archive, segment: RemoteLogSegmentMetadata, folder: Path) -> None:
+    base, after = segment.start_offset, segment.end_offset + 1
+    names = {
+        SegmentFile.LOG: f"{base:020d}.log",
+        SegmentFile.PRODUCER_SNAPSHOT: f"{after:020d}.snapshot",
+    }
+    if not segment.has_aborted_txns:
+        names[SegmentFile.OFFSET_INDEX] = f"{base:020d}.index"
+        names[SegmentFile.TIME_INDEX] = f"{base:020d}.timeindex"
+    for file, name in names.items():
+        (folder / name).write_bytes(await archive.object(segment, file))
+
+
+async def aborted_everywhere(
+    cluster: Cluster, tip: TopicIdPartition, ends: list[int]
+) -> list[frozenset[tuple[int, int]]]:
+    found = []
+    for offset in ends:
+        fetched = await cluster.fetch(
+            tip, offset, bytes_max=1, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
+        )
+        found.append(frozenset(fetched.aborted))
+    return found
+
+
+def log_since(kafka: KafkaServer, position: int) -> str:
+    return kafka.log.read_bytes()[position:].decode()
+
+
+async def test_a_broker_starts_with_restored_segments(
+    own_kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    kafka = own_kafka_server
+    kafka.create_topic(TOPIC, 1, SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka, TOPIC, 2.5)
+    await asyncio.to_thread(transactions, kafka, TOPIC, 60)
+    bases = rolled_bases(kafka, TOPIC)
+    async with open_archive(tmp_path / "store") as archive:
+        async with running_archiver(
+            kafka.bootstrap, archive, TOPIC, **log_dirs(kafka, tmp_path)
+        ) as (manager, cluster):
+            await until(manager, archived_to(TOPIC, bases[-1]))
+            (tip,) = await tips(cluster, TOPIC)
+            log = await broker_batches(cluster, tip, 0, bases[-1])
+            aborted = await aborted_everywhere(cluster, tip, bases[:-1])
+        found = await segments(archive, tip)
+        assert {s.has_aborted_txns for s in found} == {True, False}, "both ways are shown"
+        await asyncio.to_thread(kafka._server().stop, 60.0)
+        folder = kafka.data_dir / f"{TOPIC}-0"
+        for path in folder.iterdir():
+            if path.stem.isdigit() and int(path.stem) < bases[-1]:
+                path.unlink()
+        for segment in found:
+            await restore(archive, segment, folder)
+        # Without a clean shutdown the broker would rebuild everything anyway.
+        assert (kafka.data_dir / ".kafka_cleanshutdown").exists()
+        seen = kafka.log.stat().st_size
+        await asyncio.to_thread(kafka.start)
+    rebuilt = re.findall(
+        r"Could not find offset index file.*/(\d{20})\.log", log_since(kafka, seen)
+    )
+    assert {int(base) for base in rebuilt} == {s.start_offset for s in found if s.has_aborted_txns}
+    async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
+        assert await broker_batches(cluster, tip, 0, bases[-1]) == log
+        assert await aborted_everywhere(cluster, tip, bases[:-1]) == aborted

@@ -1,0 +1,102 @@
+"""Objects that no metadata name: when they go, and what is none."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from uuid import UUID
+
+from planted_archive import TIP, batch
+from retention_world import QUICK, State, World, turns, virtually
+
+from fetchproxy.config.archive import ArchiveConfig
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentId
+from fetchproxy.remote_log.expirer import Expirer
+from fetchproxy.storage.layout import SegmentFile
+
+
+async def orphan(world: World, number: int, *files: SegmentFile) -> set[str]:
+    """Objects of a segment that no metadata name; the keys."""
+    id_ = RemoteLogSegmentId(TIP, UUID(int=number))
+    metadata = replace(world.planted.segments[0], segment_id=id_)
+    keys = {world.planted.rsm.object_key(metadata, file) for file in files}
+    for key in keys:
+        await world.store.put(key, b"left")
+    return keys
+
+
+def test_orphans_go_when_they_were_seen_for_long_enough() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(2)
+        sound = world.store.objects()
+        left = await orphan(world, 77, SegmentFile.LOG, SegmentFile.INDEX)
+        settings = {"orphan_check_interval_ms": 500_000, "orphan_age_min_ms": 100_000}
+        expirer, _ = await world.start(opened, **settings)
+        await turns(expirer, 50)
+        late = await orphan(world, 78, SegmentFile.LOG)
+        await turns(expirer, 49)
+        assert world.store.objects() == sound | left | late
+        await turns(expirer, 20)
+        assert world.store.objects() == sound | late
+        await turns(expirer, 200)
+        assert world.store.objects() == sound
+
+    virtually(life)
+
+
+def test_an_attempt_that_metadata_name_is_no_orphan() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(1)
+        now_ms = world.wall_clock_ms()
+        await world.add(10, event_timestamp_ms=now_ms, state=State.COPY_SEGMENT_STARTED)
+        settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 1_000}
+        expirer, _ = await world.start(opened, **settings)
+        await turns(expirer, 58)
+        assert len(world.store.objects()) == 2 * 4 + 1
+
+    virtually(life)
+
+
+def test_what_is_still_being_written_is_no_orphan() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(1)
+        settings = {"orphan_check_interval_ms": 5_000, "orphan_age_min_ms": 60_000}
+        expirer, _ = await world.start(opened, **settings)
+        for _ in range(20):
+            left = await orphan(world, 77, SegmentFile.LOG)  # its version changes
+            await turns(expirer, 30)
+            assert left <= world.store.objects()
+        await turns(expirer, 100)
+        assert not left & world.store.objects()
+
+    virtually(life)
+
+
+def test_a_finished_segment_is_never_an_orphan() -> None:
+    """Even where the metadata manager, being empty or another cluster's, does not name it."""
+
+    class Forgetful(StoreBackedRemoteLogMetadataManager):
+        def list_remote_log_segments(self, tip: object) -> tuple[()]:
+            return ()
+
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(3)
+        begun = await world.planted.add([batch(30)])
+        await world.planted.restate(replace(begun, state=State.COPY_SEGMENT_STARTED))
+        damaged = await world.planted.add([batch(40)])
+        await world.planted.change(damaged, SegmentFile.METADATA, lambda _: b"{")
+        rsm = world.planted.rsm
+        rlmm = await opened.enter_async_context(Forgetful(rsm, MetadataConfig()))
+        expirer = Expirer(
+            ArchiveConfig(**{**QUICK, "orphan_check_interval_ms": 1, "orphan_age_min_ms": 1}),
+            rsm,
+            rlmm,
+            topic_config=lambda _: None,
+            wall_clock_ms=world.wall_clock_ms,
+        )
+        await turns(expirer, 50)
+        assert world.bases() == [0, 10, 20, 40]
+
+    virtually(life)

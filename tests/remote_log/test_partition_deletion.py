@@ -1,0 +1,278 @@
+"""A deleted topic's archive: what must hold before it goes, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from failing_store import FailingStore
+from kafka.protocol.metadata.metadata import MetadataResponse
+from memory_metadata_log import MemoryMetadataLog
+from planted_archive import PlantedArchive, batch
+from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker, encode, serving
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.archive import ArchiveConfig
+from fetchproxy.config.sections import ClusterConfig, MetadataConfig
+from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.metadata_partitioner import metadata_partition
+from fetchproxy.metadata.records import encode_message
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.remote_log.partition_deletion import PartitionDeletion
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+TIPS = [TopicIdPartition(TOPIC_ID, TOPIC, partition) for partition in (0, 1)]
+BYSTANDER = TopicIdPartition(UUID(int=8), "other", 0)
+METADATA = 3
+UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_AUTHORIZED, UNKNOWN_ID = 3, 5, 29, 100
+
+Topic = tuple[str | None, UUID, int]  # name, id, error code
+ALIVE: Topic = (TOPIC, TOPIC_ID, 0)
+OTHER: Topic = ("other", BYSTANDER.topic_id, 0)
+NO_NAME: Topic = (TOPIC, UUID(int=0), UNKNOWN_TOPIC)
+NO_ID: Topic = (None, TOPIC_ID, UNKNOWN_ID)
+GONE = (OTHER, NO_NAME, NO_ID)
+
+
+@dataclass
+class DecidedBroker(ScriptedBroker):
+    """Answers every Metadata request alike, with all that it says of any topic."""
+
+    cluster_id: str | None = "c"
+    topics: tuple[Topic, ...] = (ALIVE, OTHER)
+
+    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+        if api_key != METADATA:
+            return super().answer(api_key, version, correlation_id)
+        message = self._metadata()
+        message.cluster_id = self.cluster_id
+        [sample] = message.topics
+        message.topics = [self._topic(sample, *topic) for topic in self.topics]
+        return encode(message, version, correlation_id)
+
+    @staticmethod
+    def _topic(sample: Any, name: str | None, topic_id: UUID, error_code: int) -> Any:
+        return MetadataResponse.MetadataResponseTopic(
+            error_code=error_code,
+            name=name,
+            topic_id=topic_id,
+            is_internal=False,
+            partitions=[] if error_code else sample.partitions,
+        )
+
+
+@dataclass
+class Life:
+    broker: DecidedBroker
+    cluster: Cluster
+    store: FailingStore
+    planted: PlantedArchive
+    log: MemoryMetadataLog | None  # None: metadata are managed in the store
+
+    @asynccontextmanager
+    async def process(self, grace_ms: int = 0) -> AsyncIterator[PartitionDeletion]:
+        rsm = RemoteStorageManager(self.store, "archive")
+        config = ArchiveConfig(topic_deletion_grace_ms=grace_ms)
+        async with AsyncExitStack() as opened:
+            rlmm: RemoteLogMetadataManager
+            if self.log is None:
+                rlmm = await opened.enter_async_context(
+                    StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig())
+                )
+            else:
+                rlmm = await opened.enter_async_context(
+                    TopicBasedRemoteLogMetadataManager(
+                        self.log, rsm, MetadataConfig(), wall_clock_ms=lambda: 1_000
+                    )
+                )
+            yield PartitionDeletion(config, self.cluster, rsm, rlmm, wall_clock_ms=lambda: 1_000)
+
+    async def look(self) -> None:
+        """Of a process of its own, which has seen nothing before."""
+        async with self.process() as deletion:
+            await deletion.look()
+
+    def of_the_topic(self) -> set[str]:
+        return {key for key in self.store.objects() if f"/{TOPIC}-" in key}
+
+
+@asynccontextmanager
+async def life(manager: str = "store") -> AsyncIterator[Life]:
+    store = FailingStore()
+    log = MemoryMetadataLog() if manager == "topic" else None
+    planted = PlantedArchive(store)
+    for tip in (*TIPS, BYSTANDER):
+        await planted.add([batch(0)], tip=tip)
+    await planted.add([batch(10)], tip=TIPS[0])
+    for metadata in planted.segments if log is not None else ():
+        number = metadata_partition(metadata.topic_id_partition, log.identity.partitions)
+        begun = replace(metadata, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+        for event in (begun, metadata):
+            await log.append(number, encode_message(event))
+    broker = DecidedBroker()
+    async with (
+        serving(broker) as bootstrap,
+        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=2_000)) as cluster,
+    ):
+        yield Life(broker, cluster, store, planted, log)
+
+
+with_both = pytest.mark.parametrize("manager", ["store", "topic"])
+
+
+@with_both
+async def test_nothing_of_it_stays(manager: str) -> None:
+    async with life(manager) as world:
+        first, second = world.planted.segments[0], world.planted.segments[3]
+        await world.look()
+        # Whatever may lie there: an orphan, a log start, metadata that cannot be read, an attempt.
+        orphan = replace(first, segment_id=replace(first.segment_id, id=UUID(int=77)))
+        await world.store.put(world.planted.key(orphan, SegmentFile.LOG), b"left")
+        await world.planted.rsm.put_log_start_offset(TIPS[0], 3, b"3")
+        await world.planted.change(first, SegmentFile.METADATA, lambda _: b"{")
+        begun = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+        await world.planted.restate(replace(second, state=begun))
+        others = world.store.objects() - world.of_the_topic()
+        world.broker.topics = GONE
+        await world.look()
+        assert world.of_the_topic() == set()
+        assert world.store.objects() == others
+        await world.look()  # and finds nothing to do
+
+
+@pytest.mark.parametrize(
+    ("topics", "cluster_id"),
+    [
+        pytest.param((OTHER, (TOPIC, TOPIC_ID, NOT_AUTHORIZED)), "c", id="not authorized"),
+        pytest.param((OTHER, NO_NAME, (None, TOPIC_ID, NOT_AUTHORIZED)), "c", id="id forbidden"),
+        pytest.param(((TOPIC, UUID(int=0), NOT_AUTHORIZED), NO_ID), "c", id="name forbidden"),
+        pytest.param((ALIVE, NO_ID), "c", id="alive by name"),
+        pytest.param(((TOPIC, TOPIC_ID, LEADER_NOT_AVAILABLE),), "c", id="no leader"),
+        pytest.param(GONE, "another", id="another cluster"),
+        pytest.param(GONE, None, id="a cluster without id"),
+    ],
+)
+async def test_misunderstandings(topics: tuple[Topic, ...], cluster_id: str | None) -> None:
+    async with life() as world:
+        await world.look()
+        before = world.of_the_topic()
+        world.broker.topics, world.broker.cluster_id = topics, cluster_id
+        async with world.process() as deletion:
+            for _ in range(3):
+                await deletion.look()
+        assert world.of_the_topic() == before
+
+
+async def test_an_archive_that_nobody_has_seen_alive_here() -> None:
+    """Attached, restored, or older than this rule."""
+    async with life() as world:
+        world.broker.topics = GONE
+        before = world.of_the_topic()
+        async with world.process() as deletion:
+            for _ in range(3):
+                await deletion.look()
+        assert world.of_the_topic() == before
+
+
+async def test_brokers_that_are_away_deny_nothing() -> None:
+    async with life() as world:
+        await world.look()
+        before = world.of_the_topic()
+        gone = ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200, connect_max_ms=100)
+        async with (
+            Cluster(gone) as nowhere,
+            replace(world, cluster=nowhere).process() as deletion,
+        ):
+            with pytest.raises(ClusterError):
+                await deletion.look()
+        assert world.of_the_topic() == before
+
+
+async def test_the_grace_begins_anew_whenever_it_is_seen() -> None:
+    async with life() as world:
+        await world.look()
+        async with world.process(grace_ms=300) as deletion:
+            for _ in range(8):
+                world.broker.topics = GONE
+                await deletion.look()
+                await asyncio.sleep(0.1)
+                world.broker.topics = (ALIVE, OTHER)
+                await deletion.look()
+            assert len(world.of_the_topic()) == 3 * 4 + 1
+            world.broker.topics = GONE
+            began_at = asyncio.get_running_loop().time()
+            while world.of_the_topic():
+                await deletion.look()
+            assert asyncio.get_running_loop().time() - began_at >= 0.3
+
+
+async def test_created_again_under_its_name() -> None:
+    async with life() as world:
+        await world.look()
+        again = TopicIdPartition(UUID(int=9), TOPIC, 0)
+        added = await world.planted.add([batch(0)], tip=again)
+        world.broker.topics = (OTHER, (TOPIC, again.topic_id, 0), NO_ID)
+        await world.look()
+        left = world.of_the_topic()
+        assert {world.planted.key(added, SegmentFile.LOG)} < left
+        assert all(key.split("/")[1] == left.copy().pop().split("/")[1] for key in left)
+
+
+@with_both
+@pytest.mark.parametrize("answer_lost", [False, True])
+async def test_every_write_may_be_the_last(answer_lost: bool, manager: str) -> None:
+    """Another process goes on; of what was started it waits for no grace."""
+    at = 0
+    while True:
+        async with life(manager) as world:
+            await world.look()
+            others = world.store.objects() - world.of_the_topic()
+            world.broker.topics = GONE
+            world.store.fail(at, answer_lost=answer_lost)
+            try:
+                await world.look()
+            except RemoteStorageError:
+                assert world.store.failed
+            if not world.store.failed:
+                break
+            async with world.process() as deletion:
+                await deletion.look()
+            assert world.store.objects() == others
+        at += 1
+    assert at > 20
+
+
+async def test_one_that_was_started_waits_for_no_second_grace() -> None:
+    async with life() as world:
+        await world.look()
+        world.broker.topics = GONE
+        world.store.fail(8)
+        with pytest.raises(RemoteStorageError):
+            await world.look()
+        left = {key for key in world.of_the_topic() if f"/{TIPS[0].partition}/" in key}
+        assert left
+        async with world.process(grace_ms=3_600_000) as deletion:
+            await deletion.look()
+        # The other partition's deletion was not begun, so it waits.
+        assert {key.split("/")[2] for key in world.of_the_topic()} == {"1", "cluster-id"}
+
+
+@with_both
+async def test_two_at_once(manager: str) -> None:
+    async with life(manager) as world:
+        await world.look()
+        world.broker.topics = GONE
+        async with world.process() as one, world.process() as two, asyncio.TaskGroup() as tasks:
+            tasks.create_task(one.look())
+            tasks.create_task(two.look())
+        await world.look()
+        assert world.of_the_topic() == set()

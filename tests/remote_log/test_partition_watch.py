@@ -1,0 +1,173 @@
+"""How much of the broker's retention is used up before the copy, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from structlog.testing import capture_logs
+
+from fetchproxy.config.sections import ArchiveConfig
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import (
+    ARCHIVE_LEADER_PARTITIONS,
+    ARCHIVE_MARGIN_WARNINGS,
+    ARCHIVE_OLDEST_COPY_SECONDS,
+    ARCHIVE_RETENTION_USED_SHARE,
+    ARCHIVE_STALLED_COPIES,
+)
+from fetchproxy.remote_log.copier import CopyProgress
+from fetchproxy.remote_log.margin import (
+    UNLIMITED,
+    BrokerRetention,
+    broker_retention,
+    retention_used,
+)
+from fetchproxy.remote_log.partition_watch import PartitionWatch
+from fetchproxy.remote_log.status import PartitionArchiveStatus, trouble
+
+TIP = TopicIdPartition(UUID(int=1), "orders", 3)
+HOUR = 3_600_000
+LAGGING = PartitionArchiveStatus(
+    tip=TIP,
+    archive_start=0,
+    archive_end=100,
+    log_start_offset=40,
+    last_stable_offset=150,
+    gathered_bytes=0,
+    last_error=None,
+    last_success_ms=None,
+    stopped=False,
+    broker_retention=BrokerRetention(ms=10 * HOUR, bytes=None),
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, UNLIMITED),
+        ({"retention.ms": "-1", "retention.bytes": "-1"}, UNLIMITED),
+        ({"retention.ms": "5", "retention.bytes": "7"}, BrokerRetention(5, 7)),
+        ({"retention.ms": "5", "cleanup.policy": "compact"}, UNLIMITED),
+        (
+            {
+                "retention.ms": "5",
+                "retention.bytes": "7",
+                "local.retention.ms": "3",
+                "local.retention.bytes": "-2",
+                "remote.storage.enable": "true",
+            },
+            BrokerRetention(3, 7),
+        ),
+        (
+            {"retention.ms": "5", "local.retention.ms": "3", "remote.storage.enable": "false"},
+            BrokerRetention(5, None),
+        ),
+    ],
+)
+def test_retention_of_a_topic(settings: dict[str, str], expected: BrokerRetention) -> None:
+    assert broker_retention(settings) == expected
+
+
+def test_the_larger_share_counts() -> None:
+    limits = BrokerRetention(ms=1_000, bytes=100)
+    assert retention_used(limits, age_ms=100, unarchived_bytes=50) == 0.5
+    assert retention_used(limits, age_ms=900, unarchived_bytes=50) == 0.9
+    assert retention_used(limits, age_ms=None, unarchived_bytes=None) is None
+    assert retention_used(UNLIMITED, age_ms=900, unarchived_bytes=50) is None
+
+
+def watch() -> PartitionWatch:
+    return PartitionWatch(ArchiveConfig(margin_warn_share=0.5, copy_max_ms=60_000))
+
+
+async def test_warned_once_per_episode_by_the_records_own_time() -> None:
+    seen = watch()
+    status = replace(LAGGING, first_unarchived_ms=1_000 * HOUR)
+    with capture_logs() as logs:
+        for hours in (1_004, 1_005, 1_006, 1_007):
+            await seen.look([status], 0.0, hours * HOUR)
+    assert [(e["event"], e["retention_used"]) for e in logs] == [("archive_margin_small", 0.5)]
+    assert logs[0]["log_level"] == "error"
+    assert seen.retention_used(TIP) == pytest.approx(0.7)
+    assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
+    assert ARCHIVE_MARGIN_WARNINGS._value.get() == 1
+    caught_up = replace(LAGGING, archive_end=150)
+    with capture_logs() as logs:
+        await seen.look([caught_up], 0.0, 1_008 * HOUR)
+        await seen.look([status], 0.0, 1_009 * HOUR)
+    assert [e["event"] for e in logs] == ["archive_margin_restored", "archive_margin_small"]
+    seen.forget(TIP)
+    assert ("orders", "3") not in ARCHIVE_RETENTION_USED_SHARE._metrics
+
+
+async def test_what_nobody_could_read_counts_from_when_it_was_known_to_wait() -> None:
+    seen = watch()
+    await seen.look([LAGGING], 0.0, 0)
+    unknown = replace(LAGGING, last_stable_offset=None)  # the brokers are away
+    await seen.look([unknown], 0.0, 4 * HOUR)
+    assert seen.retention_used(TIP) == pytest.approx(0.4)
+    copied = replace(LAGGING, archive_end=120)
+    await seen.look([copied], 0.0, 5 * HOUR)  # another range waits, since now
+    assert seen.retention_used(TIP) == 0
+
+
+async def test_bytes_count_too() -> None:
+    seen = watch()
+    limits = BrokerRetention(ms=None, bytes=1_000)
+    with capture_logs() as logs:
+        await seen.look([replace(LAGGING, broker_retention=limits, bytes_per_offset=9.98)], 0.0, 0)
+        assert logs == []
+        await seen.look([replace(LAGGING, broker_retention=limits, bytes_per_offset=16.0)], 0.0, 0)
+    assert [e["retention_used"] for e in logs] == [0.8]
+
+
+async def test_without_limits_nothing_is_said() -> None:
+    seen = watch()
+    with capture_logs() as logs:
+        await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 0)
+        await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 9_999 * HOUR)
+    assert logs == []
+    assert seen.retention_used(TIP) is None
+
+
+async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
+    seen = watch()
+    copy = CopyProgress(UUID(int=9), base_offset=100, size_bytes=5, started_at=1_000.0)
+    status = replace(LAGGING, broker_retention=UNLIMITED, copy=copy)
+    with capture_logs() as logs:
+        for now in (1_010.0, 1_029.0, 1_030.0, 1_059.0):
+            await seen.look([status], now, 0)
+    assert [(e["event"], e["since_s"], e["ended_after_s"]) for e in logs] == [
+        ("segment_copy_stalled", 30.0, 60.0)
+    ]
+    assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 59
+    assert ARCHIVE_STALLED_COPIES._value.get() == 1
+    await seen.look([replace(status, copy=None)], 1_061.0, 0)
+    assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 0
+    assert ARCHIVE_STALLED_COPIES._value.get() == 0
+
+
+async def test_a_follower_is_not_watched() -> None:
+    seen = watch()
+    with capture_logs() as logs:
+        await seen.look([replace(LAGGING, leads=False, first_unarchived_ms=0)], 0.0, 999 * HOUR)
+    assert logs == []
+    assert ARCHIVE_LEADER_PARTITIONS._value.get() == 0
+
+
+def test_trouble_in_words() -> None:
+    config = ArchiveConfig(copy_max_ms=60_000, margin_warn_share=0.5)
+    copy = CopyProgress(UUID(int=9), base_offset=100, size_bytes=5, started_at=1_000.0)
+    copying = replace(LAGGING, copy=copy)
+    assert trouble(copying, config, 1_029.0) is None
+    assert trouble(copying, config, 1_047.0) == (
+        "a copy has been under way for 40 s; it is ended after 60 s"
+    )
+    assert trouble(replace(LAGGING, retention_used=0.49), config, 0.0) is None
+    assert trouble(replace(LAGGING, retention_used=0.72), config, 0.0) == (
+        "the oldest record not archived has used up 72 % of the brokers' retention"
+    )
+    failing = replace(copying, retention_used=0.9, last_error="the store is away")
+    assert trouble(failing, config, 1_047.0) == "the store is away"

@@ -1,0 +1,291 @@
+"""A derived object is damaged: verification finds it, repair makes it again, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import replace
+
+import pytest
+from derivable_archive import GeneratedLog, archived, logs
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from planted_archive import ABORT, TIP, PlantedArchive, batch, flip
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.index.remote_log_index import INTERVAL_BYTES
+from fetchproxy.metadata.segment_json import decode_segment
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import AbortedTxn, EpochStart
+from fetchproxy.remote_log.repair import repair_archive
+from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verify_report import RepairReport, VerifyReport
+from fetchproxy.storage.layout import SegmentFile
+
+LOG, INDEX, TXN = SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN
+EPOCHS, METADATA = SegmentFile.EPOCHS, SegmentFile.METADATA
+DERIVED = (INDEX, TXN, EPOCHS, METADATA)
+WALL_CLOCK_MS = 1_700_000_000_000
+
+
+async def repair(
+    archive: PlantedArchive, dry_run: bool = False
+) -> tuple[VerifyReport, RepairReport]:
+    """What was found, and what was done."""
+    async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+        found = await verify_archive(archive.rsm, rlmm, chunk_bytes=archive.chunk_bytes)
+        done = await repair_archive(
+            archive.rsm,
+            rlmm,
+            found.faults,
+            wall_clock_ms=lambda: WALL_CLOCK_MS,
+            dry_run=dry_run,
+            chunk_bytes=archive.chunk_bytes,
+        )
+        return found, done
+
+
+async def contents(archive: PlantedArchive) -> dict[str, object]:
+    """By key. When a segment's metadata were written nothing else says."""
+    found: dict[str, object] = {}
+    async for stored in archive.store.list(""):
+        raw = await archive.store.get(stored.key)
+        is_metadata = stored.key.endswith(".metadata")
+        found[stored.key] = (
+            replace(decode_segment(raw, stored.key), event_timestamp_ms=0) if is_metadata else raw
+        )
+    return found
+
+
+def damaged(content: bytes, how: str, at: int) -> bytes:
+    if how == "cut":
+        return content[: at % len(content)]
+    if how == "longer":
+        return content + b"0"
+    if how == "emptied":
+        return b""
+    return flip(at, 1 + at % 255)(content)
+
+
+@given(
+    logs(),
+    st.integers(0, 4),
+    st.sampled_from(DERIVED),
+    st.sampled_from(("missing", "flipped", "flipped", "cut", "longer", "emptied")),
+    st.integers(0, 10_000),
+)
+def test_damage_to_one_derived_object_is_mended(
+    log: GeneratedLog, segment: int, file: SegmentFile, how: str, at: int
+) -> None:
+    async def check() -> None:
+        archive = await archived(log)
+        assert (await archive.verify()).clean
+        before = await contents(archive)
+        metadata = archive.segments[segment % len(archive.segments)]
+        key = archive.key(metadata, file)
+        assume(key in before)  # not all segments have aborted transactions
+        if how == "missing":
+            await archive.store.delete(key)
+        else:
+            await archive.change(metadata, file, lambda content: damaged(content, how, at))
+        report = await archive.verify()
+        # Nothing else repeats the lineage before a segment, a last stable offset or an event's
+        # time, so a single byte of them may change unseen.
+        assert not report.clean or (how == "flipped" and file is not INDEX) or file is METADATA
+        assume(not report.clean)
+        _, done = await repair(archive)
+        assert done.refusals == []
+        assert [r.object_key for r in done.repairs] == [key]
+        assert (await archive.verify()).clean
+        assert await contents(archive) == before
+
+    asyncio.run(check())
+
+
+@given(logs(), st.data())
+def test_everything_but_the_logs_is_lost(log: GeneratedLog, data: st.DataObject) -> None:
+    """Unreadable metadata, as without any nothing says that a segment was finished."""
+
+    async def check() -> None:
+        archive = await archived(log)
+        before = await contents(archive)
+        for metadata in archive.segments:
+            await archive.store.put(archive.key(metadata, METADATA), b"damaged")
+            for file in (INDEX, TXN, EPOCHS):
+                if data.draw(st.booleans()):
+                    await archive.store.delete(archive.key(metadata, file))
+        _, done = await repair(archive)
+        assert done.refusals == []
+        assert (await archive.verify()).clean
+        assert await contents(archive) == before
+        assert await repair(archive) == (await archive.verify(), RepairReport())
+
+    asyncio.run(check())
+
+
+async def three_segments() -> PlantedArchive:
+    archive = PlantedArchive()
+    for start in (0, 30, 60):
+        await archive.add(
+            (batch(base) for base in range(start, start + 30, 10)),
+            index_interval_bytes=INTERVAL_BYTES,
+        )
+    return archive
+
+
+async def test_a_dry_run_changes_nothing() -> None:
+    archive = await three_segments()
+    await archive.change(archive.segments[1], INDEX, flip(9))
+    before = {o.key: o.version async for o in archive.store.list("")}
+    _, planned = await repair(archive, dry_run=True)
+    assert [r.file for r in planned.repairs] == [INDEX]
+    assert {o.key: o.version async for o in archive.store.list("")} == before
+    _, done = await repair(archive)
+    assert [str(r) for r in done.repairs] == [str(r) for r in planned.repairs]
+    assert str(done.repairs[0]).endswith(".index: derived from the log")
+
+
+@pytest.mark.parametrize("field", ["segment_size_bytes", "end_offset", "max_timestamp_ms"])
+async def test_wrong_numbers_in_metadata_are_put_right(field: str) -> None:
+    archive = await three_segments()
+    segment = archive.segments[1]
+    before = await contents(archive)
+    await archive.restate(replace(segment, **{field: getattr(segment, field) + 3}))
+    assert not (await archive.verify()).clean
+    await repair(archive)
+    assert (await archive.verify()).clean
+    assert await contents(archive) == before
+
+
+async def test_wrong_epochs_and_flags_in_metadata_are_put_right() -> None:
+    archive = await three_segments()
+    segment = archive.segments[1]
+    before = await contents(archive)
+    wrong = replace(segment, segment_leader_epochs=(EpochStart(4, 30),), has_aborted_txns=True)
+    await archive.restate(wrong)
+    await repair(archive)
+    assert (await archive.verify()).clean
+    assert await contents(archive) == before
+
+
+@pytest.mark.parametrize("cut", [1, 61 + 108])
+async def test_a_log_that_lost_its_end_is_never_declared_whole(cut: int) -> None:
+    """Neither in the middle of a batch nor between two, where what is left looks sound."""
+    archive = await three_segments()
+    segment = archive.segments[1]
+    await archive.change(segment, LOG, lambda content: content[:-cut])
+    found, done = await repair(archive)
+    assert not found.clean
+    assert done.repairs == []
+    assert len(done.refusals) == 1
+    assert "segment at offset 30" in done.refusals[0]
+    assert (await archive.verify()).faults == found.faults
+
+
+async def test_a_log_with_a_broken_batch_is_no_source() -> None:
+    archive = await three_segments()
+    await archive.change(archive.segments[1], LOG, flip(150))
+    await archive.store.delete(archive.key(archive.segments[1], INDEX))
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "CRC-32C" in done.refusals[0]
+
+
+async def test_a_lost_log_is_told() -> None:
+    archive = await three_segments()
+    await archive.store.delete(archive.key(archive.segments[1], LOG))
+    found, done = await repair(archive)
+    assert done.repairs == []
+    assert "log is missing" in done.refusals[0]
+    assert (await archive.verify()).faults == found.faults
+
+
+async def test_objects_that_nothing_needs_are_told_and_left() -> None:
+    """A second copy of offsets that another segment has, without metadata: no fault, no repair."""
+    archive = await three_segments()
+    twin = await archive.add(batch(base) for base in (30, 40, 50))
+    await archive.store.delete(archive.key(twin, METADATA))
+    report = await archive.verify()
+    assert report.clean
+    assert [o.object_key for o in report.orphans] == sorted(
+        archive.key(twin, file) for file in (LOG, INDEX, EPOCHS)
+    )
+    found, done = await repair(archive)
+    assert (found.clean, done.repairs, done.refusals) == (True, [], [])
+    assert (await archive.verify()).orphans == report.orphans
+
+
+async def test_a_twin_with_unreadable_metadata_does_not_come_back() -> None:
+    archive = await three_segments()
+    twin = await archive.add(batch(base) for base in (30, 40, 50))
+    await archive.store.put(archive.key(twin, METADATA), b"damaged")
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "are in another segment, from 30" in done.refusals[0]
+
+
+async def test_what_was_deleted_does_not_come_back() -> None:
+    archive = await three_segments()
+    await archive.store.delete(archive.key(archive.segments[0], METADATA))
+    await archive.rsm.put_log_start_offset(TIP, 30, b"30")
+    report = await archive.verify()
+    assert report.clean
+    assert len(report.orphans) == 3
+    await archive.store.put(archive.key(archive.segments[0], METADATA), b"damaged")
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "were deleted" in done.refusals[0]
+
+
+async def test_a_clipped_segment_stays_clipped() -> None:
+    """Offsets 30-59 were cut at 39 when a newer leader's log began at 40."""
+    archive = PlantedArchive()
+    await archive.add(batch(base) for base in (0, 10, 20))
+    long = await archive.add(
+        (batch(base) for base in (30, 40, 50)), index_interval_bytes=INTERVAL_BYTES
+    )
+    clipped = replace(long.clipped(39), max_timestamp_ms=39)
+    await archive.restate(clipped)
+    await archive.add(
+        (batch(base, epoch=2) for base in (40, 50)), lineage=(EpochStart(0, 0), EpochStart(2, 40))
+    )
+    assert (await archive.verify()).clean
+    before = await contents(archive)
+    for damage in (
+        archive.store.put(archive.key(clipped, METADATA), b"damaged"),
+        archive.store.delete(archive.key(clipped, METADATA)),
+        archive.restate(replace(clipped, max_timestamp_ms=7)),
+        archive.store.delete(archive.key(clipped, EPOCHS)),
+    ):
+        await damage
+        assert not (await archive.verify()).clean
+        _, done = await repair(archive)
+        assert done.refusals == []
+        assert (await archive.verify()).clean
+        assert await contents(archive) == before
+
+
+async def test_a_transaction_whose_end_is_not_archived_is_not_guessed() -> None:
+    archive = PlantedArchive()
+    segment = await archive.add([batch(0, txn=7), batch(10)], aborted=(AbortedTxn(0, 19, 7, 20),))
+    await archive.store.delete(archive.key(segment, TXN))
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "producer 7 from offset 0 ended" in done.refusals[0]
+    await archive.add([batch(20, txn=7, control=ABORT)], aborted=(AbortedTxn(0, 20, 7, 21),))
+    _, done = await repair(archive)
+    assert [r.object_key for r in done.repairs] == [archive.key(segment, TXN)]
+    assert (await archive.verify()).clean
+
+
+async def test_a_brokers_own_files_are_checked_and_left() -> None:
+    """Offset index entries are (relative offset, position); the segment has 30 offsets."""
+    archive = await three_segments()
+    key = archive.key(archive.segments[1], SegmentFile.OFFSET_INDEX)
+    await archive.store.put(key, struct.pack(">ii", 10, 169))
+    assert (await archive.verify()).clean
+    await archive.store.put(key, struct.pack(">ii", 31, 169))
+    found, done = await repair(archive)
+    assert [fault.object_key for fault in found.faults] == [key]
+    assert (done.repairs, done.refusals) == ([], [])
+    assert (await archive.verify()).faults == found.faults

@@ -1,0 +1,204 @@
+"""A metadata topic is rebuilt from the store: the same views, and no event too many."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "metadata"))
+
+import pytest
+from derivable_archive import GeneratedLog, archived, logs
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_metadata_log import MemoryMetadataLog
+from planted_archive import TIP, PlantedArchive, batch
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_follower import TopicFollower
+from fetchproxy.model import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+)
+from fetchproxy.remote_log.restore import (
+    RestoredPartition,
+    missing_deletion,
+    missing_states,
+    restore_archive,
+)
+from fetchproxy.storage.layout import SegmentFile
+
+State = RemoteLogSegmentState
+Deletion = RemotePartitionDeleteState
+METADATA = SegmentFile.METADATA
+CONFIG = MetadataConfig()
+SEGMENT = RemoteLogSegmentMetadata(
+    segment_id=RemoteLogSegmentId(TIP, UUID(int=9)),
+    start_offset=0,
+    end_offset=9,
+    max_timestamp_ms=0,
+    event_timestamp_ms=0,
+    segment_leader_epochs=(),
+    segment_size_bytes=1,
+    state=State.COPY_SEGMENT_FINISHED,
+    has_aborted_txns=False,
+)
+
+
+async def restore(
+    archive: PlantedArchive, log: MemoryMetadataLog, *, dry_run: bool = False, exists: bool = True
+) -> list[RestoredPartition]:
+    async with (
+        StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored,
+        TopicFollower(log, CONFIG) as follower,
+    ):
+        return await restore_archive(
+            stored, follower if exists else None, wall_clock_ms=lambda: 1, dry_run=dry_run
+        )
+
+
+@asynccontextmanager
+async def topic_based(
+    archive: PlantedArchive, log: MemoryMetadataLog
+) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
+    async with TopicBasedRemoteLogMetadataManager(
+        log, archive.rsm, CONFIG, wall_clock_ms=lambda: 1
+    ) as rlmm:
+        yield rlmm
+
+
+def events_in(log: MemoryMetadataLog) -> int:
+    return sum(map(len, log.logs))
+
+
+async def same_view_of_both(archive: PlantedArchive, log: MemoryMetadataLog) -> None:
+    now = asyncio.get_running_loop().time()
+    async with (
+        StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored,
+        topic_based(archive, log) as rlmm,
+    ):
+        every = list(await stored.list_partitions())
+        assert list(await rlmm.list_partitions()) == every
+        for tip in every:
+            theirs, ours = await stored.refresh(tip, now), await rlmm.refresh(tip, now)
+            assert tuple(ours.segments) == tuple(theirs.segments)
+            assert ours.raised_log_start == theirs.raised_log_start
+            assert rlmm.list_remote_log_segments(tip) == stored.list_remote_log_segments(tip)
+            assert await rlmm.partition_deletion(tip, now) == await stored.partition_deletion(
+                tip, now
+            )
+
+
+@given(logs(), st.integers(0, 40), st.integers(0, 100), st.data())
+def test_an_empty_topic_shows_what_the_store_shows(
+    made: GeneratedLog, log_start: int, stop_after: int, data: st.DataObject
+) -> None:
+    """Also after a restore that was killed somewhere, and with copies and deletions half done."""
+
+    async def check() -> None:
+        archive = await archived(made)
+        for segment in archive.segments:
+            state = data.draw(st.sampled_from((State.COPY_SEGMENT_FINISHED, *State)))
+            if state is not State.DELETE_SEGMENT_FINISHED:
+                await archive.restate(replace(segment, state=state))
+        if log_start:
+            await archive.rsm.put_log_start_offset(TIP, log_start, b"")
+        log = MemoryMetadataLog()
+        await restore(archive, log)
+        await same_view_of_both(archive, log)
+        # Whatever of the events had been written before, the rest is written.
+        for events in log.logs:
+            del events[stop_after:]
+        await restore(archive, log)
+        await same_view_of_both(archive, log)
+        written = events_in(log)
+        [again] = await restore(archive, log)
+        assert (again.restored, again.raised_log_start) == (0, None)
+        assert events_in(log) == written
+
+    asyncio.run(check())
+
+
+async def two_segments() -> PlantedArchive:
+    archive = PlantedArchive()
+    for start in (0, 20):
+        await archive.add(batch(base) for base in (start, start + 10))
+    return archive
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_dry_run_writes_nothing(exists: bool) -> None:
+    archive, log = await two_segments(), MemoryMetadataLog()
+    [planned] = await restore(archive, log, dry_run=True, exists=exists)
+    assert (planned.tip, planned.segments, planned.restored) == (TIP, 2, 2)
+    assert events_in(log) == 0
+    assert await restore(archive, log) == [planned]
+
+
+async def test_what_the_topic_knows_is_left_as_it_is() -> None:
+    """There a segment is being deleted, and another was finished that the store has lost."""
+    archive, log = await two_segments(), MemoryMetadataLog()
+    await restore(archive, log)
+    first, second = archive.segments
+    async with topic_based(archive, log) as rlmm:
+        await rlmm.put(first.with_state(State.DELETE_SEGMENT_STARTED, 5))
+    await archive.restate(first)
+    await archive.store.delete(archive.key(second, METADATA))
+    written = events_in(log)
+    [found] = await restore(archive, log)
+    assert events_in(log) == written
+    assert (found.segments, found.restored, found.not_in_store) == (1, 0, 1)
+
+
+async def test_a_topic_deletion_goes_on_where_it_was() -> None:
+    archive, log = await two_segments(), MemoryMetadataLog()
+    started = RemotePartitionDeleteMetadata(TIP, Deletion.DELETE_PARTITION_STARTED, 9, 3)
+    async with StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored:
+        await stored.put_partition_deletion(
+            replace(started, state=Deletion.DELETE_PARTITION_MARKED)
+        )
+        await stored.put_partition_deletion(started)
+    await restore(archive, log)
+    await same_view_of_both(archive, log)
+
+
+async def test_unreadable_metadata_are_counted() -> None:
+    archive, log = await two_segments(), MemoryMetadataLog()
+    key = archive.rsm.object_key(archive.segments[0], METADATA)
+    await archive.store.put(key, b"damaged")
+    [found] = await restore(archive, log)
+    assert (found.segments, found.restored, found.unreadable) == (1, 1, 1)
+
+
+@given(st.sampled_from(State), st.sampled_from((None, *State)))
+def test_states_lead_to_what_the_store_says(stored: State, known: State | None) -> None:
+    segment = _segment(stored)
+    steps = missing_states(None if known is None else _segment(known), segment)
+    if known is not None and known >= stored:
+        assert steps == []
+    else:
+        assert steps[-1] == segment
+        assert known is not None or steps[0].state is State.COPY_SEGMENT_STARTED
+
+
+def test_the_steps_of_a_deletion() -> None:
+    started = RemotePartitionDeleteMetadata(TIP, Deletion.DELETE_PARTITION_STARTED, 9)
+    marked = replace(started, state=Deletion.DELETE_PARTITION_MARKED)
+    assert missing_deletion(None, None) == []
+    assert missing_deletion(None, started) == [marked, started]
+    assert missing_deletion(marked, started) == [started]
+    assert missing_deletion(started, marked) == []
+
+
+def _segment(state: State) -> RemoteLogSegmentMetadata:
+    return replace(SEGMENT, state=state)

@@ -1,0 +1,281 @@
+"""What is taken from a broker's rolled segment file, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from planted_archive import ABORT, COMMIT, TIP, batch
+from planted_log_dir import (
+    plant_kafka_files,
+    plant_log_dir,
+    plant_partition,
+    plant_segment,
+    rolled,
+)
+
+from fetchproxy.errors import CompactedLog, CorruptSegment, LogDirUnusable
+from fetchproxy.index.remote_log_index import RemoteLogIndex
+from fetchproxy.model import AbortedTxn, EpochStart
+from fetchproxy.remote_log import rolled_segment
+from fetchproxy.remote_log.gathered_segment import KafkaFiles
+from fetchproxy.remote_log.rolled_segment import (
+    SegmentGone,
+    Stopped,
+    Taken,
+    rolled_at,
+    take_segment,
+)
+
+FIRST = [batch(0), batch(10), batch(20, epoch=2)]
+SECOND = [batch(30, epoch=2), batch(40, epoch=2)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = plant_partition(
+        plant_log_dir(tmp_path / "logs"), epochs=(EpochStart(0, 0), EpochStart(2, 20))
+    )
+    plant_segment(folder, 0, FIRST)
+    plant_segment(folder, 30, SECOND)
+    plant_segment(folder, 50, [batch(50, epoch=2)])
+    return folder
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    (tmp_path / "spool").mkdir()
+    return tmp_path / "spool" / "1.log"
+
+
+def take(folder: Path, position: int, spool: Path) -> Taken:
+    return take_segment(rolled(folder, position), spool, lambda: True)
+
+
+def refused(folder: Path, position: int, spool: Path, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        take(folder, position, spool)
+    assert not spool.exists()
+
+
+def test_a_whole_segment_is_a_link_to_the_brokers_file(folder: Path, spool: Path) -> None:
+    files = plant_kafka_files(folder, 0, 29)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    taken = take(folder, 0, spool)
+    segment = taken.segment
+    assert taken.copied_bytes == 0
+    assert os.path.samefile(segment.log, folder / f"{0:020d}.log")
+    assert (segment.tip, segment.start_offset, segment.end_offset) == (TIP, 0, 29)
+    assert segment.size_bytes == sum(map(len, FIRST))
+    assert segment.leader_epochs == (EpochStart(0, 0), EpochStart(2, 20))
+    assert segment.max_timestamp_ms == 29
+    assert segment.aborted == ()
+    RemoteLogIndex.parse(segment.index("k")).check_covers(29, segment.size_bytes)
+    assert segment.kafka_files == KafkaFiles(*files)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("position", [10, 14])
+def test_from_a_position_inside_only_what_is_wanted_is_copied(
+    folder: Path, spool: Path, position: int
+) -> None:
+    """A log start may lie inside a batch: that batch comes whole."""
+    _, _, snapshot = plant_kafka_files(folder, 0, 29)
+    taken = take(folder, position, spool)
+    wanted = b"".join(FIRST[1:])
+    assert taken.copied_bytes == len(wanted)
+    assert taken.segment.log.read_bytes() == wanted
+    assert (taken.segment.start_offset, taken.segment.end_offset) == (position, 29)
+    assert taken.segment.leader_epochs == (EpochStart(0, position), EpochStart(2, 20))
+    RemoteLogIndex.parse(taken.segment.index("k")).check_covers(29, len(wanted))
+    assert taken.segment.kafka_files == KafkaFiles(producer_snapshot=snapshot)
+
+
+async def test_the_crc_is_that_of_the_held_file(folder: Path, spool: Path) -> None:
+    segment = take(folder, 0, spool).segment
+    await segment.check_log()
+    with (folder / f"{0:020d}.log").open("r+b") as file:
+        file.truncate(len(FIRST[0]))  # as a broker does that follows another leader's log
+    with pytest.raises(CorruptSegment, match="has changed"):
+        await segment.check_log()
+
+
+async def test_a_held_file_outlives_the_brokers(folder: Path, spool: Path) -> None:
+    segment = take(folder, 0, spool).segment
+    (folder / f"{0:020d}.log").unlink()
+    await segment.check_log()
+
+
+def test_without_links_it_is_copied(
+    folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_link(source: Path, target: Path) -> None:
+        raise PermissionError("fs.protected_hardlinks")
+
+    monkeypatch.setattr(os, "link", no_link)
+    taken = take(folder, 30, spool)
+    assert taken.copied_bytes == sum(map(len, SECOND))
+    assert spool.read_bytes() == b"".join(SECOND)
+    assert not os.path.samefile(spool, folder / f"{30:020d}.log")
+
+
+def test_deleted_while_it_is_read_it_is_copied(
+    folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rolled_segment, "_BLOCK_BYTES", 1)  # a look at the file for each batch
+    looks: list[int] = []
+
+    def delete_soon() -> bool:
+        looks.append(1)
+        if len(looks) == 2:
+            (folder / f"{0:020d}.log").unlink()
+        return True
+
+    taken = take_segment(rolled(folder, 0), spool, delete_soon)
+    assert spool.read_bytes() == b"".join(FIRST)
+    assert taken.copied_bytes == len(spool.read_bytes())
+    assert taken.segment.end_offset == 29
+
+
+def test_deleted_before_it_is_opened(folder: Path, spool: Path) -> None:
+    segment = rolled(folder, 0)
+    segment.file.unlink()
+    with pytest.raises(SegmentGone):
+        take_segment(segment, spool, lambda: True)
+
+
+def test_a_transaction_index_that_goes_is_not_an_empty_one(tmp_path: Path, spool: Path) -> None:
+    """What is aborted later would be archived as if it were not."""
+    folder = plant_partition(plant_log_dir(tmp_path / "logs"))
+    plant_segment(folder, 0, [batch(0, txn=7)])
+    marker = [batch(10, txn=7, control=ABORT)]
+    later = plant_segment(folder, 10, marker, [AbortedTxn(0, 10, 7, 11)])
+    plant_segment(folder, 11, [batch(11)])
+    segment = rolled(folder, 0)
+    later.with_suffix(".txnindex").unlink()
+    with pytest.raises(SegmentGone):
+        take_segment(segment, spool, lambda: True)
+
+
+def test_a_lost_spool_folder_is_an_error_of_the_disk(folder: Path, spool: Path) -> None:
+    spool.parent.rmdir()
+    with pytest.raises(FileNotFoundError):
+        take(folder, 0, spool)
+
+
+def test_truncated_while_it_is_read(
+    folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also inside the next batch: a rest that never grows must not be waited for."""
+    monkeypatch.setattr(rolled_segment, "_BLOCK_BYTES", 1)
+    for left in (len(FIRST[0]), len(FIRST[0]) + 5, len(FIRST[0]) + 80):
+        plant_segment(folder, 0, FIRST)
+
+        def cut(left: int = left) -> bool:
+            os.truncate(folder / f"{0:020d}.log", left)
+            return True
+
+        with pytest.raises(LogDirUnusable, match=f"ends at byte {left} now"):
+            take_segment(rolled(folder, 0), spool, cut)
+        assert not spool.exists()
+
+
+def test_it_stops_when_told(folder: Path, spool: Path) -> None:
+    with pytest.raises(Stopped):
+        take_segment(rolled(folder, 0), spool, lambda: False)
+    assert not spool.exists()
+
+
+def test_aborted_transactions_reach_over_segments(tmp_path: Path, spool: Path) -> None:
+    folder = plant_partition(plant_log_dir(tmp_path / "logs"))
+    ended_here = AbortedTxn(0, 20, 7, 10)
+    ended_later = AbortedTxn(10, 40, 8, 41)
+    first_log = [batch(0, txn=7), batch(10, txn=8), batch(20, txn=7, control=ABORT)]
+    plant_segment(folder, 0, first_log, [ended_here])
+    plant_segment(folder, 21, [batch(21, txn=9)])
+    plant_segment(
+        folder,
+        31,
+        [batch(31, records=9), batch(40, txn=8, control=ABORT), batch(41, txn=9, control=COMMIT)],
+        [ended_later],
+    )
+    plant_segment(folder, 42, [batch(42)])
+    first = take(folder, 0, spool).segment
+    assert first.aborted == (AbortedTxn(0, 20, 7, 10), AbortedTxn(10, 20, 8, 21))
+    # No record of it here, and yet it overlaps.
+    assert take(folder, 21, spool.with_name("2")).segment.aborted == (AbortedTxn(10, 30, 8, 31),)
+    assert take(folder, 31, spool.with_name("3")).segment.aborted == (AbortedTxn(10, 40, 8, 41),)
+
+
+def test_an_entry_that_is_being_appended_is_left_for_later(tmp_path: Path, spool: Path) -> None:
+    folder = plant_partition(plant_log_dir(tmp_path / "logs"))
+    plant_segment(folder, 0, [batch(0, txn=7)])
+    active = plant_segment(folder, 10, [batch(10)], [AbortedTxn(0, 20, 7, 21)])
+    index = active.with_suffix(".txnindex")
+    index.write_bytes(index.read_bytes() + b"\x00\x00\x00")
+    assert take(folder, 0, spool).segment.aborted == (AbortedTxn(0, 9, 7, 10),)
+
+
+@pytest.mark.parametrize(
+    "entries", [[], [AbortedTxn(0, 10, 7, 2), AbortedTxn(2, 10, 8, 11)]], ids=["lacks", "invents"]
+)
+def test_a_transaction_index_that_contradicts_the_markers_is_refused(
+    tmp_path: Path, spool: Path, entries: list[AbortedTxn]
+) -> None:
+    folder = plant_partition(plant_log_dir(tmp_path / "logs"))
+    plant_segment(folder, 0, [batch(0, txn=7), batch(10, txn=7, control=ABORT)], entries)
+    plant_segment(folder, 11, [batch(11)])
+    refused(folder, 0, spool, CorruptSegment, "transaction index")
+
+
+def test_a_wrong_byte_is_found(folder: Path, spool: Path) -> None:
+    log = folder / f"{0:020d}.log"
+    content = bytearray(log.read_bytes())
+    content[len(FIRST[0]) + 80] ^= 1
+    log.write_bytes(content)
+    refused(folder, 0, spool, CorruptSegment, f"offset 10, byte {len(FIRST[0])}, fails its CRC")
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_old_message_formats_are_named(folder: Path, spool: Path, magic: int) -> None:
+    log = folder / f"{0:020d}.log"
+    content = bytearray(log.read_bytes())
+    content[len(FIRST[0]) + 16] = magic
+    log.write_bytes(content)
+    refused(folder, 0, spool, LogDirUnusable, rf"old message format \(magic {magic}\)")
+
+
+@pytest.mark.parametrize(
+    ("batches", "error", "match"),
+    [
+        ([batch(0), batch(20, epoch=2)], CompactedLog, "compacted"),
+        ([batch(0), batch(5), batch(15), batch(20, epoch=2)], CorruptSegment, "begins at offset 5"),
+        ([batch(0), batch(10)], LogDirUnusable, "ends before offset 20"),
+        ([*FIRST, bytes(30)], CorruptSegment, "length 0"),
+        ([*FIRST, batch(30)[:70]], LogDirUnusable, "ends inside the batch"),
+        ([*FIRST, batch(30)[:30]], LogDirUnusable, "30 bytes that are no batch"),
+        ([], LogDirUnusable, "ends before offset 0"),
+        ([batch(0), batch(10), batch(20, epoch=1)], LogDirUnusable, "leader-epoch-checkpoint"),
+    ],
+)
+def test_a_file_that_is_not_the_segment_is_refused(
+    folder: Path, spool: Path, batches: list[bytes], error: type[Exception], match: str
+) -> None:
+    plant_segment(folder, 0, batches)
+    refused(folder, 0, spool, error, match)
+
+
+def test_indexes_that_do_not_fit_are_left_out(folder: Path, spool: Path) -> None:
+    _, times, _ = plant_kafka_files(folder, 0, 29)
+    (folder / f"{0:020d}.index").write_bytes(bytes(16))
+    (folder / f"{30:020d}.snapshot").write_bytes(bytes(40))
+    assert take(folder, 0, spool).segment.kafka_files == KafkaFiles(time_index=times)
+
+
+def test_only_inactive_segments_are_found() -> None:
+    assert rolled_at((0, 30, 50), 0) == (0, 30)
+    assert rolled_at((0, 30, 50), 49) == (30, 50)
+    assert rolled_at((0, 30, 50), 50) is None
+    assert rolled_at((30, 50), 10) is None
+    assert rolled_at((), 0) is None

@@ -1,0 +1,180 @@
+"""One copy: what is seen of it while it runs, and how it ends when it must not count."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from archive_harness import Archive, open_archive, wall_clock_ms
+from planted_archive import TIP, batch
+
+from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageUnavailable
+from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.remote_log.copier import SegmentCopier
+from fetchproxy.remote_log.gathered_segment import GatheredSegment, KafkaFiles, SegmentSummary
+from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile, parse_segment_key
+from fetchproxy.storage.memory import MemoryObjectStore
+from protocol.record_batch import walk
+
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+class HeldStore(MemoryObjectStore):
+    """Uploads of logs hang while `go_on` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def put_file(self, key: str, path: Path) -> None:
+        self.waiting.set()
+        await self.go_on.wait()
+        await super().put_file(key, path)
+
+    async def files(self) -> set[SegmentFile]:
+        keys = [parse_segment_key("", found.key) async for found in self.list("")]
+        return {key.file for key in keys if key is not None}
+
+
+def gathered(path: Path) -> GatheredSegment:
+    content = batch(0) + batch(10)
+    path.write_bytes(content)
+    summary = SegmentSummary(TIP, 0)
+    for header in walk(content):
+        summary.add(content, header)
+    summary.add_bytes(memoryview(content))
+    return summary.close(path)
+
+
+def copier(archive: Archive, copy_max_ms: int = 60_000) -> SegmentCopier:
+    return SegmentCopier(
+        archive.rsm,
+        archive.rlmm,
+        copy_max_ms=copy_max_ms,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid.uuid4,
+    )
+
+
+async def confirmed() -> None:
+    pass
+
+
+@pytest.fixture
+async def store() -> HeldStore:
+    return HeldStore()
+
+
+@pytest.fixture
+async def archive(store: HeldStore) -> AsyncIterator[Archive]:
+    async with open_archive(store) as opened:
+        yield opened
+
+
+async def test_a_running_copy_is_seen(archive: Archive, store: HeldStore, tmp_path: Path) -> None:
+    copying = copier(archive)
+    segment = gathered(tmp_path / "log")
+    assert copying.running(TIP) is None
+    async with asyncio.TaskGroup() as tasks:
+        copy = tasks.create_task(copying.copy(segment, (), confirmed))
+        await store.waiting.wait()
+        seen = copying.running(TIP)
+        assert seen is not None
+        assert (seen.base_offset, seen.size_bytes) == (0, segment.size_bytes)
+        assert seen.started_at <= asyncio.get_running_loop().time()
+        store.go_on.set()
+    assert copy.result().segment_id.id == seen.segment_id
+    assert copy.result().state is FINISHED
+    assert copying.running(TIP) is None
+
+
+async def test_a_stalled_copy_is_ended_and_removed(
+    archive: Archive, store: HeldStore, tmp_path: Path
+) -> None:
+    copying = copier(archive, copy_max_ms=200)
+    with pytest.raises(StorageUnavailable, match="took over 200 ms"):
+        await copying.copy(gathered(tmp_path / "log"), (), confirmed)
+    assert store.waiting.is_set()
+    assert copying.running(TIP) is None
+    assert await store.files() == set()
+    view = await archive.view(TIP)
+    assert (view.segments, view.unfinished) == ((), ())
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(batch(0))
+
+
+@pytest.mark.parametrize("change", [rewrite, Path.unlink])
+async def test_a_file_that_changes_under_its_copy_does_not_count(
+    archive: Archive, store: HeldStore, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "log"
+    segment = gathered(path)
+
+    async def change_it() -> None:
+        await store.waiting.wait()
+        change(path)
+        store.go_on.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(change_it())
+        with pytest.raises(FetchProxyError):
+            await copier(archive).copy(segment, (), confirmed)
+    assert await store.files() == set()
+    assert (await archive.view(TIP)).segments == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"), [(rewrite, CorruptSegment), (Path.unlink, FileNotFoundError)]
+)
+async def test_a_file_that_is_lost_is_no_failure_of_the_store(
+    archive: Archive,
+    store: HeldStore,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+    error: type[Exception],
+) -> None:
+    """It would be copied again and again instead of being gathered anew."""
+    segment = gathered(tmp_path / "log")
+    change(tmp_path / "log")
+    with pytest.raises(error):
+        await copier(archive).copy(segment, (), confirmed)
+    assert await store.files() == set()
+    assert not store.waiting.is_set()
+
+
+async def test_a_brokers_own_files_go_with_the_segment(
+    archive: Archive, store: HeldStore, tmp_path: Path
+) -> None:
+    store.go_on.set()
+    files = KafkaFiles(offset_index=b"offsets", time_index=b"", producer_snapshot=b"state")
+    copying = copier(archive)
+    segment = replace(gathered(tmp_path / "log"), kafka_files=files)
+    metadata = await copying.copy(segment, (), confirmed)
+    found = [await archive.object(metadata, file) for file in KAFKA_FILES]
+    assert found == [b"offsets", b"", b"state"]
+    assert await copying.remove(metadata)
+    assert await store.files() == set()
+
+
+async def test_a_copy_that_another_archiver_removes_meanwhile_is_one_that_failed(
+    archive: Archive, store: HeldStore, tmp_path: Path
+) -> None:
+    store.go_on.set()
+    copying = copier(archive)
+
+    async def removed() -> None:
+        (attempt,) = (await archive.view(TIP)).unfinished
+        assert await copier(archive).remove(attempt)
+
+    with pytest.raises(StorageUnavailable, match="a new segment to COPY_SEGMENT_FINISHED"):
+        await copying.copy(gathered(tmp_path / "log"), (), removed)
+    assert await store.files() == set()
+    view = await archive.view(TIP)
+    assert (view.segments, view.unfinished) == ((), ())

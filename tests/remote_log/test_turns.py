@@ -1,0 +1,254 @@
+"""Turns of the manager: leader and follower, hand-over, and what hangs is bounded and shown."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archive_harness import (
+    QUICK,
+    Archive,
+    archived_up_to,
+    broker_batches,
+    open_archive,
+    running_archiver,
+    tips,
+    until,
+    until_true,
+    wall_clock_ms,
+)
+from confluent_kafka import Producer
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ArchiveConfig, ClusterConfig
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_ENDED
+from fetchproxy.remote_log import manager as module
+from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.leadership import Leadership, LeadershipState
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.remote_log.source import LogGap, SegmentGatherer, SegmentSource
+from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.status import trouble
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from lab.mock_cluster import MockCluster
+
+TOPIC = "orders"
+PARTITIONS = 4
+
+
+class GivenLeadership(Leadership):
+    """Leads the partitions that a test says."""
+
+    def __init__(self, *partitions: int) -> None:
+        super().__init__()
+        self.partitions = set(partitions)
+
+    def give(self, *partitions: int) -> None:
+        self.partitions = set(partitions)
+        self._changed()
+
+    def leads(self, tip: TopicIdPartition) -> bool:
+        return tip.partition in self.partitions
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def state(self) -> LeadershipState:
+        return LeadershipState("given", "stable")
+
+
+class StubbornStore(FilesystemObjectStore):
+    """The first segment log that is written takes until somebody gives up."""
+
+    hangs = True
+
+    async def put_file(self, key: str, path: Path) -> None:
+        if self.hangs:
+            self.hangs = False
+            await asyncio.Event().wait()
+        await super().put_file(key, path)
+
+
+class SilentSource(SegmentSource):
+    """One partition's log never answers; the others are as they are."""
+
+    def __init__(self, inner: SegmentSource, silent: int) -> None:
+        self._inner = inner
+        self._silent = silent
+
+    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
+        silent = tip.partition == self._silent
+        return SilentGatherer() if silent else self._inner.gatherer(tip, spool)
+
+
+class SilentGatherer(SegmentGatherer):
+    gathered_bytes = 0
+
+    async def find_log_start(self) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def discard(self) -> None:
+        return
+
+
+def produce(cluster: MockCluster, count: int) -> None:
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "linger.ms": 5, "batch.size": 1_000}
+    )
+    for i in range(count):
+        for partition in range(PARTITIONS):
+            producer.produce(TOPIC, value=b"v" * 100, key=str(i).encode(), partition=partition)
+    assert producer.flush(30) == 0
+
+
+@asynccontextmanager
+async def managed(
+    cluster: Cluster, archive: Archive, leadership: Leadership, **changes: Any
+) -> AsyncIterator[RemoteLogManager]:
+    config = {**QUICK, "segment_bytes_max": 4_096, "remote_refresh_interval_ms": 0, **changes}
+    manager = RemoteLogManager(
+        ArchiveConfig(topics=TOPIC, **config),
+        cluster,
+        archive.rsm,
+        archive.rlmm,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid.uuid4,
+        rng=random.Random(1),
+        leadership=leadership,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(manager.run())
+        yield manager
+        running.cancel()
+
+
+def cluster_of(mock_cluster: MockCluster) -> Cluster:
+    return Cluster(ClusterConfig(bootstrap=mock_cluster.bootstrap, request_max_ms=5_000))
+
+
+async def test_a_follower_knows_what_the_leader_copies_and_copies_nothing(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    produce(mock_cluster, 300)
+    one, two = GivenLeadership(0, 1), GivenLeadership(2, 3)
+    async with (
+        cluster_of(mock_cluster) as cluster,
+        open_archive(tmp_path / "store") as archive,
+        open_archive(tmp_path / "store") as archive_two,
+        managed(cluster, archive, one) as first,
+        managed(cluster, archive_two, two) as second,
+    ):
+        everything = archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 300))
+        await until(first, everything)
+        await until(second, everything)
+        assert [s.leads for s in first.status()] == [True, True, False, False]
+        assert [s.leads for s in second.status()] == [False, False, True, True]
+        assert all(s.last_stable_offset is None for s in first.status() if not s.leads)
+        # The other takes over what it has only followed, and the first gives back what it has.
+        one.give()
+        two.give(0, 1, 2, 3)
+        produce(mock_cluster, 100)
+        await until(second, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 400)))
+        await until_true(lambda: not any(s.gathered_bytes for s in first.status()))
+        for tip in await tips(cluster, TOPIC):
+            segments = archive_two.rlmm.list_remote_log_segments(tip)
+            assert len(segments) == len((await archive_two.view(tip)).segments)  # none twice
+            assert await archive_two.batches(tip) == await broker_batches(cluster, tip, 0, 400)
+
+
+async def test_gauges_are_the_leaders(mock_cluster: MockCluster, tmp_path: Path) -> None:
+    produce(mock_cluster, 50)
+    leadership = GivenLeadership(0, 1, 2, 3)
+    async with (
+        cluster_of(mock_cluster) as cluster,
+        open_archive(tmp_path / "store") as archive,
+        managed(cluster, archive, leadership) as manager,
+    ):
+        await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 50)))
+        await until_true(lambda: (TOPIC, "2") in ARCHIVE_END_OFFSET._metrics)
+        leadership.give(0)
+        await until_true(lambda: (TOPIC, "2") not in ARCHIVE_END_OFFSET._metrics)
+        assert (TOPIC, "0") in ARCHIVE_END_OFFSET._metrics
+
+
+async def test_who_lost_the_leadership_while_it_gathered_begins_no_copy(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    produce(mock_cluster, 20)
+    leadership = GivenLeadership(0, 1, 2, 3)
+    async with (
+        cluster_of(mock_cluster) as cluster,
+        open_archive(tmp_path / "store") as archive,
+        managed(cluster, archive, leadership, segment_age_max_ms=600_000) as manager,
+    ):
+        # Far from full, and young: it waits for more.
+        await until_true(lambda: sum(s.gathered_bytes > 0 for s in manager.status()) == PARTITIONS)
+        leadership.give()
+        await until_true(lambda: not any(s.gathered_bytes for s in manager.status()))
+        for tip in await tips(cluster, TOPIC):
+            assert archive.rlmm.list_remote_log_segments(tip) == ()
+
+
+async def test_a_copy_that_hangs_is_shown_and_ended(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    produce(mock_cluster, 100)
+    config = ArchiveConfig(topics=TOPIC, copy_max_ms=3_000)
+    store = StubbornStore(tmp_path / "store", create=True)
+    async with (
+        open_archive(store) as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, copy_max_ms=3_000) as (
+            manager,
+            _,
+        ),
+    ):
+        await until_true(lambda: not store.hangs)
+        loop = asyncio.get_running_loop()
+        told: set[str | None] = set()
+
+        def ended() -> bool:
+            statuses = [s for s in manager.status() if s.copy is not None or s.last_error]
+            told.update(trouble(s, config, loop.time()) for s in statuses)
+            return any("took over 3000 ms" in (s.last_error or "") for s in statuses)
+
+        await until_true(ended)
+        assert "a copy has been under way for 0 s; it is ended after 3 s" in told
+        await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 100)))
+        await until_true(lambda: all(s.copy is None for s in manager.status()))
+        await until_true(lambda: all(s.last_error is None for s in manager.status()))
+
+
+@pytest.mark.parametrize("silent", [0, 3])
+async def test_a_log_that_never_answers_holds_no_worker_for_ever(
+    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: int
+) -> None:
+    produce(mock_cluster, 100)
+    before = ARCHIVE_TURNS_ENDED._value.get()
+    real = module.open_source
+    monkeypatch.setattr(
+        module, "open_source", lambda config, cluster: SilentSource(real(config, cluster), silent)
+    )
+    others = {number: 100 for number in range(PARTITIONS) if number != silent}
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(
+            mock_cluster.bootstrap, archive, TOPIC, workers_max=1, turn_max_ms=200, copy_max_ms=400
+        ) as (manager, _),
+    ):
+        await until(manager, archived_up_to(TOPIC, others))
+        await until_true(lambda: ARCHIVE_TURNS_ENDED._value.get() >= before + 2)
+        (stuck,) = [s for s in manager.status() if s.partition == silent]
+        assert stuck.last_error is not None
+        assert "over 1000 ms" in stuck.last_error

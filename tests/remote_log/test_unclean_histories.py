@@ -1,0 +1,276 @@
+"""Random histories of leaders, elections that lose records, and archivers on their way.
+
+Whatever happens, an archive that has come to rest is a prefix of the log that lives, and in between
+nobody is given a record of one that is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+import structlog
+from planted_archive import TIP
+from unclean_cluster import UncleanCluster, Written
+
+from fetchproxy.config.sections import ArchiveConfig, MetadataConfig, RemoteFetchConfig
+from fetchproxy.errors import ClusterError, LogTruncated
+from fetchproxy.gateway.leader_views import LeaderViews
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import IsolationLevel
+from fetchproxy.remote_fetch.api import RemoteReadRequest
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.remote_log.batch_gatherer import BatchSegments
+from fetchproxy.remote_log.copier import SegmentCopier
+from fetchproxy.remote_log.log_truncation import LogTruncation
+from fetchproxy.remote_log.partition_archiver import PartitionArchiver
+from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.record_batch import walk
+
+SEEDS = 60
+STEPS = 40
+TURNS_MAX = 400
+
+
+@dataclass
+class World:
+    rng: Random
+    cluster: UncleanCluster
+    rsm: RemoteStorageManager
+    rlmm: StoreBackedRemoteLogMetadataManager
+    views: LeaderViews
+    purgatory: RemoteFetchPurgatory
+    spool: Spool
+    copier: SegmentCopier
+    truncation: LogTruncation
+    config: ArchiveConfig
+
+    def archiver(self) -> PartitionArchiver:
+        return PartitionArchiver(
+            TIP,
+            source=BatchSegments(self.cluster, self.config),
+            rlmm=self.rlmm,
+            copier=self.copier,
+            truncation=self.truncation,
+            spool=self.spool,
+        )
+
+    async def served(self) -> list[tuple[int, int]]:
+        """(offset, epoch) of every batch that a reader of the whole archive is given now."""
+        loop = asyncio.get_running_loop()
+        self.cluster.hear()  # as the gateway does, a second after an election at the latest
+        await self.rlmm.refresh(TIP, loop.time())
+        while await self.views.check([TIP], loop.time() + 5) or self.views.wants_check(TIP):
+            pass  # the leader did not answer: nothing is served meanwhile
+        view = self.views.view(TIP)
+        assert view is not None
+        offset, found = view.log_start_offset, []
+        while offset is not None and view.covers(offset):
+            # Small answers, so that they end in the middle of chunks and go over their borders.
+            request = RemoteReadRequest(
+                TIP, offset, self.rng.choice([1, 400, 5000]), IsolationLevel.READ_COMMITTED
+            )
+            fetch = self.purgatory.watch([request], bytes_max=5000, deadline=loop.time() + 5)
+            await fetch.wait()
+            result = fetch.results()[0]
+            assert result.error is None, result.error
+            for header in walk(b"".join(result.records)):
+                if header.last_offset >= offset:
+                    found.append((header.base_offset, header.partition_leader_epoch))
+                    offset = header.last_offset + 1
+        assert offset in (None, view.log_end_offset) or view.gap_at(offset or 0)
+        return found
+
+
+@asynccontextmanager
+async def world(seed: int, folder: Path) -> AsyncIterator[World]:
+    rng = Random(seed)
+    cluster = UncleanCluster(rng)
+    rsm = RemoteStorageManager(MemoryObjectStore())
+    loop = asyncio.get_running_loop()
+    fetching = RemoteFetchConfig(chunk_bytes=4096, read_ahead_chunks_max=0)
+    clock = iter(range(10**9))
+    async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+        views = LeaderViews(rlmm, cluster, SparingWarnings(loop.time))
+        async with (
+            RemoteFetchPurgatory(fetching, views, rsm, rng) as purgatory,
+            Spool(folder) as spool,
+        ):
+            yield World(
+                rng,
+                cluster,
+                rsm,
+                rlmm,
+                views,
+                purgatory,
+                spool,
+                SegmentCopier(
+                    rsm,
+                    rlmm,
+                    copy_max_ms=60_000,
+                    wall_clock_ms=lambda: next(clock),
+                    uuid_factory=lambda: uuid.UUID(int=rng.getrandbits(128)),
+                ),
+                LogTruncation(cluster, rsm, rlmm, wall_clock_ms=lambda: next(clock)),
+                ArchiveConfig(topics="orders", segment_bytes_max=1024, segment_age_max_ms=10**9),
+            )
+
+
+async def turn(archiver: PartitionArchiver, close_short: bool) -> bool:
+    """True: more waits, or the leader did not answer. Raises LogTruncated."""
+    try:
+        return await archiver.process(close_short=close_short)
+    except ClusterError:
+        return True
+
+
+def parted_at(cluster: UncleanCluster, batches: list[tuple[int, int]]) -> int | None:
+    """The first offset of the archive that the leader has not, or has of another epoch."""
+    return next((o for o, epoch in batches if cluster.leader.epoch_at(o) != epoch), None)
+
+
+async def come_to_rest(here: World, archivers: list[PartitionArchiver]) -> bool:
+    """False: nobody can tell where the archive has parted."""
+    for archiver in archivers:
+        try:
+            for _ in range(TURNS_MAX):
+                if not await turn(archiver, close_short=True):
+                    break
+            else:
+                raise AssertionError("it never comes to rest")
+        except LogTruncated:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_a_dead_record_is_never_served_and_does_not_stay(seed: int, tmp_path: Path) -> None:
+    async with world(seed, tmp_path) as here:
+        cluster, rng = here.cluster, here.rng
+        archivers = [here.archiver(), here.archiver()]  # a hand-over that never ends
+        trims = rng.random() < 0.5
+        elected = False
+
+        def election() -> None:
+            nonlocal elected
+            cluster.replicate()
+            cluster.elect()
+            elected = True
+
+        # In the middle of a copy, too: just before the leader is asked about it.
+        cluster.before_question = lambda: election() if rng.random() < 0.1 else None
+        with structlog.testing.capture_logs():
+            for _ in range(STEPS):
+                step = rng.choice(
+                    ["produce", "produce", "turn", "turn", "elect", "trim", "restart"]
+                )
+                if step == "produce":
+                    cluster.produce(rng.randint(1, 5))
+                elif step == "elect":
+                    election()
+                elif step == "trim" and trims:
+                    cluster.trim(cluster.leader.log_start + rng.randint(0, 10))
+                elif step == "restart":
+                    await archivers[0].release()
+                    archivers[0] = here.archiver()
+                else:
+                    try:
+                        await turn(rng.choice(archivers), rng.random() < 0.5)
+                    except LogTruncated:
+                        break  # stopped: see below
+                if elected:
+                    elected = False
+                    cluster.before_question, ask = (lambda: None), cluster.before_question
+                    served = await here.served()
+                    parted = parted_at(cluster, served)
+                    # What lies below the leader's own log start nobody can compare.
+                    assert parted is None or parted < cluster.leader.log_start
+                    cluster.before_question = ask
+            cluster.before_question = lambda: None
+            decided = await come_to_rest(here, archivers)
+            served = await here.served()
+        parted = parted_at(cluster, served)
+        if parted is not None:
+            assert parted < cluster.leader.log_start
+            return
+        if decided:
+            view = here.rlmm.view(TIP)
+            assert view is not None
+            nothing_to_copy = cluster.leader.log_start == cluster.leader.end
+            assert (view.log_end_offset or 0) == cluster.leader.end or nothing_to_copy
+            report = await verify_archive(here.rsm, here.rlmm)
+            assert not report.faults, report.faults[:3]
+
+
+async def test_nothing_is_asked_twice_while_nobody_is_elected(tmp_path: Path) -> None:
+    """One question per copy, none per read."""
+    async with world(1, tmp_path) as here:
+        archiver = here.archiver()
+        here.cluster.rng = Random(5)
+        for _ in range(5):
+            here.cluster.produce(5)
+            assert await come_to_rest(here, [archiver])
+        segments = len(here.rlmm.list_remote_log_segments(TIP))
+        assert here.cluster.questions <= segments + 1 + here.cluster.epoch
+        await here.served()
+        asked = here.cluster.questions
+        for _ in range(5):
+            await here.served()
+        assert here.cluster.questions == asked
+
+
+def lag(cluster: UncleanCluster, batches: int) -> None:
+    """Replica 1 shares `batches` with the leader, and leads next."""
+    cluster.replicas[1].follow(cluster.leader, 0)
+    cluster.replicas[1].log = cluster.leader.log[:batches]
+    cluster.leads, cluster.epoch = 1, cluster.epoch + 1
+
+
+async def test_an_election_while_a_copy_is_under_way_ends_it(tmp_path: Path) -> None:
+    async with world(2, tmp_path) as here:
+        cluster, archiver = here.cluster, here.archiver()
+        cluster.rng = Random(7)
+        cluster.produce(6)
+        elections = iter([lambda: lag(cluster, 2)])
+        cluster.before_question = lambda: next(elections, lambda: None)()
+        with structlog.testing.capture_logs() as logs:
+            assert await turn(archiver, close_short=True)
+        assert [e["event"] for e in logs if e["log_level"] != "info"][
+            -1
+        ] == "gathered_segment_dropped"
+        assert here.rlmm.list_remote_log_segments(TIP) == (), "it never counted, and is gone"
+        assert await come_to_rest(here, [archiver])
+        assert await here.served() == [(b.base, b.epoch) for b in cluster.leader.log]
+
+
+async def test_what_two_leaders_sent_is_no_segment(tmp_path: Path) -> None:
+    """Gathered from one, and on from the next one, which has other records below that place."""
+    async with world(2, tmp_path) as here:
+        cluster, archiver = here.cluster, here.archiver()
+        cluster.rng = Random(7)
+        cluster.produce(5)
+        while await turn(archiver, close_short=False):
+            pass
+        assert archiver.progress.gathered_bytes > 0
+        position = cluster.leader.end
+        lag(cluster, 2)
+        shared = cluster.leader.end
+        while cluster.leader.end < position:  # a batch of it begins where the other log ended
+            last = min(cluster.leader.end + 2, position - 1)
+            cluster.leader.log.append(Written(cluster.epoch, cluster.leader.end, last))
+        cluster.produce(2)
+        assert shared < position
+        with structlog.testing.capture_logs() as logs:
+            assert await come_to_rest(here, [archiver])
+        assert [e["event"] for e in logs].count("gathered_segment_dropped") == 1
+        assert await here.served() == [(b.base, b.epoch) for b in cluster.leader.log]

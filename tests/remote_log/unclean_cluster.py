@@ -1,0 +1,145 @@
+"""Replicas of one partition that any of which may lead next, as a source and a leader to archivers.
+
+A model of what KIP-101 and KIP-279 promise, in memory: whoever leads appends, others follow, cut
+back to what they share with the leader, or are away and keep what they had. Not a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from planted_archive import TIP, batch
+
+from fetchproxy.cluster.leader_log import LeaderEpochEnd, LeaderLog
+from fetchproxy.errors import ClusterUnavailable, LogTruncated
+from fetchproxy.metadata.lineage import end_offset_for, from_log_start
+from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
+from fetchproxy.remote_log.source import LogGap, LogRead, LogSource
+from protocol.record_batch import walk
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    epoch: int
+    base: int
+    last: int
+
+    @property
+    def content(self) -> bytes:
+        records = self.last - self.base + 1
+        return batch(self.base, records, epoch=self.epoch, timestamp=1000 * self.epoch + self.base)
+
+
+@dataclass
+class Replica:
+    log: list[Written] = field(default_factory=list)
+    log_start: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.log[-1].last + 1 if self.log else 0
+
+    def epoch_at(self, offset: int) -> int | None:
+        """Also of what it has deleted; None: above its end."""
+        return next((b.epoch for b in self.log if b.base <= offset <= b.last), None)
+
+    def follow(self, leader: Replica, up_to: int) -> None:
+        """Truncate as a follower does, then copy some."""
+        shared = 0
+        for mine, theirs in zip(self.log, leader.log, strict=False):
+            if mine != theirs:
+                break
+            shared += 1
+        self.log = leader.log[: max(shared, up_to)]
+        self.log_start = min(leader.log_start, self.end)
+
+
+class UncleanCluster(LeaderLog, LogSource):
+    """`after_question`: called when the leader has answered, so that a test may elect another."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.replicas = [Replica() for _ in range(3)]
+        self.leads = 0
+        self.epoch = 0
+        self._known = 0  # the epoch that whoever asks has heard of
+        self._told = 0  # the epoch of the last record or election
+        self.questions = 0
+        self.before_question = lambda: None
+
+    @property
+    def leader(self) -> Replica:
+        return self.replicas[self.leads]
+
+    def produce(self, batches: int) -> None:
+        for _ in range(batches):
+            base = self.leader.end
+            last = base + self.rng.randint(0, 4)
+            self.leader.log.append(Written(self.epoch, base, last))
+
+    def replicate(self) -> None:
+        for replica in self.replicas:
+            if replica is not self.leader and self.rng.random() < 0.5:
+                replica.follow(self.leader, self.rng.randint(0, len(self.leader.log)))
+
+    def elect(self) -> None:
+        self.leads = self.rng.randrange(3)
+        self.epoch += 1
+
+    def trim(self, offset: int) -> None:
+        self.leader.log_start = max(self.leader.log_start, min(offset, self.leader.end))
+
+    def lineage(self) -> list[EpochStart]:
+        """The leader's cache of epochs, which begins at its log start."""
+        log = self.leader.log
+        starts = [
+            EpochStart(b.epoch, b.base)
+            for i, b in enumerate(log)
+            if i == 0 or b.epoch != log[i - 1].epoch
+        ]
+        if not starts or starts[-1].epoch != self.epoch:
+            starts = [e for e in starts if e.start_offset < self.leader.end]
+            starts.append(EpochStart(self.epoch, self.leader.end))
+        return list(from_log_start(starts, self.leader.log_start))
+
+    # --- as an archiver asks ---
+    def known_epoch(self, tip: TopicIdPartition) -> int:
+        return self._known
+
+    def hear(self) -> None:
+        """Of the last election."""
+        self._known = self.epoch
+
+    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+        assert tip == TIP
+        self.questions += 1
+        self.before_question()
+        self.hear()
+        if self.rng.random() < 0.05:
+            raise ClusterUnavailable("no answer in time")
+        return LeaderEpochEnd(self.epoch, end_offset_for(self.lineage(), epoch, self.leader.end))
+
+    async def edges(self, tip: TopicIdPartition) -> LogEdges:
+        self.hear()
+        leader = self.leader
+        return LogEdges(leader.log_start, leader.end, leader.end, self.lineage()[0].epoch)
+
+    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+        return frozenset()
+
+    async def log_start_offset(self, tip: TopicIdPartition) -> int:
+        self.hear()
+        return self.leader.log_start
+
+    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
+        self.hear()
+        leader = self.leader
+        if position < leader.log_start:
+            return LogGap(leader.log_start)
+        if position > leader.end:
+            raise LogTruncated(f"{tip} ends at offset {leader.end}, archived up to {position}")
+        wanted = [b for b in leader.log if b.last >= position]
+        records = b"".join(b.content for b in wanted[: self.rng.randint(1, 6)])
+        headers = tuple(walk(records))
+        return LogRead(memoryview(records), headers, (), leader.log_start, leader.end)

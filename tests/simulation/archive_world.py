@@ -1,0 +1,98 @@
+"""What a seed decides before two archivers meet: logs, configuration, and who may lead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from broker import SimulatedCluster
+from broker_log import SimulatedLog
+from memory_metadata_log import MemoryMetadataLog
+from network import SimulatedNetwork
+from session_scenario import draw_conditions, draw_logs
+
+from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, Config, KiB, MetadataConfig
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.leadership import LeadershipState, SoleLeadership
+from fetchproxy.storage.memory import MemoryObjectStore
+
+COPY_MS_MAX = 2_000
+ORPHAN_AGE_MS = 8_000
+# After the faults all is in order within this: hung copies end, dangling attempts and orphans are
+# found and old enough, and what retention has passed is past its grace.
+SETTLE_S_MAX = 60
+
+
+@dataclass
+class ArchiveWorld:
+    network: SimulatedNetwork
+    cluster: SimulatedCluster
+    config: Config
+    topic_based: bool
+    faults_s: float
+    store: MemoryObjectStore = field(default_factory=MemoryObjectStore)
+    metadata_log: MemoryMetadataLog = field(default_factory=lambda: MemoryMetadataLog(3, 50))
+    kills: int = 0
+    freezes: int = 0
+    segments_seen: int = 0
+    failures: list[object] = field(default_factory=list)
+
+    @property
+    def logs(self) -> list[SimulatedLog]:
+        return list(self.cluster.logs.values())
+
+
+class ScriptedLeadership(SoleLeadership):
+    """Leads what the scenario says; nobody tells it what the other one leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._led: set[TopicIdPartition] = set()
+
+    def leads(self, tip: TopicIdPartition) -> bool:
+        return tip in self._led
+
+    def state(self) -> LeadershipState:
+        return LeadershipState("scripted", "stable")
+
+    def change(self, tip: TopicIdPartition, leads: bool) -> None:
+        (self._led.add if leads else self._led.discard)(tip)
+        self._changed()
+
+    def lead(self, tips: Iterable[TopicIdPartition]) -> None:
+        self._led = set(tips)
+        self._changed()
+
+
+def draw_world(rng: Random, folder: Path) -> ArchiveWorld:
+    network = SimulatedNetwork(Random(rng.random()), draw_conditions(rng))
+    cluster = SimulatedCluster(network, Random(rng.random()), draw_logs(rng), rng.choice([1, 2]))
+    for log in cluster.logs.values():
+        log.write(rng.randint(1, len(log.batches) // 2))
+        log.replicate(0.0)
+    config = Config(
+        cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=2_000),
+        metadata=MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000])),
+        archive=ArchiveConfig(
+            topics="weather|harvest",
+            segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
+            segment_age_max_ms=rng.choice([500, 3_000]),
+            rlm_process_interval_ms=rng.choice([300, 1_000, 2_000, 2_000]),
+            rlm_retry_interval_ms=500,
+            workers_max=rng.choice([1, 4]),
+            copy_max_ms=COPY_MS_MAX,
+            turn_max_ms=5 * COPY_MS_MAX,
+            fetch_bytes_max=rng.choice([1, 64]) * KiB,
+            spool_dir=folder,
+            discovery_interval_ms=5_000,
+            remote_log_retention_bytes=rng.choice([-1, -1, 4 * KiB, 64 * KiB]),
+            retention_check_interval_ms=rng.choice([500, 2_000]),
+            retention_grace_ms=rng.choice([1, 2_000]),
+            retention_clock_settle_ms=0,
+            orphan_check_interval_ms=3_000,
+            orphan_age_min_ms=ORPHAN_AGE_MS,
+        ),
+    )
+    return ArchiveWorld(network, cluster, config, rng.random() < 0.5, rng.uniform(5, 25))
