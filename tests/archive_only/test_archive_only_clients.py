@@ -19,6 +19,7 @@ from archive_only_process import (
     all_bytes,
 )
 from client_readers import read_aiokafka, read_confluent, read_kafka_python
+from confluent_kafka.admin import AdminClient
 from proxy_process import wait_for
 from test_other_clients import (
     FROM_0,
@@ -59,6 +60,13 @@ def test_franz_go(find_part: FindPart, archived: Archived, node: ArchiveOnlyProc
     ends = dict.fromkeys(range(PARTITIONS), RECORDS)
     read = read_by_franz_go(node.bootstrap, "ao-plain", ends, "read_committed")
     assert read == as_lines(archived.plain.written, crc32)
+
+
+def test_confluent_lists_topics(node: ArchiveOnlyProcess) -> None:
+    admin = AdminClient({"bootstrap.servers": node.bootstrap})
+    listed = admin.list_topics(timeout=30).topics
+    assert {"ao-plain", "ao-txn"} <= listed.keys()
+    assert sorted(listed["ao-plain"].partitions) == list(range(PARTITIONS))
 
 
 def test_kcat(find_part: FindPart, archived: Archived, node: ArchiveOnlyProcess) -> None:
