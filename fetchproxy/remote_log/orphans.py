@@ -16,6 +16,7 @@ import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.segment_json import decode_segment
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import ORPHAN_OBJECTS_DELETED
@@ -56,26 +57,55 @@ async def find_orphans(
     listed, and one that is listed has its metadata.
     """
     listed: dict[UUID, Objects] = {}
+    base_offsets: dict[UUID, int] = {}
     async for key, stored in rsm.list_segment_objects(tip):
         listed.setdefault(key.segment_id.id, {})[key.file] = stored
-    await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        base_offsets[key.segment_id.id] = key.base_offset
+    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
     named = {s.segment_id.id for s in rlmm.list_remote_log_segments(tip)}
-    return {
-        segment_id: objects
-        for segment_id, objects in listed.items()
-        if segment_id not in named and await _is_orphan(rsm, tip, objects)
-    }
+    found: dict[UUID, Objects] = {}
+    for segment_id, objects in listed.items():
+        if segment_id in named:
+            continue
+        stored_metadata = objects.get(SegmentFile.METADATA)
+        if stored_metadata is None:
+            is_orphan = _is_worthless(tip, objects, base_offsets[segment_id], view)
+        else:
+            is_orphan = await _is_unfinished(rsm, tip, stored_metadata)
+        if is_orphan:
+            found[segment_id] = objects
+    return found
 
 
-async def _is_orphan(rsm: RemoteStorageManager, tip: TopicIdPartition, objects: Objects) -> bool:
-    """A finished segment is none, whatever the metadata manager says: it may be wrong.
+def _is_worthless(
+    tip: TopicIdPartition, objects: Objects, base_offset: int, view: PartitionView
+) -> bool:
+    """A log without metadata may be one whose metadata were lost: then nothing else has its place.
+
+    It is kept for `verify --repair`, until its first offset is archived elsewhere, or deleted.
+    """
+    if SegmentFile.LOG not in objects:
+        return True
+    if base_offset < view.raised_log_start or view.covers(base_offset):
+        return True
+    log.warning(
+        "log_without_metadata_kept",
+        topic=tip.topic,
+        partition=tip.partition,
+        key=objects[SegmentFile.LOG].key,
+        base_offset=base_offset,
+    )
+    return False
+
+
+async def _is_unfinished(
+    rsm: RemoteStorageManager, tip: TopicIdPartition, stored: StoredObject
+) -> bool:
+    """A finished segment is no orphan, whatever the metadata manager says: it may be wrong.
 
     A metadata topic that was lost, or is another cluster's, names nothing at all; the `.metadata`
     object beside a segment still says what it is, and an archive is rebuilt from those.
     """
-    stored = objects.get(SegmentFile.METADATA)
-    if stored is None:
-        return True
     try:
         metadata = decode_segment(await rsm.get_segment_metadata(stored.key), stored.key)
     except ObjectNotFound:

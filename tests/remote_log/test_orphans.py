@@ -100,3 +100,21 @@ def test_a_finished_segment_is_never_an_orphan() -> None:
         assert world.bases() == [0, 10, 20, 40]
 
     virtually(life)
+
+
+def test_a_log_whose_metadata_were_lost_is_kept_until_its_offsets_are_archived_again() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(4)
+        lost = [world.planted.segments[number] for number in (1, 3)]
+        for metadata in lost:
+            await world.store.delete(world.planted.rsm.object_key(metadata, SegmentFile.METADATA))
+        settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 1_000}
+        expirer, _ = await world.start(opened, **settings)
+        await turns(expirer, 100)
+        logs = [world.planted.rsm.object_key(metadata, SegmentFile.LOG) for metadata in lost]
+        assert set(logs) <= world.store.objects()
+        await world.add(30)
+        await turns(expirer, 100)
+        assert set(logs) & world.store.objects() == {logs[0]}
+
+    virtually(life)
