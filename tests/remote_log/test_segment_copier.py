@@ -24,12 +24,18 @@ FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 class HeldStore(MemoryObjectStore):
-    """Uploads of logs hang while `go_on` is not set."""
+    """Uploads of logs hang while `go_on` is not set; a finish may be done without an answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waiting = asyncio.Event()
         self.go_on = asyncio.Event()
+        self.loses_finishes = False
+
+    async def put(self, key: str, content: bytes) -> None:
+        await super().put(key, content)
+        if self.loses_finishes and FINISHED.name.encode() in content:
+            raise StorageUnavailable("done, but the answer is lost")
 
     async def put_file(self, key: str, path: Path) -> None:
         self.waiting.set()
@@ -104,6 +110,19 @@ async def test_a_stalled_copy_is_ended_and_removed(
     assert await store.files() == set()
     view = await archive.view(TIP)
     assert (view.segments, view.unfinished) == ((), ())
+
+
+async def test_a_copy_that_may_count_is_never_removed(
+    archive: Archive, store: HeldStore, tmp_path: Path
+) -> None:
+    """Another archiver may have gone on behind it, and the broker may have been trimmed."""
+    store.loses_finishes = True
+    store.go_on.set()
+    with pytest.raises(StorageUnavailable, match="the answer is lost"):
+        await copier(archive).copy(gathered(tmp_path / "log"), (), confirmed)
+    (segment,) = (await archive.view(TIP)).segments
+    assert segment.state is FINISHED
+    assert SegmentFile.LOG in await store.files()
 
 
 def rewrite(path: Path) -> None:
