@@ -9,9 +9,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UPSTREAM ?= mock
 STORE ?= file
+MINUTES ?= 30
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-metadata lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-metadata soak lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -62,6 +63,10 @@ bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory
 bench: venv  ## every benchmark
 	$(BIN)/python -m lab setup kafka s3 kroxylicious
 	$(BIN)/python -m benchmarks
+
+soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
+	$(BIN)/python -m lab setup kafka s3
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 lock: venv  ## resolve pyproject.toml anew into requirements/*.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)

@@ -27,3 +27,8 @@ def resident_mib(pid: int) -> float:
     """The memory that `pid` has now. Raises OSError."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def open_files(pid: int) -> int:
+    """Files, sockets and pipes that `pid` has open. Raises OSError."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
