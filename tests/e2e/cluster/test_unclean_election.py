@@ -77,8 +77,10 @@ def elect_lagging(cluster: KafkaCluster, topic: str) -> None:
     cluster.nodes[1].kill()
     cluster.nodes[2].start()
     cluster.wait_for_brokers([2, 3])
+    # Until the controllers have missed it, it still counts as the leader.
+    wait_for("broker 1 gone", lambda: 1 not in cluster.brokers())
     cluster.elect_unclean(topic, 0)
-    assert cluster.partitions(topic)[0].leader == 2
+    wait_for("broker 2 leads", lambda: cluster.partitions(topic)[0].leader == 2)
 
 
 def read_everywhere(proxy: ProxyProcess, topic: str, end: int) -> dict[tuple[str, str], list]:
