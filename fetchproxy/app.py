@@ -232,6 +232,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         faults=parts.faults,
         work=parts.work,
         archiver=parts.archiver,
+        manages=parts.is_archiving,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(parts.config, parts.rlmm, cluster, around)

@@ -41,7 +41,8 @@ class Surroundings:
     `outage`: since how many seconds the readers of segments find the store failing, and its error;
     None while they do not. `faults`: what is wrong with the archive of which partition, in words.
     `work`: what this process' own archiver does. `archiver`: how it stands to others, and the
-    topics that it refuses, with the reason; None where there is none.
+    topics that it refuses, with the reason; None where there is none. `manages`: whether it has a
+    partition, as leader or follower; then that partition's gauges are its own.
     """
 
     mode: str
@@ -51,6 +52,7 @@ class Surroundings:
     faults: Callable[[Iterable[TopicIdPartition]], Mapping[TopicIdPartition, str]]
     work: Callable[[], Mapping[TopicIdPartition, PartitionArchiveStatus]] = dict
     archiver: Callable[[], tuple[LeadershipState, Mapping[str, str]] | None] = lambda: None
+    manages: Callable[[TopicIdPartition], bool] = lambda tip: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,8 @@ class StatusCollector:
         ):
             shown = _Shown(view, edges, fault, partition_status(tip, view, edges, _masked(fault)))
             self._shown[tip] = shown
-            _set_gauges(shown.status)
+            if not self._around.manages(tip):
+                _set_gauges(shown.status)
         return shown.status
 
 

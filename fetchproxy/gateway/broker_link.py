@@ -109,7 +109,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         assert self.transport is not None
         if answer is not None:
             self.expected.append(answer)
-        self.transport.write(data)
+        if not self.transport.is_closing():  # else its end is about to be told
+            self.transport.write(data)
 
     def client_slow(self, slow: bool) -> None:
         self._client_slow = slow

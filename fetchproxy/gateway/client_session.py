@@ -205,14 +205,14 @@ class ClientSession(asyncio.BufferedProtocol):
 
     # -- what the link tells (LinkOwner) -----------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:
-        if self._transport is not None:
+        # One that is closing drops what it is given, and asyncio complains when that goes on.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
         """A whole answer; small pieces are joined, records are not copied."""
-        if self._transport is not None:
-            for piece in join_small(pieces):
-                self._transport.write(piece)
+        for piece in join_small(pieces):
+            self.write_to_client(piece)
 
     async def write_as_taken(self, pieces: Iterable[Buffer]) -> None:
         """As `write_pieces`, but no faster than the client takes them.

@@ -66,6 +66,7 @@ class Process:
         self.store = FailingStore()
         self.outage: tuple[float, str] | None = None
         self.faults: dict[TopicIdPartition, str] = {}
+        self.managed: set[TopicIdPartition] = set()
         self.events = RecentEvents(clock=lambda: "now")
         self.exits = AsyncExitStack()
 
@@ -81,6 +82,7 @@ class Process:
             listeners=lambda: ["127.0.0.1:9192"],
             outage=lambda: self.outage,
             faults=lambda tips: {tip: self.faults[tip] for tip in tips if tip in self.faults},
+            manages=self.managed.__contains__,
         )
         self.collector = StatusCollector(CONFIG, self.rlmm, cluster, around, self.events)
         return self
@@ -123,6 +125,14 @@ async def test_archived_ranges_are_shown_without_brokers(process: Process) -> No
     assert process.collector().store.up is True
     scraped = generate_latest(metrics.REGISTRY).decode()
     assert 'fetchproxy_archive_end_offset{partition="3",topic="orders"} 10.0' in scraped
+
+
+async def test_gauges_of_what_the_archiver_manages_are_the_archivers(process: Process) -> None:
+    process.managed.add(segment(0, 9).topic_id_partition)
+    await process.archive(segment(0, 9))
+    await process.collector.look()
+    assert process.collector().partitions[0].archived == (OffsetRange(0, 9),)
+    assert "fetchproxy_archive_end_offset{" not in generate_latest(metrics.REGISTRY).decode()
 
 
 async def test_what_the_process_learns_itself_is_shown_without_a_look(process: Process) -> None:
