@@ -34,7 +34,12 @@ from fetchproxy.observability.metrics import (
     REMOTE_LOG_METADATA_COUNT,
     REMOTE_LOG_SIZE_BYTES,
 )
-from fetchproxy.remote_log.orphans import OrphanWatch, delete_orphans, find_orphans
+from fetchproxy.remote_log.orphans import (
+    OrphanWatch,
+    delete_orphans,
+    find_orphans,
+    is_worthless,
+)
 from fetchproxy.remote_log.retention import Removals, counted_bytes, plan_removals, retained_from
 from fetchproxy.remote_log.retention_settings import effective_retention
 from fetchproxy.remote_log.steady_clock import SteadyClock
@@ -218,7 +223,9 @@ class Expirer:
     async def _sweep(self, tip: TopicIdPartition, partition: _Partition) -> None:
         """Orphans; their age is known only from a second look on."""
         now = asyncio.get_running_loop().time()
-        found = await find_orphans(self._rsm, self._rlmm, tip)
+        unnamed = await find_orphans(self._rsm, self._rlmm, tip)
+        view = await self._rlmm.refresh(tip, now)
+        found = {i: o for i, o in unnamed.items() if is_worthless(self._rsm, view, o)}
         age_min_s = self._config.orphan_age_min_ms / 1000
         old = partition.orphans.old_enough(found, now, age_min_s)
         await delete_orphans(self._rsm, tip, [found[segment_id] for segment_id in old])

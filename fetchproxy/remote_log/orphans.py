@@ -57,55 +57,48 @@ async def find_orphans(
     listed, and one that is listed has its metadata.
     """
     listed: dict[UUID, Objects] = {}
-    base_offsets: dict[UUID, int] = {}
     async for key, stored in rsm.list_segment_objects(tip):
         listed.setdefault(key.segment_id.id, {})[key.file] = stored
-        base_offsets[key.segment_id.id] = key.base_offset
-    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+    await rlmm.refresh(tip, asyncio.get_running_loop().time())
     named = {s.segment_id.id for s in rlmm.list_remote_log_segments(tip)}
-    found: dict[UUID, Objects] = {}
-    for segment_id, objects in listed.items():
-        if segment_id in named:
-            continue
-        stored_metadata = objects.get(SegmentFile.METADATA)
-        if stored_metadata is None:
-            is_orphan = _is_worthless(tip, objects, base_offsets[segment_id], view)
-        else:
-            is_orphan = await _is_unfinished(rsm, tip, stored_metadata)
-        if is_orphan:
-            found[segment_id] = objects
-    return found
+    return {
+        segment_id: objects
+        for segment_id, objects in listed.items()
+        if segment_id not in named and await _is_orphan(rsm, tip, objects)
+    }
 
 
-def _is_worthless(
-    tip: TopicIdPartition, objects: Objects, base_offset: int, view: PartitionView
-) -> bool:
+def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Objects) -> bool:
     """A log without metadata may be one whose metadata were lost: then nothing else has its place.
 
     It is kept for `verify --repair`, until its first offset is archived elsewhere, or deleted.
     """
-    if SegmentFile.LOG not in objects:
+    stored = objects.get(SegmentFile.LOG)
+    if stored is None or SegmentFile.METADATA in objects:
         return True
-    if base_offset < view.raised_log_start or view.covers(base_offset):
+    key = rsm.parse_key(stored.key)
+    assert key is not None  # `find_orphans` has listed it by its key
+    if key.base_offset < view.raised_log_start or view.covers(key.base_offset):
         return True
     log.warning(
         "log_without_metadata_kept",
-        topic=tip.topic,
-        partition=tip.partition,
-        key=objects[SegmentFile.LOG].key,
-        base_offset=base_offset,
+        topic=view.tip.topic,
+        partition=view.tip.partition,
+        key=stored.key,
+        base_offset=key.base_offset,
     )
     return False
 
 
-async def _is_unfinished(
-    rsm: RemoteStorageManager, tip: TopicIdPartition, stored: StoredObject
-) -> bool:
-    """A finished segment is no orphan, whatever the metadata manager says: it may be wrong.
+async def _is_orphan(rsm: RemoteStorageManager, tip: TopicIdPartition, objects: Objects) -> bool:
+    """A finished segment is none, whatever the metadata manager says: it may be wrong.
 
     A metadata topic that was lost, or is another cluster's, names nothing at all; the `.metadata`
     object beside a segment still says what it is, and an archive is rebuilt from those.
     """
+    stored = objects.get(SegmentFile.METADATA)
+    if stored is None:
+        return True
     try:
         metadata = decode_segment(await rsm.get_segment_metadata(stored.key), stored.key)
     except ObjectNotFound:

@@ -154,7 +154,7 @@ def test_verify_repairs_what_the_log_says_again(archive: Path, tmp_path: Path) -
     planned = fetchproxy("verify", "--store", copy.as_uri(), "--repair", "--dry-run")
     assert planned.returncode == 1
     would = [line for line in planned.stdout.splitlines() if line.startswith("would be repaired: ")]
-    assert len(would) == 2
+    assert len(would) == 2, planned.stdout + planned.stderr
     assert not metadata.exists()
     done = fetchproxy("verify", "--store", copy.as_uri(), "--repair")
     assert done.returncode == 0, done.stdout + done.stderr
