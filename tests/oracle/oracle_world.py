@@ -159,12 +159,8 @@ class World:
             )
 
         counts = Counter(name for name, _ in self.live)
-        began_at = time.monotonic()
         self.both(restart)
-        away_s = time.monotonic() - began_at
         for topic in self.live.values():
-            # Nobody can learn newer marks from a broker that is away.
-            topic.marks = [(at + away_s, marks) for at, marks in topic.marks]
             self._learn_epochs(topic)
             self.archive(topic)
             if topic.log.archived > topic.log.log_start:
