@@ -50,6 +50,7 @@ Statuses = list[FileStatus]
 _FILE_THREADS = 2  # read the parts of local files
 _SEND_BYTES = 1024 * 1024  # of an object in memory, at once
 _CLEAN_UP_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
+_LATE_FILE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
 _FOLDERS_AT_ONCE = 16
 # A folder with more entries than this is believed to hold an object: HDFS would list a page of a
 # thousand of them to say so, and what killed uploads leave behind is never so much.
@@ -160,8 +161,9 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
         await self._check_present()
         temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"
         with translated(f"put {key}"):
+            place = await self._client.place_for(temporary)
             try:
-                await self._client.create(temporary, size_bytes, content)
+                await self._client.create(place, size_bytes, content)
                 await self._rename_over(temporary, key)
             except BaseException:
                 await self._remove_after_failure(temporary)
@@ -182,8 +184,13 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
             )
 
     async def _remove_after_failure(self, temporary: str) -> None:
+        """A DataNode may make the file after its client has left: looked for more than once."""
         try:
             async with asyncio.timeout(_CLEAN_UP_MAX_S):
+                for pause_s in _LATE_FILE_PAUSES_S:
+                    if await self._delete(temporary):
+                        return
+                    await asyncio.sleep(pause_s)
                 await self._delete(temporary)
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("temporary_not_removed", key=temporary, error=str(error))

@@ -70,12 +70,15 @@ class WebHdfsClient:
                 raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
             return await answer.read()
 
-    async def create(self, path: str, size_bytes: int, content: AsyncIterator[bytes]) -> None:
-        """A new file; the folders above it are made. TimeoutError where one part takes too long."""
-        parameters = {"overwrite": "false"}
-        address, _ = await self._ask_namenode("PUT", "CREATE", path, parameters)
+    async def place_for(self, path: str) -> URL:
+        """Where a DataNode awaits a new file's content. Nothing is made yet."""
+        address, _ = await self._ask_namenode("PUT", "CREATE", path, {"overwrite": "false"})
         if address is None:
             raise StorageUnavailable("CREATE: the NameNode names no DataNode")
+        return address
+
+    async def create(self, place: URL, size_bytes: int, content: AsyncIterator[bytes]) -> None:
+        """A new file; the folders above it are made. TimeoutError where one part takes too long."""
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
         part_max_s = self._config.write_max_ms / 1000
         failures: list[RemoteStorageError] = []  # of the content itself, which aiohttp would wrap
@@ -92,7 +95,7 @@ class WebHdfsClient:
 
             try:
                 request = self._opened().put(
-                    address, data=timed(), headers=headers, allow_redirects=False
+                    place, data=timed(), headers=headers, allow_redirects=False
                 )
                 async with request as answer:
                     await _check(answer, 201)
