@@ -41,10 +41,10 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, REGISTRY
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.archive_once import archive_once
-from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.leadership.api import LeadershipState
 from fetchproxy.remote_log.local_index_refresh import open_local_indexes
 from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.open_source import open_log_dirs
+from fetchproxy.remote_log.sources.open_source import open_log_dirs
 from fetchproxy.remote_log.status import PartitionArchiveStatus
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.tls.reloading import (

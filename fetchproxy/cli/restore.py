@@ -20,9 +20,9 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_follower import TopicFollower
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher, open_local_indexes
-from fetchproxy.remote_log.repair import repair_archive
-from fetchproxy.remote_log.restore import RestoredPartition, restore_archive
-from fetchproxy.remote_log.verify import metadata_faults
+from fetchproxy.remote_log.verification.repair import repair_archive
+from fetchproxy.remote_log.verification.restore import RestoredPartition, restore_archive
+from fetchproxy.remote_log.verification.verify import metadata_faults
 from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.tls.reloading import upstream_context

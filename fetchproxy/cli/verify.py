@@ -25,9 +25,9 @@ from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_err
 from fetchproxy.config.sections import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remote_log.repair import repair_archive
-from fetchproxy.remote_log.verify import verify_archive
-from fetchproxy.remote_log.verify_report import Fault, RepairReport, VerifyReport
+from fetchproxy.remote_log.verification.repair import repair_archive
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify_report import Fault, RepairReport, VerifyReport
 from fetchproxy.storage.open import open_store
 
 Repair = Annotated[

@@ -28,7 +28,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
-from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.leadership.api import LeadershipState
 from fetchproxy.remote_log.status import PartitionArchiveStatus, trouble
 
 log = structlog.get_logger(__name__)

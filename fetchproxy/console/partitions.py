@@ -8,7 +8,7 @@ from dataclasses import replace
 from fetchproxy.console.status import ArchiverStatus, OffsetRange, PartitionStatus
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.leadership.api import LeadershipState
 from fetchproxy.remote_log.status import PartitionArchiveStatus
 
 

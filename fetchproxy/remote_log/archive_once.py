@@ -20,12 +20,12 @@ from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_log.copier import SegmentCopier
 from fetchproxy.remote_log.discovery import TopicDiscovery
-from fetchproxy.remote_log.expirer import Expirer
-from fetchproxy.remote_log.local_retention import LocalRetention
 from fetchproxy.remote_log.log_truncation import LogTruncation
-from fetchproxy.remote_log.open_source import open_source
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.retention.expirer import Expirer
+from fetchproxy.remote_log.retention.local_retention import LocalRetention
+from fetchproxy.remote_log.sources.open_source import open_source
+from fetchproxy.remote_log.sources.spool import Spool
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)

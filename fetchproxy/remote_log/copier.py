@@ -32,7 +32,7 @@ from fetchproxy.observability.metrics import (
     REMOTE_COPY_ERRORS,
     REMOTE_COPY_REQUESTS,
 )
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 

@@ -29,7 +29,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import ARCHIVE_TRUNCATED_OFFSETS
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 from fetchproxy.remote_log.truncation import (
     TruncationPlan,
     buried_copies,

@@ -33,19 +33,19 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_STOPPED_PARTITIONS, ARCHIVE_TURNS_ENDED
 from fetchproxy.remote_log.copier import SegmentCopier
 from fetchproxy.remote_log.discovery import TopicDiscovery
-from fetchproxy.remote_log.expirer import Expirer
-from fetchproxy.remote_log.leadership import Leadership, LeadershipState
+from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
+from fetchproxy.remote_log.leadership.open_leadership import open_leadership
 from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher
-from fetchproxy.remote_log.local_retention import LocalRetention
 from fetchproxy.remote_log.log_truncation import LogTruncation
-from fetchproxy.remote_log.open_leadership import open_leadership
-from fetchproxy.remote_log.open_source import open_source
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
-from fetchproxy.remote_log.partition_deletion import PartitionDeletion
 from fetchproxy.remote_log.partition_steps import PartitionSteps
 from fetchproxy.remote_log.partition_watch import WATCH_INTERVAL_S, PartitionWatch
+from fetchproxy.remote_log.retention.expirer import Expirer
+from fetchproxy.remote_log.retention.local_retention import LocalRetention
+from fetchproxy.remote_log.retention.partition_deletion import PartitionDeletion
 from fetchproxy.remote_log.schedule import ProcessingSchedule
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.open_source import open_source
+from fetchproxy.remote_log.sources.spool import Spool
 from fetchproxy.remote_log.status import (
     PartitionArchiveStatus,
     partition_archive_status,

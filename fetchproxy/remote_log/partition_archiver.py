@@ -26,10 +26,10 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.remote_log.copier import CopyProgress, SegmentCopier
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
 from fetchproxy.remote_log.log_truncation import LogTruncation
-from fetchproxy.remote_log.source import LogGap, SegmentSource
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.api import LogGap, SegmentSource
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.spool import Spool
 
 log = structlog.get_logger(__name__)
 

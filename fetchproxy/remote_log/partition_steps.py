@@ -13,11 +13,11 @@ from enum import StrEnum
 from fetchproxy.errors import FetchProxyError
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.remote_log.expirer import Expirer
-from fetchproxy.remote_log.leadership import Leadership
+from fetchproxy.remote_log.leadership.api import Leadership
 from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher
-from fetchproxy.remote_log.local_retention import LocalRetention
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
+from fetchproxy.remote_log.retention.expirer import Expirer
+from fetchproxy.remote_log.retention.local_retention import LocalRetention
 
 
 class Step(StrEnum):

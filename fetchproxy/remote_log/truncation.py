@@ -22,7 +22,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
 )
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 Transaction = tuple[int, int]  # producer id, first offset

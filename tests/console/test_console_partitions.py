@@ -19,7 +19,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.remote_log.copier import CopyProgress
-from fetchproxy.remote_log.leadership import LeadershipState
+from fetchproxy.remote_log.leadership.api import LeadershipState
 from fetchproxy.remote_log.status import PartitionArchiveStatus
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 3)

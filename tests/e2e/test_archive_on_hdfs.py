@@ -14,8 +14,8 @@ from topic_data import produce
 from fetchproxy.config.metadata import MetadataConfig
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.remote_log.verify import verify_archive
-from fetchproxy.remote_log.verify_report import VerifyReport
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify_report import VerifyReport
 from fetchproxy.storage.open import open_store
 from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer

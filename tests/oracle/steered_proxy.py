@@ -22,12 +22,12 @@ from fetchproxy import app
 from fetchproxy.config.sections import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remote_log.batch_gatherer import BatchSegments
-from fetchproxy.remote_log.broker_source import BrokerSource
 from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
-from fetchproxy.remote_log.source import LogGap, LogRead, LogSource
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.api import LogGap, LogRead, LogSource
+from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
+from fetchproxy.remote_log.sources.broker_source import BrokerSource
+from fetchproxy.remote_log.sources.spool import Spool
 
 # Small chunks, so that small segments have several; quick answers where nothing comes.
 SETTINGS: dict[str, object] = {

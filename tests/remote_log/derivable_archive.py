@@ -12,7 +12,7 @@ from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch
 from fetchproxy.index.remote_log_index import INTERVAL_BYTES
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import EpochStart
-from fetchproxy.remote_log.gathered_segment import SegmentSummary
+from fetchproxy.remote_log.sources.gathered_segment import SegmentSummary
 from protocol.record_batch import walk
 
 PRODUCERS = (7, 8, 9)

@@ -23,8 +23,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.verify import verify_archive
-from fetchproxy.remote_log.verify_report import VerifyReport
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify_report import VerifyReport
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager

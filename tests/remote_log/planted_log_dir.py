@@ -12,8 +12,8 @@ from planted_archive import TIP
 from fetchproxy.index.leader_epochs import encode_epochs
 from fetchproxy.index.transaction_index import encode_aborted
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.remote_log.kafka_log_dir import list_partition
-from fetchproxy.remote_log.rolled_segment import RolledSegment, rolled_at
+from fetchproxy.remote_log.sources.kafka_log_dir import list_partition
+from fetchproxy.remote_log.sources.rolled_segment import RolledSegment, rolled_at
 from fetchproxy.storage.layout import uuid_text
 
 CLUSTER_ID = "kJ_0gHjKTzKWhEV_zzzzzz"

@@ -22,7 +22,7 @@ from fetchproxy.metadata.records import encode_message
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from fetchproxy.remote_log.expirer import Expirer
+from fetchproxy.remote_log.retention.expirer import Expirer
 from fetchproxy.storage.api import ObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

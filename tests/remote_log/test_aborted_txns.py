@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.index.transaction_index import decode_aborted, encode_aborted
 from fetchproxy.model import AbortedTxn
-from fetchproxy.remote_log.aborted_txns import AbortedTxnCollector
+from fetchproxy.remote_log.sources.aborted_txns import AbortedTxnCollector
 
 
 @dataclass

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import ClusterConfig
-from fetchproxy.remote_log.compaction import compaction_sign
+from fetchproxy.remote_log.sources.compaction import compaction_sign
 from lab.kafka import KafkaServer
 from protocol.record_batch import walk
 

@@ -11,7 +11,7 @@ from planted_log_dir import CLUSTER_ID, plant_log_dir, plant_partition, plant_se
 
 from fetchproxy.errors import ConfigError, LogDirUnusable
 from fetchproxy.model import EpochStart, TopicIdPartition
-from fetchproxy.remote_log.kafka_log_dir import (
+from fetchproxy.remote_log.sources.kafka_log_dir import (
     LogDir,
     PartitionListing,
     list_partition,

@@ -8,9 +8,9 @@ from retention_segments import TIP, archives, segment
 
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.local_retention import trim_target
-from fetchproxy.remote_log.retention import newest_timestamp_ms
-from fetchproxy.remote_log.retention_settings import Retention
+from fetchproxy.remote_log.retention.local_retention import trim_target
+from fetchproxy.remote_log.retention.plan import newest_timestamp_ms
+from fetchproxy.remote_log.retention.retention_settings import Retention
 
 Every = list[RemoteLogSegmentMetadata]
 

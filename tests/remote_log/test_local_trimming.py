@@ -23,7 +23,7 @@ from fetchproxy.config.sections import ClusterConfig, MetadataConfig
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.local_retention import LocalRetention
+from fetchproxy.remote_log.retention.local_retention import LocalRetention
 
 TIP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
 LIST_OFFSETS, DELETE_RECORDS, EPOCH_END = 2, 21, 23

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from test_log_dirs_kafka import SMALL_SEGMENTS
 
 from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verification.verify import verify_archive
 from lab.kafka_cluster import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -25,12 +25,12 @@ from fetchproxy.config.sections import ArchiveConfig, ClusterConfig
 from fetchproxy.errors import FetchProxyError, LogTruncated
 from fetchproxy.index.transaction_index import aborted_in
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.remote_log.kafka_log_dir import open_log_dir
-from fetchproxy.remote_log.open_source import open_source
-from fetchproxy.remote_log.source import LogGap
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.api import LogGap
+from fetchproxy.remote_log.sources.kafka_log_dir import open_log_dir
+from fetchproxy.remote_log.sources.open_source import open_source
+from fetchproxy.remote_log.sources.spool import Spool
 from fetchproxy.remote_log.status import PartitionArchiveStatus
-from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
 from lab.kafka import KafkaServer

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from fetchproxy.cluster.client import TopicInfo
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.log_dirs_leadership import LogDirsLeadership
+from fetchproxy.remote_log.leadership.log_dirs_leadership import LogDirsLeadership
 
 TOPIC_ID = UUID(int=1)
 

@@ -13,7 +13,7 @@ from fetchproxy.config.archive import ArchiveConfig
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId
-from fetchproxy.remote_log.expirer import Expirer
+from fetchproxy.remote_log.retention.expirer import Expirer
 from fetchproxy.storage.layout import SegmentFile
 
 

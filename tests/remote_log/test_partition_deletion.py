@@ -26,7 +26,7 @@ from fetchproxy.metadata.records import encode_message
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
-from fetchproxy.remote_log.partition_deletion import PartitionDeletion
+from fetchproxy.remote_log.retention.partition_deletion import PartitionDeletion
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

@@ -17,9 +17,9 @@ from fetchproxy.index.remote_log_index import INTERVAL_BYTES
 from fetchproxy.metadata.segment_json import decode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.remote_log.repair import repair_archive
-from fetchproxy.remote_log.verify import verify_archive
-from fetchproxy.remote_log.verify_report import RepairReport, VerifyReport
+from fetchproxy.remote_log.verification.repair import repair_archive
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify_report import RepairReport, VerifyReport
 from fetchproxy.storage.layout import SegmentFile
 
 LOG, INDEX, TXN = SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN

@@ -30,7 +30,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
-from fetchproxy.remote_log.restore import (
+from fetchproxy.remote_log.verification.restore import (
     RestoredPartition,
     missing_deletion,
     missing_states,

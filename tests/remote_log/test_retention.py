@@ -8,14 +8,14 @@ from retention_segments import DELETING, FINISHED, STARTED, TIP, archives, segme
 
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.retention import (
+from fetchproxy.remote_log.retention.plan import (
     Removals,
     counted_bytes,
     newest_timestamp_ms,
     plan_removals,
     retained_from,
 )
-from fetchproxy.remote_log.retention_settings import Retention
+from fetchproxy.remote_log.retention.retention_settings import Retention
 
 Every = list[RemoteLogSegmentMetadata]
 LIMITS = st.integers(-1, 40)

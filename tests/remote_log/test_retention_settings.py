@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.remote_log.retention_settings import (
+from fetchproxy.remote_log.retention.retention_settings import (
     Retention,
     effective_retention,
     trimming_refusal,

@@ -18,9 +18,9 @@ from planted_log_dir import (
 from fetchproxy.errors import CompactedLog, CorruptSegment, LogDirUnusable
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.remote_log import rolled_segment
-from fetchproxy.remote_log.gathered_segment import KafkaFiles
-from fetchproxy.remote_log.rolled_segment import (
+from fetchproxy.remote_log.sources import rolled_segment
+from fetchproxy.remote_log.sources.gathered_segment import KafkaFiles
+from fetchproxy.remote_log.sources.rolled_segment import (
     SegmentGone,
     Stopped,
     Taken,

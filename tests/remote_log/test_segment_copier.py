@@ -15,7 +15,11 @@ from planted_archive import TIP, batch
 from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.remote_log.copier import SegmentCopier
-from fetchproxy.remote_log.gathered_segment import GatheredSegment, KafkaFiles, SegmentSummary
+from fetchproxy.remote_log.sources.gathered_segment import (
+    GatheredSegment,
+    KafkaFiles,
+    SegmentSummary,
+)
 from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile, parse_segment_key
 from fetchproxy.storage.memory import MemoryObjectStore
 from protocol.record_batch import walk

@@ -12,8 +12,8 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
-from fetchproxy.remote_log.segment_writer import SegmentWriter
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.segment_writer import SegmentWriter
+from fetchproxy.remote_log.sources.spool import Spool
 from protocol.record_batch import walk
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)

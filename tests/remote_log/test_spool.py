@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.spool import Spool
 
 
 async def test_each_has_its_own_folder_and_removes_it(tmp_path: Path) -> None:

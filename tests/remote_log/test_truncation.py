@@ -19,7 +19,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 from fetchproxy.remote_log.truncation import (
     buried_copies,
     decided_below,

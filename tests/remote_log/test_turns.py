@@ -30,11 +30,11 @@ from fetchproxy.config.sections import ArchiveConfig, ClusterConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_ENDED
 from fetchproxy.remote_log import manager as module
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
-from fetchproxy.remote_log.leadership import Leadership, LeadershipState
+from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
 from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.source import LogGap, SegmentGatherer, SegmentSource
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.api import LogGap, SegmentGatherer, SegmentSource
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.spool import Spool
 from fetchproxy.remote_log.status import trouble
 from fetchproxy.storage.filesystem import FilesystemObjectStore
 from lab.mock_cluster import MockCluster

@@ -27,12 +27,12 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel
 from fetchproxy.remote_fetch.api import RemoteReadRequest
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.remote_log.batch_gatherer import BatchSegments
 from fetchproxy.remote_log.copier import SegmentCopier
 from fetchproxy.remote_log.log_truncation import LogTruncation
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
-from fetchproxy.remote_log.spool import Spool
-from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
+from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.record_batch import walk

@@ -28,8 +28,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.verify import verify_archive
-from fetchproxy.remote_log.verify_report import RecordedGap
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify_report import RecordedGap
 from fetchproxy.storage.layout import SegmentFile
 
 LOG, INDEX = SegmentFile.LOG, SegmentFile.INDEX

@@ -12,8 +12,8 @@ import test_archiver_mock as mock_traffic
 from archive_harness import Archive, archived_up_to, open_archive, running_archiver, tips, until
 from confluent_kafka import Producer
 
-from fetchproxy.remote_log.verify import verify_archive
-from fetchproxy.remote_log.verify_report import VerifyReport
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify_report import VerifyReport
 from fetchproxy.storage.layout import SegmentFile
 from lab.kafka import KafkaServer
 from lab.mock_cluster import MockCluster

@@ -27,7 +27,7 @@ from archive_harness import (
 from confluent_kafka import Producer
 
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.storage.layout import SegmentFile
 from protocol.record_batch import walk
 

@@ -14,7 +14,7 @@ from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.verify import verify_archive
+from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 

@@ -15,7 +15,7 @@ from session_scenario import draw_conditions, draw_logs
 
 from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, Config, KiB, MetadataConfig
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.leadership import LeadershipState, SoleLeadership
+from fetchproxy.remote_log.leadership.api import LeadershipState, SoleLeadership
 from fetchproxy.storage.memory import MemoryObjectStore
 
 COPY_MS_MAX = 2_000

@@ -34,15 +34,20 @@ from fetchproxy.observability.metrics import (
     REMOTE_LOG_METADATA_COUNT,
     REMOTE_LOG_SIZE_BYTES,
 )
-from fetchproxy.remote_log.orphans import (
+from fetchproxy.remote_log.retention.orphans import (
     OrphanWatch,
     delete_orphans,
     find_orphans,
     is_worthless,
 )
-from fetchproxy.remote_log.retention import Removals, counted_bytes, plan_removals, retained_from
-from fetchproxy.remote_log.retention_settings import effective_retention
-from fetchproxy.remote_log.steady_clock import SteadyClock
+from fetchproxy.remote_log.retention.plan import (
+    Removals,
+    counted_bytes,
+    plan_removals,
+    retained_from,
+)
+from fetchproxy.remote_log.retention.retention_settings import effective_retention
+from fetchproxy.remote_log.retention.steady_clock import SteadyClock
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)

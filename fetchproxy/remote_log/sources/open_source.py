@@ -5,11 +5,11 @@ from __future__ import annotations
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.forms import parse_paths
 from fetchproxy.config.sections import ArchiveConfig
-from fetchproxy.remote_log.batch_gatherer import BatchSegments
-from fetchproxy.remote_log.broker_source import BrokerSource
-from fetchproxy.remote_log.kafka_log_dir import LogDir, open_log_dir
-from fetchproxy.remote_log.log_dirs_gatherer import LogDirsSegments
-from fetchproxy.remote_log.source import SegmentSource
+from fetchproxy.remote_log.sources.api import SegmentSource
+from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
+from fetchproxy.remote_log.sources.broker_source import BrokerSource
+from fetchproxy.remote_log.sources.kafka_log_dir import LogDir, open_log_dir
+from fetchproxy.remote_log.sources.log_dirs_gatherer import LogDirsSegments
 
 
 def open_source(config: ArchiveConfig, cluster: Cluster) -> SegmentSource:

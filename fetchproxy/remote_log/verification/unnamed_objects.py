@@ -12,8 +12,8 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.remote_log.orphans import Objects, find_orphans
-from fetchproxy.remote_log.verify_report import Fault, Orphan
+from fetchproxy.remote_log.retention.orphans import Objects, find_orphans
+from fetchproxy.remote_log.verification.verify_report import Fault, Orphan
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

@@ -16,8 +16,8 @@ import crc32c
 from fetchproxy.errors import CompactedLog, CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex, RemoteLogIndexBuilder, encode_entry
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
-from fetchproxy.remote_log.aborted_txns import AbortedTxnCollector
-from fetchproxy.remote_log.compaction import compaction_sign
+from fetchproxy.remote_log.sources.aborted_txns import AbortedTxnCollector
+from fetchproxy.remote_log.sources.compaction import compaction_sign
 from protocol.errors import WireError
 from protocol.primitives import Buffer
 from protocol.record_batch import CONTROL_ABORT, BatchHeader, control_type

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.segment_check import epoch_at
-from fetchproxy.remote_log.segment_derivation import DerivedSegment
+from fetchproxy.remote_log.verification.segment_check import epoch_at
+from fetchproxy.remote_log.verification.segment_derivation import DerivedSegment
 
 
 def metadata_of_lost(

@@ -16,17 +16,17 @@ import structlog
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.errors import ConfigError, LogDirUnusable, LogTruncated
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
-from fetchproxy.remote_log.kafka_log_dir import LogDir, list_partition, partition_folder
-from fetchproxy.remote_log.rolled_segment import (
+from fetchproxy.remote_log.sources.api import LogGap, SegmentGatherer, SegmentSource
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.kafka_log_dir import LogDir, list_partition, partition_folder
+from fetchproxy.remote_log.sources.rolled_segment import (
     RolledSegment,
     SegmentGone,
     Taken,
     rolled_at,
     take_segment,
 )
-from fetchproxy.remote_log.source import LogGap, SegmentGatherer, SegmentSource
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.spool import Spool
 
 log = structlog.get_logger(__name__)
 

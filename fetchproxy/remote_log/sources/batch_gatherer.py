@@ -11,17 +11,17 @@ import structlog
 
 from fetchproxy.config.sections import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
-from fetchproxy.remote_log.segment_cut import CutReason, cut_reason, plan_take
-from fetchproxy.remote_log.segment_writer import SegmentWriter
-from fetchproxy.remote_log.source import (
+from fetchproxy.remote_log.sources.api import (
     LogGap,
     LogRead,
     LogSource,
     SegmentGatherer,
     SegmentSource,
 )
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.segment_cut import CutReason, cut_reason, plan_take
+from fetchproxy.remote_log.sources.segment_writer import SegmentWriter
+from fetchproxy.remote_log.sources.spool import Spool
 
 log = structlog.get_logger(__name__)
 

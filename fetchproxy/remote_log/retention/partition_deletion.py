@@ -33,7 +33,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
-from fetchproxy.remote_log.orphans import Objects, delete_orphans
+from fetchproxy.remote_log.retention.orphans import Objects, delete_orphans
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.gathered_segment import GatheredSegment, SegmentSummary
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment, SegmentSummary
+from fetchproxy.remote_log.sources.spool import Spool
 from protocol.record_batch import BatchHeader
 
 

@@ -7,10 +7,10 @@ import random
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.cluster.group_member import GroupSettings
 from fetchproxy.config.sections import ArchiveConfig
-from fetchproxy.remote_log.consumer_group_leadership import ConsumerGroupLeadership
-from fetchproxy.remote_log.leadership import Leadership, SoleLeadership
-from fetchproxy.remote_log.log_dirs_leadership import LogDirsLeadership
-from fetchproxy.remote_log.open_source import open_log_dirs
+from fetchproxy.remote_log.leadership.api import Leadership, SoleLeadership
+from fetchproxy.remote_log.leadership.consumer_group_leadership import ConsumerGroupLeadership
+from fetchproxy.remote_log.leadership.log_dirs_leadership import LogDirsLeadership
+from fetchproxy.remote_log.sources.open_source import open_log_dirs
 
 
 def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random) -> Leadership:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from fetchproxy.cluster.client import TopicInfo
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.leadership import Leadership, LeadershipState
+from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
 
 
 class LogDirsLeadership(Leadership):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn
-from fetchproxy.remote_log.aborted_txns import AbortedTxnCollector
+from fetchproxy.remote_log.sources.aborted_txns import AbortedTxnCollector
 from protocol.record_batch import CONTROL_ABORT, CONTROL_COMMIT
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fetchproxy.index.remote_log_index import IndexSpan
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.txn_check import TxnCheck
+from fetchproxy.remote_log.verification.txn_check import TxnCheck
 from protocol.errors import WireError
 from protocol.primitives import Buffer
 from protocol.record_batch import (

@@ -29,8 +29,8 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_GROUP_REBALANCES,
     ARCHIVE_GROUP_STABLE,
 )
-from fetchproxy.remote_log.leadership import Leadership, LeadershipState
-from fetchproxy.remote_log.partition_assignor import Member, Partition, assign
+from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
+from fetchproxy.remote_log.leadership.partition_assignor import Member, Partition, assign
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.partitions_at_once import for_each
+from fetchproxy.remote_log.verification.partitions_at_once import for_each
 
 State = RemoteLogSegmentState
 # Each waits for its own event to be read back, so some at once hide the brokers' latency.

@@ -22,13 +22,13 @@ from fetchproxy.metadata.lineage import epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
-from fetchproxy.remote_log.retention import newest_timestamp_ms
-from fetchproxy.remote_log.retention_settings import (
+from fetchproxy.remote_log.retention.plan import newest_timestamp_ms
+from fetchproxy.remote_log.retention.retention_settings import (
     Retention,
     effective_retention,
     trimming_refusal,
 )
-from fetchproxy.remote_log.steady_clock import SteadyClock
+from fetchproxy.remote_log.retention.steady_clock import SteadyClock
 
 log = structlog.get_logger(__name__)
 

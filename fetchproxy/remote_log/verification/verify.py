@@ -36,11 +36,16 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.partitions_at_once import for_each
-from fetchproxy.remote_log.segment_check import Next, SegmentCheck, clip_epochs
-from fetchproxy.remote_log.txn_check import TxnCheck
-from fetchproxy.remote_log.unnamed_objects import look_at_unnamed
-from fetchproxy.remote_log.verify_report import Fault, Orphan, RecordedGap, VerifyReport
+from fetchproxy.remote_log.verification.partitions_at_once import for_each
+from fetchproxy.remote_log.verification.segment_check import Next, SegmentCheck, clip_epochs
+from fetchproxy.remote_log.verification.txn_check import TxnCheck
+from fetchproxy.remote_log.verification.unnamed_objects import look_at_unnamed
+from fetchproxy.remote_log.verification.verify_report import (
+    Fault,
+    Orphan,
+    RecordedGap,
+    VerifyReport,
+)
 from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

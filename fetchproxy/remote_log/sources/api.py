@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.gathered_segment import GatheredSegment
-from fetchproxy.remote_log.spool import Spool
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
+from fetchproxy.remote_log.sources.spool import Spool
 from protocol.record_batch import BatchHeader
 
 

@@ -20,8 +20,12 @@ from fetchproxy.errors import CorruptSegment, LogDirUnusable
 from fetchproxy.index.kafka_index_files import offset_index_fault, snapshot_fault, time_index_fault
 from fetchproxy.index.transaction_index import ENTRY_BYTES, decode_aborted
 from fetchproxy.model import AbortedTxn, TopicIdPartition
-from fetchproxy.remote_log.gathered_segment import GatheredSegment, KafkaFiles, SegmentSummary
-from fetchproxy.remote_log.kafka_log_dir import (
+from fetchproxy.remote_log.sources.gathered_segment import (
+    GatheredSegment,
+    KafkaFiles,
+    SegmentSummary,
+)
+from fetchproxy.remote_log.sources.kafka_log_dir import (
     LOG,
     OFFSET_INDEX,
     SNAPSHOT,
@@ -32,8 +36,8 @@ from fetchproxy.remote_log.kafka_log_dir import (
     read_epochs,
     read_file,
 )
-from fetchproxy.remote_log.segment_check import clip_epochs
-from fetchproxy.remote_log.txn_check import TxnCheck
+from fetchproxy.remote_log.verification.segment_check import clip_epochs
+from fetchproxy.remote_log.verification.txn_check import TxnCheck
 from protocol.errors import WireError
 from protocol.record_batch import (
     HEADER_BYTES,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.gathered_segment import GatheredSegment, SegmentSummary
-from fetchproxy.remote_log.txn_history import TxnEvent
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment, SegmentSummary
+from fetchproxy.remote_log.verification.txn_history import TxnEvent
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.errors import WireError

@@ -27,12 +27,12 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.lost_metadata import metadata_of_lost
-from fetchproxy.remote_log.segment_check import clip_epochs
-from fetchproxy.remote_log.segment_derivation import DerivedSegment, derive_segment
-from fetchproxy.remote_log.txn_history import TxnHistory
-from fetchproxy.remote_log.verify import CHUNK_BYTES
-from fetchproxy.remote_log.verify_report import Fault, Repair, RepairReport
+from fetchproxy.remote_log.verification.lost_metadata import metadata_of_lost
+from fetchproxy.remote_log.verification.segment_check import clip_epochs
+from fetchproxy.remote_log.verification.segment_derivation import DerivedSegment, derive_segment
+from fetchproxy.remote_log.verification.txn_history import TxnHistory
+from fetchproxy.remote_log.verification.verify import CHUNK_BYTES
+from fetchproxy.remote_log.verification.verify_report import Fault, Repair, RepairReport
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

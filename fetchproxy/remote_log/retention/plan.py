@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from fetchproxy.remote_log.retention_settings import Retention
+from fetchproxy.remote_log.retention.retention_settings import Retention
 
 State = RemoteLogSegmentState
 

@@ -11,7 +11,7 @@ import asyncio
 from fetchproxy.cluster.client import Cluster, FetchedPartition
 from fetchproxy.errors import ClusterUnavailable, CorruptSegment, LogTruncated
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.remote_log.source import LogGap, LogRead, LogSource
+from fetchproxy.remote_log.sources.api import LogGap, LogRead, LogSource
 from protocol.errors import WireError
 from protocol.record_batch import BatchHeader, check_crc, walk
 

@@ -1,0 +1,1 @@
+"""What leaves the archive or the brokers' logs, when, and what has to be certain before."""
