@@ -31,6 +31,7 @@ from fetchproxy.config.sections import Config
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
@@ -151,6 +152,7 @@ async def run_server(config: Config) -> None:
             tasks.create_task(_keep_archiving(parts), name="archiver")
         tasks.create_task(_probe_store(parts), name="store probe")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
+        tasks.create_task(_give_back_freed_memory(parts), name="freed memory")
         # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
         await asyncio.Event().wait()
 
@@ -168,6 +170,7 @@ async def run_archive_only(config: Config) -> None:
         if collector is not None:
             tasks.create_task(_keep_running("console", collector.run, parts), name="console")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
+        tasks.create_task(_give_back_freed_memory(parts), name="freed memory")
         # The console is there before: it says that the listener is not, while the store is away.
         async with _archive_only(parts) as parts.gateway:
             await asyncio.Event().wait()
@@ -184,11 +187,13 @@ async def run_archiver(config: Config, *, once: bool = False) -> bool:
         if collector is not None:
             showing = tasks.create_task(_keep_running("console", collector.run, parts))
         freshening = tasks.create_task(_keep_tls_fresh(parts), name="tls files")
+        thrift = tasks.create_task(_give_back_freed_memory(parts), name="freed memory")
         if not once:
             async with _local_indexes(parts, True) as parts.local_indexes:
                 await _keep_archiving(parts)
         await _archive_once(parts)
         freshening.cancel()
+        thrift.cancel()
         if showing is not None:
             showing.cancel()
     return True
@@ -312,6 +317,13 @@ async def _keep_tls_fresh(parts: Parts) -> None:
         await keep_fresh(contexts, parts.config.tls, wall_clock_ms)
 
     await _keep_running("tls files", look, parts)
+
+
+async def _give_back_freed_memory(parts: Parts) -> None:
+    async def give_back() -> None:
+        await give_back_freed_memory(parts.config.process, glibc_allocator())
+
+    await _keep_running("freed memory", give_back, parts)
 
 
 async def _keep_archiving(parts: Parts) -> None:

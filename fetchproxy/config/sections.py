@@ -225,6 +225,17 @@ class ConsoleConfig(Section):
     )
 
 
+class ProcessConfig(Section):
+    """The process as the system sees it."""
+
+    freed_bytes_max: int = Field(
+        16 * MiB,
+        description="freed memory that the C library may keep for later; what is above goes back "
+        "to the system within 5 s (glibc; the default lets small bursts come and go untouched)",
+        ge=0,
+    )
+
+
 class LogConfig(Section):
     """What is logged, and how."""
 
@@ -328,4 +339,5 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     attach: AttachConfig = AttachConfig()
     console: ConsoleConfig = ConsoleConfig()
+    process: ProcessConfig = ProcessConfig()
     log: LogConfig = LogConfig()

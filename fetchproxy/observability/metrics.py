@@ -339,6 +339,15 @@ ARCHIVE_ONLY_GROUPS = _gauge(
     "fetchproxy_archive_only_groups", "Groups with members, or with one about to join"
 )
 
+# --- The process ----------------------------------------------------------------------------------
+HEAP_FREED_BYTES = _gauge(
+    "fetchproxy_heap_freed_bytes",
+    "Free memory within the C library's heap, with what was given back to the system already",
+)
+HEAP_TRIMS = _counter(
+    "fetchproxy_heap_trims", "Times that freed memory was given back to the system"
+)
+
 
 def table() -> str:
     """A Markdown table of every metric: name as scraped, kind, labels, meaning."""

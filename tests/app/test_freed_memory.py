@@ -1,0 +1,69 @@
+"""A burst's memory goes back to the system; a process that keeps little is let alone."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from fetchproxy import freed_memory
+from fetchproxy.config.sections import ProcessConfig
+from fetchproxy.freed_memory import Allocator, give_back_freed_memory, glibc_allocator
+from fetchproxy.observability.metrics import HEAP_TRIMS
+
+MiB = 1 << 20
+# Blocks of 60 KiB, every tenth of which stays in use: the heap cannot shrink from its end.
+A_BURST = """
+import os
+from pathlib import Path
+from fetchproxy.freed_memory import glibc_allocator
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+allocator = glibc_allocator()
+blocks = [bytearray(b"x" * 60_000) for _ in range(2_000)]
+kept = blocks[::10]
+del blocks
+before, freed = resident_bytes(), allocator.freed_bytes()
+allocator.give_back()
+print(freed, before - resident_bytes(), all(block == b"x" * 60_000 for block in kept))
+"""
+
+needs_glibc = pytest.mark.skipif(glibc_allocator() is None, reason="not glibc 2.33 or later")
+
+
+@needs_glibc
+def test_a_bursts_memory_leaves_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", A_BURST], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    freed, given_back, kept = done.stdout.split()
+    assert int(freed) > 100 * MiB
+    assert int(given_back) > 90 * MiB
+    assert kept == "True"
+
+
+@pytest.mark.parametrize(("freed_bytes", "goes_back"), [(16 * MiB, False), (16 * MiB + 1, True)])
+async def test_only_what_is_above_the_limit_goes_back(
+    monkeypatch: pytest.MonkeyPatch, freed_bytes: int, goes_back: bool
+) -> None:
+    monkeypatch.setattr(freed_memory, "LOOK_INTERVAL_S", 0.3)
+    given_back = asyncio.Event()
+    asked: list[int] = []
+
+    def told() -> int:
+        asked.append(freed_bytes)
+        return freed_bytes
+
+    loop = asyncio.get_running_loop()
+    allocator = Allocator(told, lambda: loop.call_soon_threadsafe(given_back.set) and None)
+    before = HEAP_TRIMS._value.get()
+    async with asyncio.TaskGroup() as tasks:
+        thrift = tasks.create_task(give_back_freed_memory(ProcessConfig(), allocator))
+        await asyncio.sleep(0.45)
+        thrift.cancel()
+    assert asked
+    assert given_back.is_set() is goes_back
+    assert (HEAP_TRIMS._value.get() > before) is goes_back
