@@ -58,7 +58,11 @@ async def test_only_what_is_above_the_limit_goes_back(
         return freed_bytes
 
     loop = asyncio.get_running_loop()
-    allocator = Allocator(told, lambda: loop.call_soon_threadsafe(given_back.set) and None)
+
+    def give_back() -> None:
+        loop.call_soon_threadsafe(given_back.set)
+
+    allocator = Allocator(told, give_back)
     before = HEAP_TRIMS._value.get()
     async with asyncio.TaskGroup() as tasks:
         thrift = tasks.create_task(give_back_freed_memory(ProcessConfig(), allocator))
