@@ -23,6 +23,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from uuid import UUID
 
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
@@ -60,6 +61,8 @@ class SegmentFile(StrEnum):
 
 # Of some segments only, whatever their metadata say; nothing that serves records needs them.
 KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
+
+_SEGMENT_FILES = {file.value: file for file in SegmentFile}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ def parse_topic_folder(name: str) -> tuple[str, UUID] | None:
     return topic, topic_id
 
 
+@lru_cache(maxsize=4096)  # a listing names the same folder again with each of its objects
 def parse_partition_folder(prefix: str, folder: str) -> TopicIdPartition | None:
     """`folder` is a key up to and with the slash after the partition."""
     parts = folder[len(prefix) :].split("/")
@@ -168,7 +172,7 @@ def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
     folder, slash, name = key.rpartition("/")
     tip = parse_partition_folder(prefix, folder + slash)
     stem, dot, suffix = name.rpartition(".")
-    if tip is None or not dot or suffix not in set(SegmentFile):
+    if tip is None or not dot or suffix not in _SEGMENT_FILES:
         return None
     if len(stem) != _OFFSET_DIGITS + 1 + _UUID_CHARS or stem[_OFFSET_DIGITS] != "-":
         return None
@@ -176,7 +180,7 @@ def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
     offset = stem[:_OFFSET_DIGITS]
     if segment_id is None or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
         return None
-    return SegmentKey(RemoteLogSegmentId(tip, segment_id), int(offset), SegmentFile(suffix))
+    return SegmentKey(RemoteLogSegmentId(tip, segment_id), int(offset), _SEGMENT_FILES[suffix])
 
 
 def layout_text(version: int = LAYOUT_VERSION) -> bytes:
