@@ -6,7 +6,7 @@ The modules beside the end-to-end and the gateway's tests are used here too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,11 +16,9 @@ sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
 
 import pytest
 from matrix_results import MatrixResults
-from matrix_stack import MatrixStack
+from matrix_stack import MatrixStack, StackOf
 
 from lab.kafka import KafkaServer
-
-StackOf = Callable[[str], MatrixStack]
 
 
 @pytest.fixture(scope="session")

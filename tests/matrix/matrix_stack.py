@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -114,3 +115,6 @@ class MatrixStack:
                 stamp = self.first_timestamp + number * 1000
                 value = value_of(p, number, 300)
                 producer.produce(topic, value, key, p, timestamp=stamp)
+
+
+StackOf = Callable[[str], MatrixStack]  # by the version of the broker

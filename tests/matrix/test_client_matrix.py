@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 import pytest
 from client_readers import read_confluent
-from conftest import StackOf
 from matrix_all_clients import CLIENTS
 from matrix_client import CASES, Line, MatrixClient, by_partition, crc32
 from matrix_python_clients import confluent_times
 from matrix_results import BROKERS, MatrixResults
-from matrix_stack import LEVELS, PARTITIONS, TOPIC, TWIN, MatrixStack
+from matrix_stack import LEVELS, PARTITIONS, TOPIC, TWIN, MatrixStack, StackOf
 from topic_data import TopicData
 
 pytestmark = pytest.mark.kafka
