@@ -72,6 +72,9 @@ SETTINGS: dict[str, object] = {
     "remote_fetch.chunk_bytes": 256 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 16 * _MIB,
     "remote_fetch.index_cache_bytes_max": _MIB,
+    # A pool of connections keeps the most that were ever needed at once for as long as there is
+    # traffic: with few, that is soon reached, and what grows after it is a leak.
+    "store.connections_max": 8,
 }  # fmt: skip
 
 

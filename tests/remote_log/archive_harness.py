@@ -130,7 +130,7 @@ async def until(
 
 async def until_true(condition: Callable[[], bool]) -> None:
     """A generous limit: it is there to end a hung test, not to measure anything."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110 - what is waited for knows no events
             await asyncio.sleep(0.02)
 
