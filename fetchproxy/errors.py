@@ -10,6 +10,7 @@ FetchProxyError
 ├── CorruptSegment             bytes that fail their own checksum or shape
 ├── LogTruncated               the log was cut, and where it parted from the archive nobody can tell
 ├── LogDiverged                what was gathered is not the leader's log any more: gather anew
+├── CopyOvertaken              another archiver has copied from the same offset on: look again
 ├── LogDirUnusable             a broker's log directory holds nothing that can be archived now
 ├── CompactedLog               the broker's log has holes that compaction made
 ├── OffsetNotArchived          no finished segment holds this offset
@@ -70,6 +71,10 @@ class CompactedLog(FetchProxyError):
 
 class LogDiverged(FetchProxyError):
     """Raised and caught by the archiver, which then follows the new leader."""
+
+
+class CopyOvertaken(FetchProxyError):
+    """Raised and caught by the archiver, which then goes on behind the other one's copy."""
 
 
 class OffsetNotArchived(FetchProxyError):

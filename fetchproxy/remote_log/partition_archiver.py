@@ -15,6 +15,7 @@ import structlog
 
 from fetchproxy.errors import (
     ClusterError,
+    CopyOvertaken,
     CorruptSegment,
     LogDiverged,
     LogTruncated,
@@ -266,6 +267,9 @@ class PartitionArchiver:
             finished = await self._copier.copy(
                 segment, resumed.lineage, lambda: self._confirm(resumed, segment)
             )
+        except CopyOvertaken:
+            await self._moved_on(resumed, await self._fresh_view())
+            return
         except LogDiverged as error:
             self._note_dropped(segment.start_offset, error)
             if not await self._truncate_if_parted(resumed):
@@ -300,6 +304,14 @@ class PartitionArchiver:
         await self.release()
 
     async def _confirm(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+        """The last word before the copy counts: see `SegmentCopier.copy`.
+
+        That nobody has gone on from the same end is asked here again, within the time limit of the
+        copy: what retention takes for spare (`spare_copies`) rests on that.
+        """
         resumed.leader_epoch = await self._truncation.confirm(
             segment, resumed.lineage, resumed.archived
         )
+        view = await self._fresh_view()
+        if view.log_end_offset != resumed.archive_end:
+            raise CopyOvertaken(f"{self.tip} is archived up to {view.log_end_offset} by now")

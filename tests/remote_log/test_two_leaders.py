@@ -7,23 +7,30 @@ there is no group; test_leadership_kafka.py has one, in which the woken process 
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from archive_harness import (
+    archived_up_to,
     broker_batches,
     open_archive,
     running_archiver,
     tips,
+    until,
     until_true,
 )
-from two_archivers import MEETING_COUNT, SMALL, meet, readable
+from structlog.testing import capture_logs
+from two_archivers import MEETING_COUNT, SMALL, meet, produce, readable
 
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.storage.memory import MemoryObjectStore
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"
 PARTITIONS = 4
+OVERTAKEN_TOO_LATE = "before put metadata COPY_SEGMENT_FINISHED"
 
 
 async def tidied(bootstrap: str, topic: str, folder: Path) -> None:
@@ -53,13 +60,50 @@ async def tidied(bootstrap: str, topic: str, folder: Path) -> None:
     "label",
     [
         pytest.param("before put metadata COPY_SEGMENT_STARTED", marks=pytest.mark.slow),
-        "before put_file log",
-        pytest.param("before put metadata COPY_SEGMENT_FINISHED", marks=pytest.mark.slow),
+        pytest.param("before put_file log", marks=pytest.mark.slow),
+        OVERTAKEN_TOO_LATE,
     ],
 )
 async def test_two_that_do_not_know_of_each_other(
     mock_cluster: MockCluster, tmp_path: Path, label: str
 ) -> None:
     finished, seen = await meet(mock_cluster.bootstrap, TOPIC, PARTITIONS, tmp_path, label)
-    assert finished > seen, "no range was copied twice: this run has shown nothing"
+    # The other copies are taken back where they are confirmed, all but by a chance.
+    assert finished > seen or label != OVERTAKEN_TOO_LATE, "no range was copied twice"
     await tidied(mock_cluster.bootstrap, TOPIC, tmp_path)
+
+
+class SlowStore(MemoryObjectStore):
+    """Another process's way to the same objects. It takes no segment's log until `go_on`."""
+
+    def __init__(self, shared: MemoryObjectStore) -> None:
+        super().__init__()
+        self._objects = shared._objects
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def put_file(self, key: str, path: Path) -> None:
+        if key.endswith(".log"):
+            self.asked.set()
+            await self.go_on.wait()
+        await super().put_file(key, path)
+
+
+async def test_a_copy_that_was_overtaken_does_not_count(mock_cluster: MockCluster) -> None:
+    produce(mock_cluster.bootstrap, TOPIC, 1, MEETING_COUNT)
+    bootstrap, ends = mock_cluster.bootstrap, archived_up_to(TOPIC, {0: MEETING_COUNT})
+    quick = MemoryObjectStore()
+    slow = SlowStore(quick)
+    with capture_logs() as logs:
+        async with open_archive(slow) as slow_archive, open_archive(quick) as archive:
+            async with running_archiver(bootstrap, slow_archive, TOPIC, **SMALL) as (overtaken, _):
+                await slow.asked.wait()
+                async with running_archiver(bootstrap, archive, TOPIC, **SMALL) as (manager, _):
+                    await until(manager, ends)
+                slow.go_on.set()
+                await until(overtaken, ends)
+            (tip,) = await archive.rlmm.list_partitions()
+            view = await archive.view(tip)
+            finished = archive.rlmm.list_remote_log_segments(tip)
+            assert [s.segment_id for s in finished] == [s.segment_id for s in view.segments]
+            assert (await verify_archive(archive.rsm, archive.rlmm)).clean
+    assert any(entry["event"] == "archive_moved_on" for entry in logs)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from fetchproxy.remote_log.retention.retention_settings import Retention
+from fetchproxy.remote_log.retention.spare_copies import spare_copies
 
 State = RemoteLogSegmentState
 
@@ -88,9 +88,11 @@ def plan_removals(
 ) -> Removals:
     """`segments`: all that the metadata name, in whatever state, as old as `view`.
 
-    Hidden are segments below the log start, those that add nothing to another's offsets (two
-    archivers met), and attempts older than `attempt_age_max_ms`: nobody works on them any more.
+    Hidden are segments below the log start, attempts older than `attempt_age_max_ms`, as nobody
+    works on them any more, and copies as old all of whose offsets others hold (two archivers met).
     """
+    segments = tuple(segments)
+    spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
     hide: list[RemoteLogSegmentMetadata] = []
     delete: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
@@ -100,45 +102,11 @@ def plan_removals(
         due_ms = segment.event_timestamp_ms + (grace_ms if hidden else attempt_age_max_ms)
         if hidden:
             (delete if due_ms <= now_ms else waiting).append(segment)
-        elif _is_to_go(segment, view, is_old=due_ms <= now_ms):
+        elif segment.state is State.COPY_SEGMENT_STARTED:
+            if due_ms <= now_ms:
+                hide.append(segment)
+        elif segment.end_offset < view.raised_log_start or segment.segment_id.id in spare:
             hide.append(segment)
         if now_ms < due_ms and segment.state is not State.COPY_SEGMENT_FINISHED:
             later.append(due_ms)
     return Removals(tuple(hide), tuple(delete), tuple(waiting), min(later, default=None))
-
-
-def _is_to_go(segment: RemoteLogSegmentMetadata, view: PartitionView, *, is_old: bool) -> bool:
-    if segment.state is State.COPY_SEGMENT_STARTED:
-        return is_old
-    below = segment.end_offset < view.raised_log_start
-    return below or (is_old and _adds_nothing(segment, view))
-
-
-def _adds_nothing(segment: RemoteLogSegmentMetadata, view: PartitionView) -> bool:
-    """Another segment of the same lineage is served for all its offsets.
-
-    One of another lineage is no copy of the same log: which of the two is dead is decided elsewhere
-    (`truncation`).
-    """
-    served = view.segment_at_or_after(max(segment.start_offset, view.raised_log_start))
-    return (
-        served is not None
-        and served.segment_id != segment.segment_id
-        and served.start_offset <= segment.start_offset
-        and segment.end_offset <= served.end_offset
-        and _epochs_within(served, segment) == _epochs_within(segment, segment)
-    )
-
-
-def _epochs_within(
-    segment: RemoteLogSegmentMetadata, place: RemoteLogSegmentMetadata
-) -> tuple[tuple[int, int], ...]:
-    """`segment`'s leader epochs at the offsets of `place`: (epoch, first offset there)."""
-    epochs = segment.segment_leader_epochs
-    begins_in = (epoch_of(epochs, place.start_offset), place.start_offset)
-    within = [
-        (e.epoch, e.start_offset)
-        for e in epochs
-        if place.start_offset < e.start_offset <= place.end_offset
-    ]
-    return (begins_in, *within)

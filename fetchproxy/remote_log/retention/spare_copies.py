@@ -1,0 +1,91 @@
+"""Which finished segments may go because others hold the same offsets. Pure.
+
+Two archivers that met have copied the same log, cut in other places. Each copy begins where one
+that was finished before it ends, so from the end of what they hold a chain leads back in which each
+offset is once; the others are spare. The chain is settled only when all that may go or stay are
+old: until then a copy may be finished that goes on from one that looked spare.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from uuid import UUID
+
+from fetchproxy.metadata.overlaps import first_difference
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
+
+Segments = Sequence[RemoteLogSegmentMetadata]
+
+
+def spare_copies(
+    segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, finished_by_ms: int
+) -> set[UUID]:
+    """Ids of those all of whose offsets are in others that stay. `segments`: as old as `view`.
+
+    They, and those that stay for them, were finished at `finished_by_ms` (epoch ms) or earlier.
+    A copy of another lineage is none of the same log: which of the two is dead is decided elsewhere
+    (`truncation`).
+    """
+    finished = [
+        s
+        for s in segments
+        if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        and s.end_offset >= view.raised_log_start
+    ]
+    spare: set[UUID] = set()
+    for together in _overlapping(finished):
+        chain = _chain(together)
+        stay = {segment.segment_id for segment in chain}
+        for segment in together:
+            over = _over(chain, max(segment.start_offset, view.raised_log_start), segment)
+            if (
+                segment.segment_id not in stay
+                and max(s.event_timestamp_ms for s in (segment, *over)) <= finished_by_ms
+                and all(first_difference(s, segment) is None for s in over)
+            ):
+                spare.add(segment.segment_id.id)
+    return spare
+
+
+def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]:
+    """Groups of two or more that hang together by offsets which two of them hold."""
+    together: list[RemoteLogSegmentMetadata] = []
+    reached = -1
+    for segment in sorted(segments, key=lambda s: s.start_offset):
+        if segment.start_offset > reached:
+            if len(together) > 1:
+                yield together
+            together = []
+        together.append(segment)
+        reached = max(reached, segment.end_offset)
+    if len(together) > 1:
+        yield together
+
+
+def _chain(together: Segments) -> Segments:
+    """Those of `together`, rising, that hold what all of them hold.
+
+    Chosen from the end down: one that ends right below what is above it, or else any that reaches
+    it; of these the longest, of equal ranges the one that was finished first.
+    """
+    rising = sorted(together, key=lambda s: s.end_offset)
+    ends = [segment.end_offset for segment in rising]
+    begin = min(segment.start_offset for segment in together)
+    chain: list[RemoteLogSegmentMetadata] = []
+    bottom = ends[-1] + 1
+    while bottom > begin:
+        adjacent = rising[bisect_left(ends, bottom - 1) : bisect_left(ends, bottom)]
+        across = rising[bisect_left(ends, bottom) :]
+        reaching = adjacent or [s for s in across if s.start_offset < bottom]
+        chain.append(
+            min(reaching, key=lambda s: (s.start_offset, s.event_timestamp_ms, s.segment_id.id))
+        )
+        bottom = chain[-1].start_offset
+    return chain[::-1]
+
+
+def _over(chain: Segments, first: int, segment: RemoteLogSegmentMetadata) -> Segments:
+    """Those of `chain` that hold any of the offsets from `first` to the end of `segment`."""
+    return [s for s in chain if s.end_offset >= first and s.start_offset <= segment.end_offset]
