@@ -62,6 +62,18 @@ async def archived_segments(store: str) -> list[RemoteLogSegmentMetadata]:
         return list(view.segments)
 
 
+def archive_end(store: str) -> tuple[int, int]:
+    """(one past the last offset, the leader epoch there)"""
+    last = asyncio.run(archived_segments(store))[-1]
+    return last.end_offset + 1, last.segment_leader_epochs[-1].epoch
+
+
+def goes_on(store: str, dead_epoch: int) -> bool:
+    """The new log is archived. While it is cut, segment by segment, it may end there, too."""
+    end, epoch = archive_end(store)
+    return end == NEW_END and epoch > dead_epoch
+
+
 def hold(stack: ExitStack, proxy: ProxyProcess, topic: str) -> dict[str, HeldReader]:
     """Readers in the middle of archived data that will be dead."""
     readers = {}
@@ -137,6 +149,7 @@ def election(
         cluster.nodes[2].stop()
         produce(cluster.bootstrap, dead, DEAD_END - SHARED)
         wait_for("the archive", lambda: archived_ends(store, topic) == {0: DEAD_END})
+        dead_epoch = archive_end(store)[1]
         trim(cluster.bootstrap, topic, {0: DEAD_END - 50})
         held = hold(stack, proxy, topic)
         found = Election(topic, proxy, store, cluster.bootstrap, alive, held)
@@ -151,7 +164,7 @@ def election(
         produce(cluster.bootstrap, alive, NEW_END - SHARED, size=310)
         if alone:
             archiver.start()
-        wait_for("the archive", lambda: archived_ends(store, topic) == {0: NEW_END})
+        wait_for("the archive", lambda: goes_on(store, dead_epoch))
         found.archive_log = (folder / "archive.log").read_text() if alone else proxy.log_text()
         found.segments = asyncio.run(archived_segments(store))
         yield found
