@@ -21,7 +21,7 @@ from archive_harness import (
     until_true,
 )
 from confluent_kafka.admin import AdminClient, NewPartitions
-from two_archivers import SMALL, archiver_process, meet, produce, readable
+from two_archivers import OVERTAKEN_TOO_LATE, SMALL, archiver_process, meet, produce, readable
 
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.observability.metrics import ARCHIVE_GROUP_STABLE
@@ -204,7 +204,7 @@ async def test_one_that_was_replaced_in_its_group(kafka: KafkaServer, tmp_path: 
         topic,
         4,
         tmp_path,
-        "before put_file log",
+        OVERTAKEN_TOO_LATE,
         **group(topic),
     )
     assert finished > seen, "no range was copied twice: this run has shown nothing"

@@ -21,7 +21,7 @@ from archive_harness import (
     until_true,
 )
 from structlog.testing import capture_logs
-from two_archivers import MEETING_COUNT, SMALL, meet, produce, readable
+from two_archivers import MEETING_COUNT, OVERTAKEN_TOO_LATE, SMALL, meet, produce, readable
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_log.verification.verify import verify_archive
@@ -30,7 +30,6 @@ from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"
 PARTITIONS = 4
-OVERTAKEN_TOO_LATE = "before put metadata COPY_SEGMENT_FINISHED"
 
 
 async def tidied(bootstrap: str, topic: str, folder: Path) -> None:

@@ -33,6 +33,8 @@ from protocol.record_batch import walk
 
 HERE = Path(__file__).parent
 MEETING_COUNT = 400  # records of each partition before the two meet, and after
+# Whoever is stopped there finishes a copy though another has gone on from the same offset.
+OVERTAKEN_TOO_LATE = "before put metadata COPY_SEGMENT_FINISHED"
 SMALL: dict[str, Any] = {"segment_bytes_max": 4_096, "fetch_bytes_max": 16_384}
 
 
