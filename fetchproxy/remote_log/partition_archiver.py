@@ -145,7 +145,7 @@ class PartitionArchiver:
             except CorruptSegment as error:
                 return await self._gather_anew(self._resumed, error)
         if self._closed is None:
-            return False
+            return self._resumed is None  # the archive has moved on: look at it again
         if not self._may_go_on():
             await self.release()
             return False

@@ -274,3 +274,24 @@ async def test_what_two_leaders_sent_is_no_segment(tmp_path: Path) -> None:
             assert await come_to_rest(here, [archiver])
         assert [e["event"] for e in logs].count("gathered_segment_dropped") == 1
         assert await here.served() == [(b.base, b.epoch) for b in cluster.leader.log]
+
+
+async def test_what_was_deleted_above_the_archives_end_is_no_end_of_the_work(
+    tmp_path: Path,
+) -> None:
+    """A pass that copies all there is (`--once`) goes on behind it at once."""
+    async with world(2, tmp_path) as here:
+        cluster, archiver = here.cluster, here.archiver()
+        cluster.produce(2)
+        while await archiver.process(close_short=True):
+            pass
+        archived = cluster.leader.end
+        cluster.produce(4)
+        deleted = cluster.leader.log[3].base
+        await here.rlmm.raise_log_start_offset(TIP, deleted)
+        cluster.trim(deleted)
+        while await archiver.process(close_short=True):
+            pass
+        assert archived < deleted
+        assert archiver.progress.archive_end == cluster.leader.end
+        assert await here.served() == [(b.base, b.epoch) for b in cluster.leader.log[3:]]
