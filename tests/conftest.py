@@ -107,8 +107,11 @@ def _logging_restored() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
-    """One real broker for the whole run: use topics of your own, and never stop or pause it."""
-    yield from serve(pytestconfig, "kafka", KafkaServer())
+    """One real broker for the whole run: use topics of your own, and never stop or pause it.
+
+    It has hundreds of topics by the end, hence the heap.
+    """
+    yield from serve(pytestconfig, "kafka", KafkaServer(heap="1g"))
 
 
 @pytest.fixture
