@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 import structlog
+from folder_fixture import folder_fixture
 from hypothesis import HealthCheck, settings
 
 from lab.errors import PartMissing
@@ -105,13 +106,10 @@ def _logging_restored() -> Iterator[None]:
     root.setLevel(level)
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
-    """One real broker for the whole run: use topics of your own, and never stop or pause it.
-
-    The heap is a precaution: in one long run it was gone after 51 minutes, for no reason known.
-    """
-    yield from serve(pytestconfig, "kafka", KafkaServer(heap="1g"))
+    """One real broker for a folder's tests: use topics of your own, and never stop or pause it."""
+    yield from serve(pytestconfig, "kafka", KafkaServer())
 
 
 @pytest.fixture
@@ -138,9 +136,9 @@ def own_s3_server(pytestconfig: pytest.Config) -> Iterator[S3Server]:
     yield from serve(pytestconfig, "s3", S3Server())
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def hdfs_server(pytestconfig: pytest.Config) -> Iterator[HdfsServer]:
-    """One real HDFS for the whole run: use a folder of your own, and never stop it."""
+    """One real HDFS for a folder's tests: use a folder of your own, and never stop it."""
     yield from serve(pytestconfig, "hdfs", HdfsServer())
 
 

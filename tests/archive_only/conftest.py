@@ -16,16 +16,17 @@ sys.path.insert(5, str(Path(__file__).parents[1] / "fuzz"))
 
 import pytest
 from archive_only_process import Archived, ArchiveOnlyProcess, archive_from
+from folder_fixture import folder_fixture
 
 from lab.kafka import KafkaServer
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def archived(kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Archived:
     return archive_from(kafka_server, tmp_path_factory.mktemp("archive-only"))
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def node(
     archived: Archived, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ArchiveOnlyProcess]:

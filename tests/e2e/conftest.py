@@ -15,18 +15,19 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "gateway"))
 
 import pytest
 from archived_topics import SETTINGS, MakeReplayed, archive_and_trim
+from folder_fixture import folder_fixture
 from proxy_process import ProxyProcess
 from topic_data import TopicData, produce
 
 from lab.kafka import KafkaServer
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def e2e_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tmp_path_factory.mktemp("e2e-store").as_uri()
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def proxy(
     kafka_server: KafkaServer, e2e_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
@@ -41,7 +42,7 @@ def proxy(
         assert not crashed, crashed[0]
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def replayed(kafka_server: KafkaServer, e2e_store: str, proxy: ProxyProcess) -> MakeReplayed:
     """`replayed("lz4", 4)` → a topic whose beginning only the archive has, made once."""
     made: dict[str, TopicData] = {}

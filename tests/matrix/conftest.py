@@ -15,20 +15,21 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
 sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
 
 import pytest
+from folder_fixture import folder_fixture
 from matrix_results import MatrixResults
 from matrix_stack import MatrixStack, StackOf
 
 from lab.kafka import KafkaServer
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def matrix_results() -> Iterator[MatrixResults]:
     results = MatrixResults()
     yield results
     results.write()
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def stack_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackOf]:
     """`stack_of("3.9.2")` → its stack; the stack of another version, if any, is stopped first."""
     current: dict[str, MatrixStack] = {}

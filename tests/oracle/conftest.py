@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
+from folder_fixture import folder_fixture
 from oracle_rules import Findings, explained
 from oracle_steps import Scene, Shape, Step
 from oracle_world import World
@@ -39,13 +40,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"oracle: listed, but not met in this run: {', '.join(unmet)}")
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A tiered Kafka, and a plain one behind fetchproxy. Use topics of your own."""
     yield from started(World(tmp_path_factory.mktemp("oracle")))
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def newest_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The same with the newest Kafka."""
     yield from started(World(tmp_path_factory.mktemp("oracle"), KAFKA_NEWEST))

@@ -19,6 +19,7 @@ import pytest
 from archive_process import archive_process
 from archived_topics import archive_and_trim
 from certificates import Authority
+from folder_fixture import folder_fixture
 from proxy_process import ProxyProcess
 from secured_clients import PERMIT_TTL_MS, USERS, as_user
 from topic_data import TopicData, produce
@@ -30,12 +31,12 @@ READ_ALL = "sec-open"  # alice may read it, mallory may not
 RECORDS = 600
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def secured(serve_part, authority: Authority) -> Iterator[SecuredKafka]:
     """Never stop it; topics and ACLs of your own, please."""
     keystore = authority.issue("broker", hosts=("127.0.0.1",))
@@ -44,12 +45,12 @@ def secured(serve_part, authority: Authority) -> Iterator[SecuredKafka]:
         yield kafka
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def secured_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tmp_path_factory.mktemp("secured-store").as_uri()
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def archiver(
     secured: SecuredKafka, secured_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -72,7 +73,7 @@ def _proxy(bootstrap: str, store: str, folder: Path) -> ProxyProcess:
     return ProxyProcess(bootstrap, store, folder, settings=settings)
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def proxy(
     secured: SecuredKafka, secured_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
@@ -83,7 +84,7 @@ def proxy(
         assert not process.logged("session_crashed")
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def short_proxy(
     secured: SecuredKafka, secured_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
@@ -95,7 +96,7 @@ def short_proxy(
         assert not process.logged("session_crashed")
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def make_replayed(secured: SecuredKafka, secured_store: str, archiver: ServerProcess):
     """`make_replayed("sec-a", "alice")` → a topic whose beginning only the archive has."""
 
@@ -116,7 +117,7 @@ def make_replayed(secured: SecuredKafka, secured_store: str, archiver: ServerPro
     return make
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def open_topic(make_replayed) -> TopicData:
     """Alice reads it, mallory may not. Change no ACL of it."""
     data: TopicData = make_replayed(READ_ALL, "alice")

@@ -15,6 +15,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "gateway"))
 
 import pytest
 from certificates import Authority
+from folder_fixture import folder_fixture
 from proxy_process import ProxyProcess
 from tls_parts import (
     ARCHIVE,
@@ -28,29 +29,29 @@ from tls_parts import (
 from lab.kafka import kafka_jars
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def client_certificate(authority: Authority) -> Path:
     return authority.issue("client", hosts=("client.example",))
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def secured(authority: Authority, find_part) -> Iterator[TlsKafka]:
     find_part("kafka", kafka_jars)
     with tls_kafka(authority, authority.issue("broker", hosts=("127.0.0.1",))) as kafka:
         yield kafka
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def tls_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tmp_path_factory.mktemp("tls-store").as_uri()
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def tls_proxy(
     secured: TlsKafka, authority: Authority, tls_store: str,
     tmp_path_factory: pytest.TempPathFactory,

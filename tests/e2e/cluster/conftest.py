@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 from archived_topics import SETTINGS
 from cluster_scene import Assignment, ClusterScene
+from folder_fixture import folder_fixture
 from proxy_process import ProxyProcess
 
 from lab.kafka_cluster import KafkaCluster
@@ -19,7 +20,7 @@ from lab.process import free_port
 MakeScene = Callable[..., ClusterScene]
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def three_brokers(find_part: Callable[..., None]) -> Iterator[KafkaCluster]:
     """Brokers 1, 2 and 3: a test that stops one starts it again."""
     # Broker 2 looks for what its retention lets it delete all the time, the others once an hour.
@@ -35,12 +36,12 @@ def three_brokers(find_part: Callable[..., None]) -> Iterator[KafkaCluster]:
         cluster.stop()
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def cluster_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tmp_path_factory.mktemp("cluster-store").as_uri()
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def cluster_proxy(
     three_brokers: KafkaCluster, cluster_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
