@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -41,3 +44,34 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 def test_not_open() -> None:
     with pytest.raises(RuntimeError):
         Spool(None).new_file()
+
+
+async def test_a_folder_that_another_start_takes_for_a_leftover_is_not_worked_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks between the making of the lock's file and the locking."""
+    lock, looked = fcntl.flock, []
+
+    def after_another_has_looked(file: IO[bytes], operation: int) -> None:
+        if not looked:
+            looked.append(operation)
+            Spool(tmp_path)._remove_leftovers()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_has_looked)
+    async with Spool(tmp_path) as spool:
+        assert looked
+        spool.new_file().write_bytes(b"there is a folder for it")
+        Spool(tmp_path)._remove_leftovers()
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_start_that_is_cancelled_leaves_no_folder(tmp_path: Path) -> None:
+    starting = asyncio.create_task(Spool(tmp_path).__aenter__())
+    await asyncio.sleep(0)  # its thread is under way
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,9 @@ class Spool:
 
     async def __aenter__(self) -> Self:
         """Raises OSError where the folder cannot be made."""
-        await asyncio.to_thread(self._open)
+        await asyncio.to_thread(self._make_way)
+        # Not in the thread, which goes on after a cancelled start: nobody would remove its folder.
+        self._take_folder()
         return self
 
     async def __aexit__(
@@ -55,12 +57,19 @@ class Spool:
         self._files += 1
         return self._folder / f"{self._files:08d}.log"
 
-    def _open(self) -> None:
+    def _make_way(self) -> None:
         self._parent.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
-        self._lock = (self._folder / _LOCK).open("wb")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def _take_folder(self) -> None:
+        while True:
+            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
+            self._lock = (self._folder / _LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if (self._folder / _LOCK).exists():
+                return
+            # Another process that was starting has taken it for a leftover before it was locked.
+            self._lock.close()
 
     def _remove_leftovers(self) -> None:
         for folder in self._parent.glob(f"{_PREFIX}*"):
