@@ -44,3 +44,19 @@ def test_a_task_left_behind_is_named() -> None:
 
     with pytest.raises(AssertionError, match="stray"):
         run_virtual(main)
+
+
+def test_a_timer_does_not_fire_before_its_time() -> None:
+    """However little is left: who waits for the rest gets there."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for left_s in (5e-10, 1e-12, 1.2345678901234, 0.1):
+            due_at = loop.time() + left_s
+            looks = 0
+            while loop.time() < due_at:
+                looks += 1
+                assert looks < 5
+                await asyncio.sleep(due_at - loop.time())
+
+    run_virtual(main)
