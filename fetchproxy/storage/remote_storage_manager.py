@@ -46,6 +46,8 @@ from fetchproxy.storage.layout import (
 from fetchproxy.storage.measured import measured
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
+_METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
+
 
 @dataclass(frozen=True, slots=True)
 class LogStartObject:
@@ -211,13 +213,13 @@ class RemoteStorageManager:
         """What says how the partition stands, by offset, in one listing."""
         await self._check_layout()
         async for found in self._store.list(partition_folder(self._prefix, tip), start_after):
-            parsed = parse_segment_key(self._prefix, found.key)
-            if parsed is not None and parsed.file is SegmentFile.METADATA:
-                yield SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
-            elif parsed is None:
-                offset = parse_log_start_key(self._prefix, found.key)
-                if offset is not None:
-                    yield LogStartObject(offset, found.key)
+            # Of four or more objects a segment one is of interest: the others are not parsed.
+            if found.key.endswith(_METADATA_SUFFIX):
+                parsed = parse_segment_key(self._prefix, found.key)
+                if parsed is not None:
+                    yield SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
+            elif (offset := parse_log_start_key(self._prefix, found.key)) is not None:
+                yield LogStartObject(offset, found.key)
 
     @measured
     async def put_log_start_offset(
