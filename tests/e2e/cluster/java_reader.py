@@ -97,11 +97,11 @@ class JavaReader:
 
     def records(self, count: int) -> list[tuple[int, bytes, bytes]]:
         """(offset, key, value) as read, once there are `count`; it has never lost its place."""
-        wait_for(
-            f"{count} records by Java",
-            lambda: self.has(count),
-            timeout_s=120.0,
-        )
+        try:
+            wait_for(f"{count} records by Java", lambda: self.has(count), timeout_s=120.0)
+        except AssertionError as error:
+            error.add_note(self.output()[-4000:])
+            raise
         output = self.output()
         lost = [line for line in output.splitlines() if any(word in line for word in _LOST)]
         assert not lost, lost[:5]
