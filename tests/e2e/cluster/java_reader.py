@@ -22,8 +22,8 @@ logger.consumer.level = INFO
 logger.network.name = org.apache.kafka.clients.NetworkClient
 logger.network.level = DEBUG
 appender.out.name = OUT
-appender.out.type = Console
-appender.out.target = SYSTEM_ERR
+appender.out.type = File
+appender.out.fileName = {log}
 appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = LOG %p %m%n
 """
@@ -48,7 +48,9 @@ class JavaReader:
         **properties: object,
     ) -> None:
         log4j = folder / f"java-reader-{topic}.properties"
-        log4j.write_text(_LOG4J)
+        # Not among the records: those are written in pieces, and a log line would come between.
+        self._log = folder / f"java-{topic}.client.log"
+        log4j.write_text(_LOG4J.format(log=self._log))
         settings: dict[str, object] = {
             "auto.offset.reset": "none",
             "enable.auto.commit": "false",
@@ -87,28 +89,31 @@ class JavaReader:
 
     def has(self, count: int) -> bool:
         """Whether so many records were read. It must be running still."""
-        output = self.output()
-        assert self._process.running, output[-3000:]
-        return len(_RECORD.findall(output)) >= count
+        read = self.read()
+        assert self._process.running, read[-1500:] + self.log()[-1500:]
+        return len(_RECORD.findall(read)) >= count
 
-    def output(self) -> str:
-        """Records and log."""
+    def read(self) -> str:
+        """Records as it printed them, and what else it had to say beside its log."""
         return self._process.log.read_text(errors="replace")
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def records(self, count: int) -> list[tuple[int, bytes, bytes]]:
         """(offset, key, value) as read, once there are `count`; it has never lost its place."""
         try:
             wait_for(f"{count} records by Java", lambda: self.has(count), timeout_s=120.0)
         except AssertionError as error:
-            error.add_note(self.output()[-4000:])
+            error.add_note(self.read()[-1000:] + self.log()[-3000:])
             raise
-        output = self.output()
-        lost = [line for line in output.splitlines() if any(word in line for word in _LOST)]
+        told = self.log() + self.read()
+        lost = [line for line in told.splitlines() if any(word in line for word in _LOST)]
         assert not lost, lost[:5]
-        found = _RECORD.findall(output)
+        found = _RECORD.findall(self.read())
         assert {partition for partition, *_ in found} == {"0"}
         return [(int(offset), key.encode(), value.encode()) for _, offset, key, value in found]
 
     def sent(self, api: str) -> int:
         """How many requests of this API, such as FETCH, it has sent."""
-        return self.output().count(f"Sending {api} request")
+        return self.log().count(f"Sending {api} request")

@@ -51,7 +51,7 @@ def test_java_reads_from_the_replica_in_its_rack(scene: MakeScene, tmp_path: Pat
         read = java.records(count)
         assert read == served.producer.expected()[0][: len(read)]
         java.records(len(read) + 50)
-        fetches = [line for line in java.output().splitlines() if "Sending FETCH request" in line]
+        fetches = [line for line in java.log().splitlines() if "Sending FETCH request" in line]
         assert " to node 2: " in fetches[-1], fetches[-1]
         assert any(" to node 1: " in line for line in fetches), "nobody has sent it there"
 
