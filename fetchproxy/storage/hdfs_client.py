@@ -10,11 +10,13 @@ Bytes come from and go to DataNodes: a NameNode answers with an address, which i
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
+from weakref import WeakSet
 
 import aiohttp
 from yarl import URL
@@ -27,6 +29,8 @@ from fetchproxy.storage.hdfs_errors import STANDBY, RemoteFault, remote_fault
 
 _REDIRECTS = frozenset({301, 302, 307, 308})
 _NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken"})
+# In which asyncio's transports notice that their socket is shut, and close it.
+_CLOSING_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,20 @@ class WebHdfsClient:
         self._location = location
         self._config = config
         self._session: aiohttp.ClientSession | None = None
+        self._sockets: WeakSet[socket.socket] = WeakSet()
         self._active = 0  # the NameNode that answered last
         self._token: str | None = None
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            await asyncio.sleep(0)  # its transports close on the loop's next turn
+        if self._session is None:
+            return
+        await self._session.close()
+        # That of a cancelled upload would stay until the DataNode takes the rest, if it ever does.
+        for left in self._sockets:
+            with suppress(OSError):
+                left.shutdown(socket.SHUT_RDWR)
+        for _ in range(_CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
         """The answer of a request that moves no data."""
@@ -173,7 +184,9 @@ class WebHdfsClient:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._config.connections_max),
+                connector=aiohttp.TCPConnector(
+                    limit=self._config.connections_max, socket_factory=self._new_socket
+                ),
                 timeout=aiohttp.ClientTimeout(
                     total=None,
                     sock_connect=self._config.connect_max_ms / 1000,
@@ -182,6 +195,13 @@ class WebHdfsClient:
                 auto_decompress=False,
             )
         return self._session
+
+    def _new_socket(self, address: tuple[Any, ...]) -> socket.socket:
+        """`address` is one of getaddrinfo's."""
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
 
 
 async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
