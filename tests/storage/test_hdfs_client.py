@@ -28,11 +28,12 @@ async def test_an_upload_that_nobody_takes_ends_with_its_client() -> None:
         host, port = server.sockets[0].getsockname()
         client = WebHdfsClient(HdfsLocation((f"{host}:{port}",), "/f"), StoreConfig())
         before = open_sockets()
+        given: list[int] = []
         upload = asyncio.create_task(
-            client.create(URL(f"http://{host}:{port}/place"), SIZE_BYTES, content())
+            client.create(URL(f"http://{host}:{port}/place"), SIZE_BYTES, content(given))
         )
         frozen = await accepted.get()
-        await asyncio.sleep(0.1)  # for the buffers to fill
+        await all_buffers_are_full(given)
         upload.cancel()
         with pytest.raises(asyncio.CancelledError):
             await upload
@@ -43,9 +44,18 @@ async def test_an_upload_that_nobody_takes_ends_with_its_client() -> None:
         await asyncio.sleep(0.01)
 
 
-async def content() -> AsyncIterator[bytes]:
-    for _ in range(SIZE_BYTES // (1024 * 1024)):
+async def content(given: list[int]) -> AsyncIterator[bytes]:
+    for part in range(SIZE_BYTES // (1024 * 1024)):
+        given.append(part)
         yield bytes(1024 * 1024)
+
+
+async def all_buffers_are_full(given: list[int]) -> None:
+    """Nothing more is taken, though the loop has turned."""
+    taken = 0
+    while not given or len(given) > taken:
+        taken = len(given)
+        await asyncio.sleep(0.05)
 
 
 def open_sockets() -> int:
