@@ -1,11 +1,46 @@
-"""`python -m benchmarks`: every benchmark, one after the other. Takes the options of `tail`."""
+"""`python -m benchmarks [PART …]`: the parts named, or all of them, one after the other."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import subprocess
 import sys
+import time
+from collections.abc import Sequence
 
-from benchmarks import metadata, tail
+from benchmarks.frame import Part
+
+# In the order in which they run.
+PARTS = ("tail", "replay", "fanin", "outage", "archive", "connections", "metadata")
+
+
+def part(name: str) -> Part:
+    found = importlib.import_module(f"benchmarks.{name}").PART
+    assert isinstance(found, Part)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean little")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.parts if name not in PARTS]
+    if unknown:
+        parser.error(f"unknown part {unknown[0]}: choose from {', '.join(PARTS)}")
+    failed = []
+    began = time.monotonic()
+    for name in options.parts or PARTS:
+        # In a process of its own: what a part leaves in memory is no burden to the next one.
+        command = [sys.executable, "-m", f"benchmarks.{name}"]
+        if subprocess.run(command + ["--quick"] * options.quick, check=False).returncode:
+            failed.append(name)
+        print(f"{name}: {(time.monotonic() - began) / 60:.1f} min since the start", flush=True)
+    if failed:
+        print(f"not measured, or not completely: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
 
 if __name__ == "__main__":
-    quick = ["--quick"] if "--quick" in sys.argv else []
-    sys.exit(metadata.main(quick) or tail.main())
+    sys.exit(main())

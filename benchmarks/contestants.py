@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.request import urlopen
 
 from lab.errors import PartMissing
 from lab.kafka import KafkaServer
@@ -19,6 +20,7 @@ from lab.process import ServerProcess, free_port, port_answers
 DIRECT = "direct"
 KROXYLICIOUS = "kroxylicious"
 FETCHPROXY = "fetchproxy"
+FETCHPROXY = [sys.executable, "-m", "fetchproxy"]
 _PROJECT = Path(__file__).parents[1]
 
 
@@ -32,22 +34,43 @@ class Contestant:
 
 
 class FetchproxyServer:
-    """`fetchproxy serve` with an empty archive: what is measured is the relay."""
+    """`fetchproxy serve`; without a `store` its archive is empty: what is measured is the relay.
 
-    def __init__(self, upstream: str, settings: Mapping[str, str] | None = None) -> None:
+    `environment` is for the store's credentials, `settings` are `--set`.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        settings: Mapping[str, str] | None = None,
+        store: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.bootstrap = f"127.0.0.1:{free_port()}"
+        self._console = f"127.0.0.1:{free_port()}"
         self._folder = tempfile.TemporaryDirectory(prefix="fetchproxy-benchmark-")
         folder = Path(self._folder.name)
-        command = [sys.executable, "-m", "fetchproxy", "serve", "--bootstrap", upstream]
-        command += ["--store", f"file://{folder}/store", "--listen", self.bootstrap]
+        command = [*FETCHPROXY, "serve", "--bootstrap", upstream, "--listen", self.bootstrap]
+        command += ["--store", store or f"file://{folder}/store", "--console", self._console]
         for key, value in (settings or {}).items():
             command += ["--set", f"{key}={value}"]
         (folder / "store").mkdir()
-        self._process = ServerProcess("fetchproxy", command, folder / "log", cwd=_PROJECT)
+        self.log = folder / "log"
+        self._process = ServerProcess("fetchproxy", command, self.log, environment, _PROJECT)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def metric(self, name: str) -> float:
+        """The sum over all labels, as /metrics has it. Raises OSError."""
+        with urlopen(f"http://{self._console}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith((f"{name} ", f"{name}{{"))
+        )
 
     def __enter__(self) -> Self:
         port = int(self.bootstrap.rpartition(":")[2])
@@ -73,10 +96,11 @@ class FetchproxyServer:
 def contestants(
     kafka: KafkaServer, left_out: frozenset[str], settings: Mapping[str, str] | None = None
 ) -> Iterator[tuple[list[Contestant], list[str]]]:
-    """(who takes part, one line for each who does not). `settings` are fetchproxy's `--set`."""
+    """(who takes part, one line for each who should but cannot). `settings` are fetchproxy's
+    `--set`."""
     with ExitStack() as running:
         present = [Contestant(DIRECT, kafka.bootstrap, None)]
-        absent = [f"{name}: left out as asked" for name in sorted(left_out)]
+        absent: list[str] = []
         if KROXYLICIOUS not in left_out:
             peer = KroxyliciousProxy(kafka.bootstrap)
             try:

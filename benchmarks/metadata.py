@@ -9,19 +9,16 @@ the figures could be taken, whether goals are met or not: a busy machine must no
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
 from rich.console import Console
 
-from benchmarks import report
+from benchmarks.frame import Outcome, Part, Size, child
 from benchmarks.report import Row, row
 from fetchproxy.metadata.metadata_cache import MetadataCache
 from fetchproxy.model import (
@@ -32,7 +29,6 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 
-RESULTS = Path(__file__).parent / "results" / "metadata.json"
 PARTITIONS_A_TOPIC = 100
 
 # The goals of the metadata's scale.
@@ -110,47 +106,11 @@ def rows_of(rounds: Sequence[dict[str, float]], large: dict[str, float], size: i
 
 
 def _cold_start(folder: Path, samples: int) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.metadata_load", str(folder), str(samples)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-    )
-    measured: dict[str, float] = json.loads(done.stdout)
+    measured: dict[str, float] = child("benchmarks.metadata_load", str(folder), str(samples))
     return measured
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.metadata", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean little")
-    parser.add_argument("--rounds", type=int, default=None, help="5; with --quick 1")
-    parser.add_argument("--segments", type=int, default=None, help="2600000; with --quick 2600")
-    parser.add_argument("--partitions", type=int, default=None, help="10000; with --quick 10")
-    parser.add_argument(
-        "--large", type=int, default=None, help="of one large partition; 100000, with --quick 1000"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=None, help=f"JSON; {RESULTS.name}, with --quick none"
-    )
-    options = parser.parse_args(arguments)
-    for name, full, quick in (
-        ("rounds", 5, 1),
-        ("segments", 2_600_000, 2600),
-        ("partitions", 10_000, 10),
-        ("large", 100_000, 1000),
-    ):
-        if getattr(options, name) is None:
-            setattr(options, name, quick if options.quick else full)
-    if options.results is None and not options.quick:
-        options.results = RESULTS
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    machine = report.machine()  # before the benchmark's own load
+def measure(options: argparse.Namespace, console: Console) -> Outcome:
     samples = 2000 if options.quick else 200_000
     with tempfile.TemporaryDirectory(prefix="fetchproxy-metadata-") as folder:
         console.print(f"writing {options.segments} segments of {options.partitions} partitions")
@@ -161,20 +121,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds.append(_cold_start(Path(folder, "all"), samples))
             console.print(f"round {number + 1} of {options.rounds}: {rounds[-1]['load_s']:.1f} s")
         large = _cold_start(Path(folder, "large"), 100)
-    rows = rows_of(rounds, large, size)
-    console.print(report.table("Metadata: medians of the rounds", rows))
-    if options.results is not None:
-        facts = {
-            "benchmark": "metadata",
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine,
-            "rounds": options.rounds,
-            "partitions": options.partitions,
-        }
-        report.write(options.results, facts, rows)
-        console.print(f"written to {options.results}", markup=False)
-    return 0
+    return Outcome(rows_of(rounds, large, size))
 
+
+PART = Part(
+    "metadata",
+    "Metadata: medians of the rounds",
+    __doc__,
+    [
+        Size("rounds", 5, 1, "cold starts"),
+        Size("segments", 2_600_000, 2600, "in all"),
+        Size("partitions", 10_000, 10, "that they belong to"),
+        Size("large", 100_000, 1000, "segments of one large partition"),
+    ],
+    measure,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

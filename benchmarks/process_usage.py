@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -32,3 +33,19 @@ def resident_mib(pid: int) -> float:
 def open_files(pid: int) -> int:
     """Files, sockets and pipes that `pid` has open. Raises OSError."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+class CpuMeter:
+    """CPU seconds of several processes, by their names, since the last look."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = dict(pids)
+        self._seen = self._read()
+
+    def spent(self) -> dict[str, float]:
+        """Since it was made, or asked last. Raises OSError when one has ended."""
+        before, self._seen = self._seen, self._read()
+        return {name: now - before[name] for name, now in self._seen.items()}
+
+    def _read(self) -> dict[str, float]:
+        return {name: cpu_seconds(pid) for name, pid in self._pids.items()}

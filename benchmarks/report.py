@@ -1,4 +1,7 @@
-"""Rows of figures with their goals: a table for people, JSON for machines. Pure but for writing."""
+"""Rows of figures with their goals: a table for people, JSON for machines, a chart for both.
+
+Pure but for writing, and for looking at the machine.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.table import Table
 
-_PLACES = {"x": 3, "ms": 3, "s/GB": 2, "s": 2, "µs": 2, "bytes/segment": 1}
+from benchmarks.chart import drawing
+from benchmarks.goals import Goal
+
+_PLACES = {"x": 3, "ms": 3, "s/GB": 2, "s": 2, "µs": 2, "bytes/segment": 1, "GiB": 3, "KiB": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,35 @@ def row(
     value = statistics.median(rounds)
     goal, met = None, None
     if at_least is not None:
-        goal, met = f">= {at_least:g}", value >= at_least
+        goal, met = f"≥ {at_least:g}", value >= at_least
     elif at_most is not None:
-        goal, met = f"<= {at_most:g}", value <= at_most
+        goal, met = f"≤ {at_most:g}", value <= at_most
     numbers = (round(number, 4) for number in (value, min(rounds), max(rounds)))
     median, least, most = numbers
     return Row(name, median, unit, goal, met, least, most)
+
+
+def goal_rows(goal: Goal, rounds: Sequence[float], *also: Sequence[float]) -> list[Row]:
+    """The line of the table of goals, then one row for each figure that it asks for besides.
+
+    `also` has the rounds of `goal.also`, in its order. The line is met when all of it is.
+    """
+    others = [
+        _goal_row(f"{goal.words}: {each.words}", each, values)
+        for each, values in zip(goal.also, also, strict=True)
+    ]
+    line = _goal_row(goal.words, goal, rounds)
+    return [replace(line, met=line.met is True and all(each.met for each in others)), *others]
+
+
+def _goal_row(name: str, goal: Goal, rounds: Sequence[float]) -> Row:
+    bare = row(name, goal.unit, rounds)
+    return replace(bare, goal=goal.text, met=goal.met_by(statistics.median(rounds)))
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Within each round, so that what else the machine did in the meantime hits both alike."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
@@ -88,6 +117,8 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def write(path: Path, facts: dict[str, object], rows: Sequence[Row]) -> None:
+    """`path` is the JSON; the chart goes beside it, as .svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {**facts, "rows": [asdict(each) for each in rows]}
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.with_suffix(".svg").write_text(drawing(str(facts["benchmark"]), rows), encoding="utf-8")

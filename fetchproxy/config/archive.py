@@ -48,6 +48,13 @@ class ArchiveConfig(Section):
         ge=0,
     )
     fetch_bytes_max: int = Field(8 * MiB, description="per fetch from a broker", ge=KiB)
+    copy_bytes_per_s_max: int = Field(
+        0,
+        description="bytes a second that are taken from the brokers, over all partitions, so that "
+        "an archiver that catches up leaves consumers their share; 0: no limit "
+        "(remote.log.manager.copy.max.bytes.per.second)",
+        ge=0,
+    )
     spool_dir: Path | None = Field(
         None,
         description="where a segment is gathered before its copy; default: a temporary folder; for "

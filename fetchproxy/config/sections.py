@@ -23,6 +23,7 @@ from fetchproxy.config.forms import (
     OptionalNodeNames,
 )
 from fetchproxy.config.metadata import MetadataConfig as MetadataConfig
+from fetchproxy.config.remote_fetch import RemoteFetchConfig as RemoteFetchConfig
 from fetchproxy.config.section import KiB as KiB
 from fetchproxy.config.section import MiB as MiB
 from fetchproxy.config.section import Section as Section
@@ -159,50 +160,6 @@ class GatewayConfig(Section):
         "the listener's own",
         ge=0,
         le=65535,
-    )
-
-
-class RemoteFetchConfig(Section):
-    """Reads from the archive."""
-
-    remote_fetch_max_wait_ms: int = Field(
-        500, description="longest a fetch waits for remote data (remote.fetch.max.wait.ms)", ge=1
-    )
-    remote_error_after_ms: int = Field(
-        60_000,
-        description="a store failing for longer is shown to clients as KAFKA_STORAGE_ERROR",
-        ge=0,
-    )
-    fetcher_tasks_max: int = Field(
-        16, description="range reads in flight (remote.log.reader.threads)", ge=1
-    )
-    purgatory_entries_max: int = Field(10_000, description="waiting fetches", ge=1)
-    inflight_bytes_max: int = Field(
-        256 * MiB, description="bytes of chunks being read at once; further reads wait", ge=MiB
-    )
-    chunk_bytes: int = Field(4 * MiB, description="unit of a range read and of the cache", ge=KiB)
-    chunk_cache_bytes_max: int = Field(256 * MiB, description="memory of the chunk cache", ge=0)
-    read_ahead_chunks_max: int = Field(
-        4, description="chunks read ahead of a sequential reader, also across segments", ge=0
-    )
-    chunk_read_max_ms: int = Field(
-        30_000, description="a range read without an answer is given up and tried again", ge=1
-    )
-    backoff_initial_ms: int = Field(100, description="first pause after a storage error", ge=1)
-    backoff_max_ms: int = Field(5_000, description="longest pause between attempts", ge=1)
-    backoff_jitter: float = Field(0.2, description="share of the pause that is random", ge=0, le=1)
-    index_cache_bytes_max: int = Field(
-        64 * MiB,
-        description="memory of segments' indexes (remote.log.index.file.cache.total.size.bytes)",
-        ge=MiB,
-    )
-    unasked_read_max_ms: int = Field(
-        30_000,
-        description="a failing read that no client has asked for again for this long is given up",
-        ge=1,
-    )
-    corrupt_retry_ms: int = Field(
-        60_000, description="bytes found corrupt twice are not read again before this", ge=1
     )
 
 

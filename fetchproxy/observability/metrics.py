@@ -11,6 +11,16 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from fetchproxy.observability.budget_metrics import (
+    ARCHIVE_THROTTLE_SECONDS as ARCHIVE_THROTTLE_SECONDS,
+)
+from fetchproxy.observability.budget_metrics import (
+    CLIENT_THROTTLE_SECONDS as CLIENT_THROTTLE_SECONDS,
+)
+from fetchproxy.observability.budget_metrics import CLIENT_THROTTLES as CLIENT_THROTTLES
+from fetchproxy.observability.budget_metrics import MEMORY_BUDGET_BYTES as MEMORY_BUDGET_BYTES
+from fetchproxy.observability.budget_metrics import MEMORY_USED_BYTES as MEMORY_USED_BYTES
+from fetchproxy.observability.budget_metrics import READERS_WAITING as READERS_WAITING
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_INDEX_BYTES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS

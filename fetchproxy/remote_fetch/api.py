@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,12 +12,16 @@ from fetchproxy.model import AbortedTxn, IsolationLevel, TopicIdPartition
 
 @dataclass(frozen=True, slots=True)
 class RemoteReadRequest:
-    """One partition of a fetch; `bytes_max` is the partition's own limit."""
+    """One partition of a fetch; `bytes_max` is the partition's own limit.
+
+    `client` is who asks, as far as turns go: the fetchers serve clients evenly. None: the proxy.
+    """
 
     tip: TopicIdPartition
     fetch_offset: int
     bytes_max: int
     isolation: IsolationLevel
+    client: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,17 @@ class Load:
     Times are loop time (s).
     """
 
-    def __init__(self, plan: LoadPlan, now: float, wanted_until: float, ahead: bool) -> None:
+    def __init__(
+        self,
+        plan: LoadPlan,
+        now: float,
+        wanted_until: float,
+        ahead: bool,
+        client: Hashable = None,
+    ) -> None:
         self.plan = plan
         self.ahead = ahead
+        self.client = client  # whose turn it takes
         self.begun_at = now
         self.wanted_until = wanted_until
         self.failures = 0
@@ -102,13 +110,15 @@ class FetcherPool:
         self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}
         self.ahead_bytes = 0  # of loads that were begun ahead and are not asked for yet
 
-    def load(self, plan: LoadPlan, wanted_until: float, ahead: bool = False) -> Load:
+    def load(
+        self, plan: LoadPlan, wanted_until: float, ahead: bool = False, client: Hashable = None
+    ) -> Load:
         """Begin the load, or join the one under way under the same key."""
         running = self._loads.get(plan.key)
         if running is not None:
-            self.touch(running[0], wanted_until, ahead)
+            self.touch(running[0], wanted_until, ahead, client)
             return running[0]
-        load = Load(plan, asyncio.get_running_loop().time(), wanted_until, ahead)
+        load = Load(plan, asyncio.get_running_loop().time(), wanted_until, ahead, client)
         if ahead:
             self.ahead_bytes += plan.size_bytes
         task = self._tasks.create_task(self._run(load), name=f"remote load {plan.what}")
@@ -117,14 +127,19 @@ class FetcherPool:
         task.add_done_callback(lambda _: self._land(load))
         return load
 
-    def touch(self, load: Load, wanted_until: float, ahead: bool = False) -> None:
+    def touch(
+        self, load: Load, wanted_until: float, ahead: bool = False, client: Hashable = None
+    ) -> None:
         """Somebody asks for it (again): retried until `wanted_until` at least."""
         load.wanted_until = max(load.wanted_until, wanted_until)
         if load.ahead and not ahead:
             load.ahead = False
             self.ahead_bytes -= load.plan.size_bytes
+            load.client = client
             if load.permit is not None:
-                self.budget.promote(load.permit)
+                self.budget.promote(load.permit, client)
+        elif load.permit is not None:
+            self.budget.join(load.permit, client)
 
     def is_loading(self, key: Hashable) -> bool:
         return key in self._loads
@@ -185,7 +200,7 @@ class FetcherPool:
 
     async def _attempt(self, load: Load) -> FetchProxyError | None:
         """One try under a permit and a time-out; its error, or None."""
-        permit = load.permit = Permit(load.plan.size_bytes, load.ahead)
+        permit = load.permit = Permit(load.plan.size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
             await self.budget.acquire(permit)

@@ -96,7 +96,7 @@ class PendingReads:
         read.ahead = read.ahead and ahead
         read.wanted_until = max(read.wanted_until, wanted_until)
         if read.load is not None:
-            self._pool.touch(read.load, read.wanted_until, read.ahead)
+            self._pool.touch(read.load, read.wanted_until, read.ahead, request.client)
         if watcher is not None:
             read.watchers[watcher] = None
             self._unwatched.pop(read.key, None)
@@ -145,7 +145,9 @@ class PendingReads:
     async def _drive(self, read: PendingRead) -> None:
         try:
             while (need := self._lacks(read)) is not None:
-                read.load = self._loads.begin(need, read.wanted_until, read.ahead)
+                read.load = self._loads.begin(
+                    need, read.wanted_until, read.ahead, read.request.client
+                )
                 await read.load.done.wait()
                 if not self._go_on(read, need, read.load):
                     break

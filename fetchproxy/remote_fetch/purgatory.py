@@ -365,9 +365,11 @@ class RemoteFetchPurgatory:
             if room < 0:
                 return
             if not self._pool.is_loading(need.key):
-                self._loads.begin(need, now + self._unasked_max_s, ahead=True)
+                self._loads.begin(need, now + self._unasked_max_s, True, request.client)
         if border is not None and room > 0:
-            following = RemoteReadRequest(request.tip, border, 1, request.isolation)
+            following = RemoteReadRequest(
+                request.tip, border, 1, request.isolation, request.client
+            )
             self._ask(following, now, ahead=True)
 
 

@@ -2,14 +2,22 @@
 
 Nobody tells who a reader is: several groups replay one partition at once, and one group comes
 over new connections. So a *stream* is recognised by where it must go on: a read that begins
-exactly where an earlier one ended continues it; any other read is a seek and starts anew. The
-window grows 0 → 1 → 2 → 4 … chunks, each time the stream enters another chunk, so that a single
-read costs nothing extra and a replay soon keeps several range reads in flight.
+exactly where an earlier one ended continues it; any other read is a seek and starts anew.
+
+A stream's window is one chunk when it enters its second chunk, and doubles each time its reader had
+to wait for a chunk: a replay from a distant store soon has enough range reads in flight to fill the
+line, one from a fast store reads no more into memory than it needs. Chunks that were planned and
+never read are the price, and are paid from the partition's *credit*, which a chunk that is read
+gives back: where readers jump about the credit is used up, and a window is then at most half of
+what its stream has already read in sequence. So of all chunks of a partition the ones read in vain
+are at most a full credit and 3 for every 4 that were read for somebody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -17,31 +25,90 @@ from fetchproxy.model import TopicIdPartition
 
 # Streams remembered; the longest unused one is forgotten and would merely start anew.
 STREAMS_MAX = 10_000
+# Partitions with a credit other than a full one; a forgotten one is trusted again.
+PARTITIONS_MAX = 10_000
+# A full credit, in windows of the largest size; debts are remembered up to as much.
+CREDIT_WINDOWS = 2
+# What each chunk that is read adds to the credit, beside what had been paid for it.
+EARNED_PER_CHUNK = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A reader in sequence; all but `chunk` are numbers of chunks."""
+
+    chunk: Hashable  # the one it was served from last
+    window: int = 0  # wanted ahead
+    planned: int = 0  # of these, asked for and not entered yet
+    read: int = 1
+
+
+class Step(NamedTuple):
+    """`ahead`: so many chunks after this one should be on their way; 0: nothing new to plan."""
+
+    stream: Stream
+    ahead: int
+    credit: float
+
+
+def advance(
+    stream: Stream | None,
+    chunk: Hashable,
+    chunks: int,
+    waited: bool,
+    credit: float,
+    chunks_max: int,
+) -> Step:
+    """A read was served from `chunks` chunks, the last of which is `chunk`.
+
+    `stream`: the one that it goes on with, None at a seek. `waited`: its reader came before the
+    bytes did. `credit`: how many planned chunks may still turn out to be in vain.
+    """
+    full = CREDIT_WINDOWS * chunks_max
+    if stream is None:
+        return Step(Stream(chunk, read=chunks), 0, min(credit + EARNED_PER_CHUNK * chunks, full))
+    if chunk == stream.chunk:
+        return Step(stream, 0, credit)
+    given_back = min(stream.planned, chunks)
+    credit = min(credit + given_back + EARNED_PER_CHUNK * chunks, full)
+    planned, read = stream.planned - given_back, stream.read + chunks
+    window = max(stream.window * 2 if waited else stream.window, 1)
+    allowed = max(planned + int(credit), read // 2)
+    window = min(window, allowed, chunks_max)
+    new = max(window - planned, 0)
+    after = Stream(chunk, window, planned + new, read)
+    return Step(after, window if new else 0, max(credit - new, -full))
 
 
 class ReadAhead:
+    """The streams of all partitions, and the credit of each partition."""
+
     def __init__(self, chunks_max: int, streams_max: int = STREAMS_MAX) -> None:
         self._chunks_max = chunks_max
-        # Where a stream goes on → (window, chunk it was planned in). Entries stay after use: two
-        # readers in step continue the same stream. Keys are ints, which hash fastest.
-        self._streams: LRUCache[tuple[int, int, int], tuple[int, Hashable]] = LRUCache(streams_max)
+        # Entries stay after use: two readers in step continue the same stream. Keys are ints,
+        # which hash fastest.
+        self._streams: LRUCache[tuple[int, int, int], Stream] = LRUCache(streams_max)
+        self._credits: LRUCache[tuple[int, int], float] = LRUCache(PARTITIONS_MAX)
 
     def served(
-        self, tip: TopicIdPartition, fetch_offset: int, next_offset: int, chunk: Hashable
+        self,
+        tip: TopicIdPartition,
+        offsets: tuple[int, int],
+        chunk: Hashable,
+        chunks: int = 1,
+        waited: bool = False,
     ) -> int:
-        """A read from `fetch_offset` was served up to `next_offset` (exclusive), out of `chunk`.
+        """A read of `offsets` (from, up to: exclusive) was served, see `advance`.
 
         Returns how many chunks after `chunk` should be on their way; 0: nothing new to plan.
         """
         if not self._chunks_max:
             return 0
         log, partition = tip.topic_id.int, tip.partition
-        window, planned_in = self._streams.get((log, partition, fetch_offset), (-1, None))
-        if window < 0:  # a seek, or the first read
-            following: tuple[int, Hashable] = (0, None)
-        elif chunk == planned_in:
-            following = (window, planned_in)
-        else:
-            following = (min(window * 2 or 1, self._chunks_max), chunk)
-        self._streams[log, partition, next_offset] = following
-        return 0 if chunk == planned_in else following[0]
+        stream = self._streams.get((log, partition, offsets[0]))
+        credit = self._credits.get((log, partition), float(CREDIT_WINDOWS * self._chunks_max))
+        step = advance(stream, chunk, chunks, waited, credit, self._chunks_max)
+        self._streams[log, partition, offsets[1]] = step.stream
+        if step.credit != credit:
+            self._credits[log, partition] = step.credit
+        return step.ahead

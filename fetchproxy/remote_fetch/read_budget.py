@@ -1,24 +1,31 @@
 """Who may read from the store now: a limit on reads and one on their bytes, with a fair queue.
 
-A full budget makes readers wait, it never refuses. Reads that a fetch waits for go before reads
-ahead, and these may take at most half of the places, so that a hanging store cannot be full of
-reads that nobody asked for.
+A full budget makes readers wait, it never refuses. Clients that wait are served in turn
+(`fair_queue`). Reads that a fetch waits for go before reads ahead, and these may take at most half
+of the places, so that a hanging store cannot be full of reads that nobody asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Hashable
+
+from fetchproxy.observability.metrics import READERS_WAITING
+from fetchproxy.remote_fetch.fair_queue import FairQueue
+
+# What a read costs its client at least: a small one takes a place for as long as a large one.
+COST_BYTES_MIN = 256 * 1024
 
 
 class Permit:
-    """One read's place: first in the queue, then in the store."""
+    """One read's place: first in the queue, then in the store. `client`: whom it is read for."""
 
-    __slots__ = ("ahead", "granted", "size_bytes", "taken")
+    __slots__ = ("ahead", "client", "granted", "size_bytes", "taken")
 
-    def __init__(self, size_bytes: int, ahead: bool) -> None:
+    def __init__(self, size_bytes: int, ahead: bool, client: Hashable = None) -> None:
         self.size_bytes = size_bytes
         self.ahead = ahead
+        self.client = client
         self.taken = False
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -28,8 +35,8 @@ class ReadBudget:
         self._tasks_max = tasks_max
         self._ahead_max = max(1, tasks_max // 2)
         self._bytes_max = bytes_max
-        self._asked: deque[Permit] = deque()
-        self._ahead: deque[Permit] = deque()
+        self._asked: FairQueue[Permit] = FairQueue()
+        self._ahead: FairQueue[Permit] = FairQueue()
         self._ahead_taken = 0
         self.tasks_taken = 0
         self.bytes_taken = 0
@@ -39,8 +46,8 @@ class ReadBudget:
         return len(self._asked) + len(self._ahead)
 
     async def acquire(self, permit: Permit) -> None:
-        """Wait for a place in the order of asking. Cancelled: the place is given on."""
-        (self._ahead if permit.ahead else self._asked).append(permit)
+        """Wait for a place, clients in turn. Cancelled: the place is given on."""
+        self._enter_queue(permit)
         self._grant()
         try:
             await permit.granted
@@ -58,24 +65,38 @@ class ReadBudget:
         self._ahead_taken -= permit.ahead
         self._grant()
 
-    def promote(self, permit: Permit) -> None:
-        """A fetch now waits for what was to be read ahead."""
+    def join(self, permit: Permit, client: Hashable) -> None:
+        """Another client waits for the same read: it goes with the first of them that has a turn.
+
+        Of a permit that is taken, or that nobody has queued yet, nothing changes.
+        """
+        (self._ahead if permit.ahead else self._asked).join(permit, client)
+
+    def promote(self, permit: Permit, client: Hashable = None) -> None:
+        """A fetch of `client` now waits for what was to be read ahead."""
         if not permit.ahead:
             return
+        permit.client = client
         if permit.taken:
             self._ahead_taken -= 1
         elif self._leave_queue(permit):
-            self._asked.append(permit)
+            permit.ahead = False
+            self._enter_queue(permit)
         permit.ahead = False
         self._grant()
 
     def _grant(self) -> None:
-        while self._asked and self._fits(self._asked[0]):
-            self._take(self._asked.popleft())
-        if self._asked:
-            return  # the first that does not fit keeps its turn, or large reads would starve
-        while self._ahead and self._ahead_taken < self._ahead_max and self._fits(self._ahead[0]):
-            self._take(self._ahead.popleft())
+        self._grant_from(self._asked)
+        if not self._asked:
+            self._grant_from(self._ahead)
+        READERS_WAITING.set(self._asked.clients)
+
+    def _grant_from(self, queue: FairQueue[Permit]) -> None:
+        """The first that does not fit keeps its turn, or large reads would starve."""
+        while (permit := queue.head()) is not None and self._fits(permit):
+            if permit.ahead and self._ahead_taken >= self._ahead_max:
+                return
+            self._take(queue.pop())
 
     def _fits(self, permit: Permit) -> bool:
         """A read larger than the whole budget is let through alone, or it would wait for ever."""
@@ -83,12 +104,12 @@ class ReadBudget:
             return False
         return not self.bytes_taken or self.bytes_taken + permit.size_bytes <= self._bytes_max
 
-    def _leave_queue(self, permit: Permit) -> bool:
+    def _enter_queue(self, permit: Permit) -> None:
         queue = self._ahead if permit.ahead else self._asked
-        if permit not in queue:
-            return False
-        queue.remove(permit)
-        return True
+        queue.push(permit.client, permit, max(permit.size_bytes, COST_BYTES_MIN))
+
+    def _leave_queue(self, permit: Permit) -> bool:
+        return (self._ahead if permit.ahead else self._asked).remove(permit)
 
     def _take(self, permit: Permit) -> None:
         if permit.granted.cancelled():

@@ -6,7 +6,7 @@ One function per kind of need. Each raises domain errors; retrying them is the p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 
 import structlog
@@ -57,12 +57,14 @@ class SegmentLoads:
         self._local_indexes = local_indexes
         self._views_wanted: dict[TopicIdPartition, float] = {}
 
-    def begin(self, need: Need, wanted_until: float, ahead: bool = False) -> Load:
+    def begin(
+        self, need: Need, wanted_until: float, ahead: bool = False, client: Hashable = None
+    ) -> Load:
         """Start or join the load of `need`; its value is the Chunk where one was needed."""
         if isinstance(need, NeedView):
             wanted = self._views_wanted.get(need.tip, need.not_older_than)
             self._views_wanted[need.tip] = max(wanted, need.not_older_than)
-        return self._pool.load(self._plan(need), wanted_until, ahead)
+        return self._pool.load(self._plan(need), wanted_until, ahead, client)
 
     def _plan(self, need: Need) -> LoadPlan:
         attempt: Callable[[], Awaitable[Chunk | None]]

@@ -62,10 +62,11 @@ class Served:
     result: RemoteReadResult
     next_offset: int
     place: Place
+    chunks: int  # that it was cut from; `place` is the last one
 
 
 class _Answer:
-    """A read as it grows."""
+    """A read as it grows; `records` has a piece for each chunk."""
 
     __slots__ = ("last", "place", "records", "segments", "size_bytes")
 
@@ -83,6 +84,12 @@ class _Answer:
         self.size_bytes += len(records)
         self.place = place
         self.last = last
+
+
+@dataclass(frozen=True, slots=True)
+class _SegmentAhead:
+    needs: list[NeedChunk | NeedLayout | NeedAborted]
+    chunks: int  # that lie before the next segment, about
 
 
 class SegmentReader:
@@ -111,6 +118,11 @@ class SegmentReader:
         place = self.locate(view, request.fetch_offset, fresh_since, now)
         if not isinstance(place, Place):
             return _failed(place) if isinstance(place, FetchProxyError) else place
+        if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(place):
+            # Before the chunk: who has that has all, and holds no memory while it waits for more.
+            need = NeedAborted(place.metadata)
+            damage = self._memory.damage(need, now)
+            return need if damage is None else _failed(damage)
         chunk = held.get(place.key) if held else None
         chunk = chunk or self._memory.chunks.find(place.key)
         if chunk is None:
@@ -123,10 +135,6 @@ class SegmentReader:
                 further = replace(request, fetch_offset=up_to + 1)  # nothing more counts here
                 return self.read(further, bytes_max, min_one, fresh_since, now, held)
             return NOTHING_YET
-        if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(place):
-            need = NeedAborted(place.metadata)
-            damage = self._memory.damage(need, now)
-            return need if damage is None else _failed(damage)
         answer = _Answer(place, chunk.view[start:end], last)
         if end == chunk.readable_end(up_to):
             self._go_on(view, answer, limit, request.isolation)
@@ -134,7 +142,7 @@ class SegmentReader:
         if request.isolation is IsolationLevel.READ_COMMITTED:
             aborted = self._aborted(answer.segments, chunk.base_offset_at(start), answer.last)
         result = RemoteReadResult(tuple(answer.records), aborted, None, answer.size_bytes)
-        return Served(result, answer.last + 1, answer.place)
+        return Served(result, answer.last + 1, answer.place, len(answer.records))
 
     def locate(
         self, view: PartitionView, offset: int, fresh_since: float, now: float
@@ -166,24 +174,59 @@ class SegmentReader:
                 return Place(metadata, layout, number)
             wanted = metadata.end_offset + 1
 
-    def following(self, place: Place, count: int) -> tuple[list[NeedChunk], int | None]:
-        """What to read ahead: the missing ones of the next `count` chunks.
+    def following(
+        self, place: Place, count: int, isolation: IsolationLevel, now: float
+    ) -> list[NeedChunk | NeedLayout | NeedAborted]:
+        """What to read ahead: the missing ones of the next `count` chunks, in their order.
 
-        Where they run into a segment whose layout is not known, its first offset comes too:
-        reading there brings the layout and the first chunk.
+        Across segment borders, but never across a gap, nor past what is damaged. Segments' indexes
+        come from twice as far ahead, as their chunks can be asked for only with them in memory.
         """
-        needs: list[NeedChunk] = []
+        needs: list[NeedChunk | NeedLayout | NeedAborted] = []
         view = self._rlmm.view(place.metadata.topic_id_partition)
-        for _ in range(count):
-            after = None if view is None else self._after(view, place)
-            if after is None:
+        if view is None:
+            return needs
+        metadata, number = place.metadata, place.number + 1
+        reached, indexes_up_to = 0, 2 * count + 1
+        while reached < indexes_up_to:
+            segment = self._segment_ahead(metadata, number, count - reached, isolation)
+            if any(self._memory.damage(need, now) is not None for need in segment.needs):
                 break
-            if not isinstance(after, Place):
-                return needs, after
-            place = after
-            if not self._memory.chunks.holds(place.key):
-                needs.append(NeedChunk(place.metadata, place.layout, place.number))
-        return needs, None
+            needs += segment.needs
+            reached += segment.chunks
+            following = view.segment_at_or_after(metadata.end_offset + 1)
+            if following is None or following.start_offset > metadata.end_offset + 1:
+                break
+            # It may overlap this one, so it is entered by offset and not at its first byte.
+            metadata, number = following, -1
+        return needs
+
+    def _segment_ahead(
+        self,
+        metadata: RemoteLogSegmentMetadata,
+        number: int,
+        count: int,
+        isolation: IsolationLevel,
+    ) -> _SegmentAhead:
+        """Of one segment from chunk `number` on (-1: from its first offset), `count` chunks."""
+        needs: list[NeedChunk | NeedLayout | NeedAborted] = []
+        if (
+            isolation is IsolationLevel.READ_COMMITTED
+            and metadata.has_aborted_txns
+            and self._memory.aborted(metadata.segment_id.id.int) is None
+        ):
+            needs.append(NeedAborted(metadata))
+        layout = self._memory.layout(metadata.segment_id.id.int)
+        if layout is None:
+            needs.append(NeedLayout(metadata))
+            return _SegmentAhead(needs, metadata.segment_size_bytes // self._memory.chunk_bytes + 1)
+        begin = layout.chunk_at_or_after(metadata.start_offset) if number < 0 else number
+        end = layout.chunk_at_or_after(metadata.end_offset) + 1  # where it was clipped
+        for ahead in range(begin, min(begin + count, end, len(layout))):
+            need = NeedChunk(metadata, layout, ahead)
+            if not self._memory.chunks.holds(need.key):
+                needs.append(need)
+        return _SegmentAhead(needs, max(min(end, len(layout)) - begin, 0))
 
     def _after(self, view: PartitionView, place: Place) -> Place | int | None:
         """The chunk after `place`, also across a segment border but never across a gap.

@@ -18,6 +18,7 @@ from fetchproxy.remote_log.sources.api import (
     SegmentGatherer,
     SegmentSource,
 )
+from fetchproxy.remote_log.sources.copy_pace import CopyPace, gather_until
 from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 from fetchproxy.remote_log.sources.segment_cut import CutReason, cut_reason, plan_take
 from fetchproxy.remote_log.sources.segment_writer import SegmentWriter
@@ -30,19 +31,26 @@ class BatchSegments(SegmentSource):
     def __init__(self, source: LogSource, config: ArchiveConfig) -> None:
         self._source = source
         self._config = config
+        self._pace = CopyPace(config.copy_bytes_per_s_max)
 
     def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        return BatchGatherer(tip, self._config, self._source, spool)
+        return BatchGatherer(tip, self._config, self._source, spool, self._pace)
 
 
 class BatchGatherer(SegmentGatherer):
     def __init__(
-        self, tip: TopicIdPartition, config: ArchiveConfig, source: LogSource, spool: Spool
+        self,
+        tip: TopicIdPartition,
+        config: ArchiveConfig,
+        source: LogSource,
+        spool: Spool,
+        pace: CopyPace,
     ) -> None:
         self._tip = tip
         self._config = config
         self._source = source
         self._spool = spool
+        self._pace = pace
         self._writer: SegmentWriter | None = None
 
     @property
@@ -62,7 +70,8 @@ class BatchGatherer(SegmentGatherer):
         if writer is None or writer.start_offset != position:
             await self.discard()
             writer = self._writer = SegmentWriter(self._tip, position, self._spool)
-        reason = await self._read_on(writer)
+        # Who closes what is there, however short, waits for as long as the rate demands.
+        reason = await self._read_on(writer, None if close_short else gather_until())
         if isinstance(reason, LogGap):
             return reason
         if reason is None and close_short and writer.size_bytes > 0:
@@ -74,21 +83,31 @@ class BatchGatherer(SegmentGatherer):
         if writer is not None:
             await writer.discard()
 
-    async def _read_on(self, writer: SegmentWriter) -> CutReason | LogGap | None:
-        """Read until the segment is to be closed (the reason) or nothing more is there (None)."""
+    async def _read_on(
+        self, writer: SegmentWriter, until: float | None
+    ) -> CutReason | LogGap | None:
+        """Read until the segment is to be closed (the reason) or nothing more is there (None).
+
+        None also where the rate allows nothing more before `until` (loop time).
+        """
         while True:
             reason = self._cut_anyway(writer)
             if reason is not None:
                 return reason
             room = max(self._config.segment_bytes_max - writer.size_bytes, 1)
+            if not await self._pace.turn(until):
+                return None
             read = await self._source.read(
-                self._tip, writer.position, min(room, self._config.fetch_bytes_max)
+                self._tip,
+                writer.position,
+                self._pace.step(min(room, self._config.fetch_bytes_max)),
             )
             if isinstance(read, LogGap):
                 self.log_start_offset = read.log_start_offset
                 if writer.size_bytes > 0:
                     return CutReason.GAP  # met again, and recorded, by the next segment
                 return read
+            self._pace.spend(len(read.records))
             taken, full = await self._take(writer, read)
             if full:
                 return CutReason.BYTES

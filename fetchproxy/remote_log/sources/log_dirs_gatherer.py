@@ -17,6 +17,7 @@ from fetchproxy.cluster.client import Cluster
 from fetchproxy.errors import ConfigError, LogDirUnusable, LogTruncated
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.remote_log.sources.api import LogGap, SegmentGatherer, SegmentSource
+from fetchproxy.remote_log.sources.copy_pace import CopyPace, gather_until
 from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 from fetchproxy.remote_log.sources.kafka_log_dir import LogDir, list_partition, partition_folder
 from fetchproxy.remote_log.sources.rolled_segment import (
@@ -34,7 +35,8 @@ log = structlog.get_logger(__name__)
 class LogDirsSegments(SegmentSource):
     """`log_dirs` may be those of several brokers of the cluster."""
 
-    def __init__(self, log_dirs: Sequence[LogDir], cluster: Cluster) -> None:
+    def __init__(self, log_dirs: Sequence[LogDir], cluster: Cluster, pace: CopyPace) -> None:
+        self.pace = pace
         self._log_dirs = tuple(log_dirs)
         self._cluster = cluster
 
@@ -82,6 +84,9 @@ class LogDirsGatherer(SegmentGatherer):
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
         """None also where another host's broker leads the partition."""
         await self.discard()
+        # Before anything is asked, so that what is taken is what the leader has just said.
+        if not await self._source.pace.turn(None if close_short else gather_until()):
+            return None
         edges = await self._edges()
         if position < edges.log_start_offset:
             return LogGap(edges.log_start_offset)
@@ -96,6 +101,7 @@ class LogDirsGatherer(SegmentGatherer):
         rolled = await asyncio.to_thread(self._rolled, log_dirs, position, edges)
         if rolled is not None:
             self._taken = await self._take(rolled)
+            self._source.pace.spend(self.gathered_bytes)
         return None if self._taken is None else self._taken.segment
 
     async def discard(self) -> None:

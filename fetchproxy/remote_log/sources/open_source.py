@@ -8,6 +8,7 @@ from fetchproxy.config.sections import ArchiveConfig
 from fetchproxy.remote_log.sources.api import SegmentSource
 from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
 from fetchproxy.remote_log.sources.broker_source import BrokerSource
+from fetchproxy.remote_log.sources.copy_pace import CopyPace
 from fetchproxy.remote_log.sources.kafka_log_dir import LogDir, open_log_dir
 from fetchproxy.remote_log.sources.log_dirs_gatherer import LogDirsSegments
 
@@ -15,7 +16,9 @@ from fetchproxy.remote_log.sources.log_dirs_gatherer import LogDirsSegments
 def open_source(config: ArchiveConfig, cluster: Cluster) -> SegmentSource:
     """Raises ConfigError as `open_log_dirs`."""
     if config.source == "log-dirs":
-        return LogDirsSegments(open_log_dirs(config), cluster)
+        return LogDirsSegments(
+            open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
+        )
     return BatchSegments(BrokerSource(cluster), config)
 
 
