@@ -12,10 +12,10 @@ STORE ?= file
 MINUTES ?= 30
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-metadata soak lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-metadata soak lock clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
 
 venv: $(READY)  ## create .venv with everything that demo and tests need from the Python registry
 
@@ -53,16 +53,36 @@ oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORAC
 demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3
 	$(BIN)/python -m demo --upstream $(UPSTREAM) --store $(STORE)
 
-bench-tail: venv  ## what a tail read costs: direct, through the proxy, through a peer
-	$(BIN)/python -m lab setup kafka kroxylicious
-	$(BIN)/python -m benchmarks.tail
-
-bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory, cold start, look-ups
-	$(BIN)/python -m benchmarks.metadata
-
-bench: venv  ## every benchmark
+bench: venv  ## every benchmark, in 25 minutes: tables, and JSON and SVG in benchmarks/results
 	$(BIN)/python -m lab setup kafka s3 kroxylicious
 	$(BIN)/python -m benchmarks
+
+bench-tail: venv  ## what a tail read costs: direct, through the proxy, through a peer
+	$(BIN)/python -m lab setup kafka kroxylicious
+	$(BIN)/python -m benchmarks tail
+
+bench-replay: venv  ## replaying history: the archive, Kafka's own tiered storage, raw range reads
+	$(BIN)/python -m lab setup kafka s3
+	$(BIN)/python -m benchmarks replay
+
+bench-outage: venv  ## what the tail feels of a store that hangs, is slow, gone or wrong
+	$(BIN)/python -m lab setup kafka s3
+	$(BIN)/python -m benchmarks outage
+
+bench-fanin: venv  ## what 100 consumers of the same history read from the store
+	$(BIN)/python -m lab setup kafka s3
+	$(BIN)/python -m benchmarks fanin
+
+bench-archive: venv  ## how fast a topic is archived, next to a consumer that only reads it
+	$(BIN)/python -m lab setup kafka s3
+	$(BIN)/python -m benchmarks archive
+
+bench-connections: venv  ## what thousands of connections and partitions cost
+	$(BIN)/python -m lab setup kafka
+	$(BIN)/python -m benchmarks connections
+
+bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory, cold start, look-ups
+	$(BIN)/python -m benchmarks metadata
 
 soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
 	$(BIN)/python -m lab setup kafka s3

@@ -20,7 +20,7 @@ from lab.process import ServerProcess, free_port, port_answers
 DIRECT = "direct"
 KROXYLICIOUS = "kroxylicious"
 FETCHPROXY = "fetchproxy"
-FETCHPROXY = [sys.executable, "-m", "fetchproxy"]
+FETCHPROXY_COMMAND = [sys.executable, "-m", "fetchproxy"]
 _PROJECT = Path(__file__).parents[1]
 
 
@@ -50,7 +50,14 @@ class FetchproxyServer:
         self._console = f"127.0.0.1:{free_port()}"
         self._folder = tempfile.TemporaryDirectory(prefix="fetchproxy-benchmark-")
         folder = Path(self._folder.name)
-        command = [*FETCHPROXY, "serve", "--bootstrap", upstream, "--listen", self.bootstrap]
+        command = [
+            *FETCHPROXY_COMMAND,
+            "serve",
+            "--bootstrap",
+            upstream,
+            "--listen",
+            self.bootstrap,
+        ]
         command += ["--store", store or f"file://{folder}/store", "--console", self._console]
         for key, value in (settings or {}).items():
             command += ["--set", f"{key}={value}"]

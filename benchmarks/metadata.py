@@ -2,8 +2,7 @@
 
 A segment a second for 30 days, of 10,000 partitions, is written to real cache files; then a process
 loads them all, as after a restart, says what memory they take and looks segments up, round after
-round. The files are in the page cache: what is measured is the work, not a disk. Exit status 0 when
-the figures could be taken, whether goals are met or not: a busy machine must not fail a build.
+round. The files are in the page cache: what is measured is the work, not a disk.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def _cold_start(folder: Path, samples: int) -> dict[str, float]:
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
-    samples = 2000 if options.quick else 200_000
+    samples = 2000 if options.quick else 50_000
     with tempfile.TemporaryDirectory(prefix="fetchproxy-metadata-") as folder:
         console.print(f"writing {options.segments} segments of {options.partitions} partitions")
         size = write_cache(Path(folder, "all"), options.partitions, options.segments)

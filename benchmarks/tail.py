@@ -255,7 +255,7 @@ PART = Part(
     __doc__,
     [
         Size("rounds", 5, 1, "after a warm-up"),
-        Size("mib", 640, 8, "of records"),
+        Size("mib", 640, 64, "of records of 1 KiB"),
         Size("samples", 300, 5, "latencies per round"),
     ],
     measure,

@@ -27,10 +27,12 @@ from fetchproxy.archive_only.server import ArchiveOnlyServer
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.cluster.open_metadata import metadata_manager
+from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.sections import Config
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.event_loop_time import publish_event_loop_time
 from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
@@ -39,7 +41,7 @@ from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, REGISTRY
+from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.archive_once import archive_once
 from fetchproxy.remote_log.leadership.api import LeadershipState
@@ -152,7 +154,7 @@ async def run_server(config: Config) -> None:
             tasks.create_task(_keep_archiving(parts), name="archiver")
         tasks.create_task(_probe_store(parts), name="store probe")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
-        tasks.create_task(_give_back_freed_memory(parts), name="freed memory")
+        tasks.create_task(_watch_process(parts), name="process watch")
         # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
         await asyncio.Event().wait()
 
@@ -170,7 +172,7 @@ async def run_archive_only(config: Config) -> None:
         if collector is not None:
             tasks.create_task(_keep_running("console", collector.run, parts), name="console")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
-        tasks.create_task(_give_back_freed_memory(parts), name="freed memory")
+        tasks.create_task(_watch_process(parts), name="process watch")
         # The console is there before: it says that the listener is not, while the store is away.
         async with _archive_only(parts) as parts.gateway:
             await asyncio.Event().wait()
@@ -187,13 +189,13 @@ async def run_archiver(config: Config, *, once: bool = False) -> bool:
         if collector is not None:
             showing = tasks.create_task(_keep_running("console", collector.run, parts))
         freshening = tasks.create_task(_keep_tls_fresh(parts), name="tls files")
-        thrift = tasks.create_task(_give_back_freed_memory(parts), name="freed memory")
+        watching = tasks.create_task(_watch_process(parts), name="process watch")
         if not once:
             async with _local_indexes(parts, True) as parts.local_indexes:
                 await _keep_archiving(parts)
         await _archive_once(parts)
         freshening.cancel()
-        thrift.cancel()
+        watching.cancel()
         if showing is not None:
             showing.cancel()
     return True
@@ -319,11 +321,16 @@ async def _keep_tls_fresh(parts: Parts) -> None:
     await _keep_running("tls files", look, parts)
 
 
-async def _give_back_freed_memory(parts: Parts) -> None:
-    async def give_back() -> None:
-        await give_back_freed_memory(parts.config.process, glibc_allocator())
+async def _watch_process(parts: Parts) -> None:
+    for part, size_bytes in memory_parts(parts.config).items():
+        MEMORY_BUDGET_BYTES.labels(part).set(size_bytes)
 
-    await _keep_running("freed memory", give_back, parts)
+    async def watch() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(give_back_freed_memory(parts.config.process, glibc_allocator()))
+            tasks.create_task(publish_event_loop_time())
+
+    await _keep_running("process watch", watch, parts)
 
 
 async def _keep_archiving(parts: Parts) -> None:

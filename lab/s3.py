@@ -56,6 +56,10 @@ class S3Endpoint(ABC):
     def _command(self, port: int) -> list[str]: ...
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def endpoint_url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 

@@ -19,6 +19,7 @@ import structlog
 from fetchproxy.archive_only.apis import api_versions
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request
 from fetchproxy.archive_only.served_apis import served_api
+from fetchproxy.gateway.client_rates import ConnectionPace
 from fetchproxy.gateway.client_session import join_small
 from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REFUSED,
@@ -66,6 +67,7 @@ class Connection:
     ) -> None:
         self._parts = parts
         self._config = config = parts.gateway
+        self._pace = ConnectionPace(parts.rates)
         self._reader = reader
         self._writer = writer
         peer = writer.get_extra_info("peername") or ("unknown", 0)
@@ -105,8 +107,10 @@ class Connection:
         # Also a broker closes a connection on which nothing has moved for so long.
         async with self._within("idle_max_ms"):
             pieces = await self._answer(payload)
-        with self._parts.answers.taking(sum(map(len, pieces))):
+        with self._parts.answers.taking(pieces) as pieces:
             await self._send(pieces)
+        del payload, pieces
+        await self._pace.pause()
         return True
 
     async def _close(self) -> None:
@@ -157,7 +161,13 @@ class Connection:
         if api is None:
             return self._refuse(head)
         request = Request(
-            head, payload, client_id(payload, head), self._client_host, self._host, self._port
+            head,
+            payload,
+            client_id(payload, head),
+            self._client_host,
+            self._pace,
+            self._host,
+            self._port,
         )
         ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
         return await api.answer(self._parts, request)

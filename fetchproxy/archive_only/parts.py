@@ -12,6 +12,7 @@ from fetchproxy.archive_only.groups.group_coordinator import GroupCoordinator
 from fetchproxy.config.archive_only import ArchiveOnlyConfig
 from fetchproxy.config.sections import GatewayConfig
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.client_rates import Client, ClientRates, ConnectionPace
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.tls.acceptor import Warn
@@ -35,6 +36,7 @@ class ArchiveOnlyParts:
     groups: GroupCoordinator
     offsets: CommittedOffsets
     answers: AnswerBudget
+    rates: ClientRates
     warn: Warn
     clock: Callable[[], float]
 
@@ -47,8 +49,13 @@ class Request:
     payload: bytes
     client_id: str
     client_host: str
+    pace: ConnectionPace
     host: str
     port: int
+
+    @property
+    def client(self) -> Client:
+        return self.client_host, self.client_id
 
     @property
     def version(self) -> int:

@@ -24,6 +24,7 @@ from fetchproxy.archive_only.parts import NODE_ID, ArchiveOnlyParts
 from fetchproxy.config.addresses import is_loopback, parse_host_port
 from fetchproxy.config.sections import Config
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import RemoteLogMetadataManager
@@ -106,6 +107,7 @@ class ArchiveOnlyServer:
             answers=AnswerBudget(
                 config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
             ),
+            rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
             warn=SparingWarnings(clock).warn,
             clock=clock,
         )

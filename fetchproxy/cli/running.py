@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -18,6 +19,7 @@ import typer
 
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.errors import CorruptSegment, FetchProxyError
+from fetchproxy.event_loop_time import TimedEventLoop
 
 log = structlog.get_logger(__name__)
 
@@ -45,8 +47,12 @@ def users_errors() -> Iterator[None]:
 
 def run(work: Coroutine[None, None, T]) -> T | None:
     """The result of `work`, or None after a signal: `work` is then cancelled, to close in order."""
-    with users_errors():
-        return asyncio.run(_until_signal(work))
+
+    def new_loop() -> TimedEventLoop:
+        return TimedEventLoop(time.perf_counter)
+
+    with users_errors(), asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(_until_signal(work))
 
 
 async def _until_signal(work: Coroutine[None, None, T]) -> T | None:

@@ -10,6 +10,7 @@ from fetchproxy.app import run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.open_files import raise_open_files_max
 
 
 def serve(
@@ -33,4 +34,5 @@ def serve(
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
+    raise_open_files_max(config.gateway.connections_max)
     run(run_archive_only(config) if config.archive_only.enabled else run_server(config))

@@ -28,6 +28,7 @@ from fetchproxy.cluster.answers import (
 )
 from fetchproxy.cluster.connection import BrokerConnection
 from fetchproxy.cluster.connections import BrokerConnections
+from fetchproxy.cluster.fetched_partition import decode_fetch
 from fetchproxy.cluster.metadata_cache import MetadataCache
 from fetchproxy.cluster.sasl import sasl_credentials
 from fetchproxy.cluster.single_flight import SingleFlight
@@ -224,7 +225,7 @@ class Cluster:
             )
             answers = await connection.request_all(
                 [request],
-                lambda payload, version: messages.decode_fetch(payload, version, tip),
+                lambda payload, version: decode_fetch(payload, version, tip),
                 extra_ms=wait_max_ms,
             )
             return answers[0]

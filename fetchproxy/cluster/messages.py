@@ -1,7 +1,7 @@
 """The requests that fetchproxy itself sends, through kafka-python's message classes. No I/O.
 
-Used off the data path only: a decoded Fetch copies its record bytes once and does not look into
-them. Each function names the versions it was written for; `VERSIONS` is the one table of them.
+Used off the data path only; the answer to a Fetch is read by `fetched_partition`. Each function
+names the versions it was written for; `VERSIONS` is the one table of them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
-from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
-from fetchproxy.cluster.answers import BrokerAddress, FetchedPartition, MetadataAnswer, TopicInfo
+from fetchproxy.cluster.answers import BrokerAddress, MetadataAnswer, TopicInfo
 from fetchproxy.errors import ClusterError
-from fetchproxy.model import ZERO_UUID, IsolationLevel, TopicIdPartition
+from fetchproxy.model import ZERO_UUID, IsolationLevel
 from protocol.errors import WireError
 from protocol.primitives import Cursor
 
@@ -225,27 +225,6 @@ def fetch_request(
         ),
         version,
     )
-
-
-def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
-    """`tip` is for the error's text. Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE."""
-    answer = body_of(FetchResponse, payload, version)
-    _raise_for(answer.error_code, f"Fetch of {tip}")
-    for topic in answer.responses:
-        for partition in topic.partitions:
-            if partition.error_code != 1:
-                _raise_for(partition.error_code, f"Fetch of {tip}")
-            return FetchedPartition(
-                error_code=partition.error_code,
-                high_watermark=partition.high_watermark,
-                last_stable_offset=partition.last_stable_offset,
-                log_start_offset=partition.log_start_offset,
-                aborted=tuple(
-                    (a.producer_id, a.first_offset) for a in partition.aborted_transactions or ()
-                ),
-                records=b"" if partition.records is None else partition.records,
-            )
-    raise ClusterError("Fetch was answered without the partition")
 
 
 def describe_topic_request(version: int, topic: str) -> Request:

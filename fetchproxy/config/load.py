@@ -24,6 +24,7 @@ from fetchproxy.config.archive_rules import (
     metadata_topic_fault,
 )
 from fetchproxy.config.keys import VARIABLE_PREFIX, Key, all_keys
+from fetchproxy.config.memory_plan import within_ceiling
 from fetchproxy.config.node_map import parse_node_map
 from fetchproxy.config.sasl_rules import sasl_fault
 from fetchproxy.config.secrets import MASK, is_secret_name, mask_text
@@ -76,7 +77,7 @@ def load_config(
     ]
     for setting in settings:
         chosen[setting.key] = _checked(setting, keys)
-    config = _build(chosen, keys)
+    config = within_ceiling(_build(chosen, keys), chosen)
     _check_relations(config, chosen)
     return config
 

@@ -88,6 +88,13 @@ class GatewayConfig(Section):
         "buffers come on top; more than this is only copied once more)",
         ge=KiB,
     )
+    connection_buffers_bytes_max: int = Field(
+        256 * MiB,
+        description="bytes that all connections hold together: what waits for slow clients and "
+        "brokers, requests and answers that are not whole; above it those that hold most are "
+        "closed",
+        ge=MiB,
+    )
     client_stall_max_ms: int = Field(
         300_000,
         description="a client that takes none of the bytes that wait for it is closed after this; "
@@ -185,6 +192,13 @@ class ConsoleConfig(Section):
 class ProcessConfig(Section):
     """The process as the system sees it."""
 
+    memory_bytes_max: int = Field(
+        0,
+        description="ceiling of all memory that has a limit, which is all but segments' metadata "
+        "(80 bytes each): limits that are not set shrink until they fit, what does not fit stops "
+        "the start; 0: each limit counts for itself",
+        ge=0,
+    )
     freed_bytes_max: int = Field(
         16 * MiB,
         description="freed memory that the C library may keep for later; what is above goes back "

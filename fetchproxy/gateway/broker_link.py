@@ -104,6 +104,13 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._owner.link_closed(exc)
 
     # -- for the session -------------------------------------------------------------------------
+    @property
+    def kept_bytes(self) -> int:
+        """Of answers that are not whole, and what the broker has not taken."""
+        unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        held = 0 if self._held is None else len(self._held.payload)
+        return len(self._carry) + held + unsent
+
     def send(self, data: Buffer, answer: Answer | None) -> None:
         """A whole request, or the first bytes of one."""
         assert self.transport is not None

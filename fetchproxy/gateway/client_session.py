@@ -110,6 +110,10 @@ class ClientSession(asyncio.BufferedProtocol):
         self._on_lost(self)
 
     @property
+    def client_host(self) -> str:
+        return self.client.rpartition(":")[0]
+
+    @property
     def frame_begun(self) -> float | None:
         """Loop time when a request began that is not whole yet."""
         return self._requests.begun_at
@@ -173,10 +177,9 @@ class ClientSession(asyncio.BufferedProtocol):
         A client that goes on giving the same reason is not logged again within the minute.
         """
         if reason is not None:
-            ip = self.client.rpartition(":")[0]
             self.parts.warnings.warn(
                 "client_connection_closed",
-                (ip, reason, context.get("kind")),
+                (self.client_host, reason, context.get("kind")),
                 client=self.client,
                 reason=reason,
                 **context,
@@ -232,6 +235,13 @@ class ClientSession(asyncio.BufferedProtocol):
         if unsent != self._unsent or not unsent:
             self._unsent, self._taken_at = unsent, now
         return now - self._taken_at
+
+    @property
+    def kept_bytes(self) -> int:
+        """What this connection holds in memory: unsent to either side, and what is not whole."""
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        of_broker = 0 if self.link is None else self.link.kept_bytes
+        return unsent + of_broker + self._requests.kept_bytes
 
     def link_go_on(self) -> None:
         if self.link is not None:

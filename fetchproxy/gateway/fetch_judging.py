@@ -15,6 +15,7 @@ from fetchproxy.gateway.fetch_marks import FetchMarks, Knowledge, Mark, Split
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.judgement import Verdict, judge
 from fetchproxy.gateway.remote_side import EDGES_AGE_MAX_MS, watermarks
+from fetchproxy.gateway.topic_identity import TopicIdentities
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.observability.recent import RECENT_EVENTS
@@ -41,6 +42,7 @@ class FetchJudging:
         self.judged = asyncio.Event()
         self._known = Knowledge(parts.views.view, parts.cluster.cached_log_edges, self.identify)
         self._refreshing: set[TopicIdPartition] = set()
+        self._identities = TopicIdentities(parts.cluster, parts.clock)
 
     def name_topics(self, by_id: bool) -> None:
         """How the next fetch names them. What is known under the other names is forgotten."""
@@ -54,6 +56,26 @@ class FetchJudging:
         changed: Iterable[PartitionKey],
     ) -> Split:
         return self.marks.split(asked, self._parts.clock(), self._known, changed)
+
+    async def forget_lost_topics(self, split: Split, deadline: float) -> bool:
+        """True: some of its topics are no more, and what was known of them is forgotten."""
+        lost = await self._identities.lost(split.remote.values(), deadline)
+        if lost:
+            topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
+            self.marks.forget_topics(topics)
+        return bool(lost)
+
+    async def held_by_leaders(
+        self, split: Split, deadline: float
+    ) -> frozenset[TopicIdPartition] | None:
+        """After an election: what must wait until the new leader has said what is in its log.
+
+        None: there was none, and nothing is changed. Until there is a leader this looks no further
+        than memory.
+        """
+        views = self._parts.views
+        tips = [tip for tip in split.remote.values() if views.wants_check(tip)]
+        return await views.check(tips, deadline) if tips else None
 
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
         """As far as it is known without asking."""

@@ -11,6 +11,7 @@ from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
 from fetchproxy.gateway.address_map import AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.archived_topics import ArchivedTopics
+from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
@@ -41,6 +42,7 @@ class GatewayParts:
     is_archiving: Callable[[TopicIdPartition], bool]
     archived: ArchivedTopics
     answers: AnswerBudget
+    rates: ClientRates
 
     def new_session_id(self) -> int:
         """A fetch session id that only the proxy knows."""

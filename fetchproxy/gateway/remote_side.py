@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fetchproxy.errors import OffsetNotArchived
+from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import PartitionAnswer
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.model import IsolationLevel, TopicIdPartition
@@ -23,11 +24,16 @@ EDGES_AGE_MAX_MS = 2_000
 
 @dataclass(slots=True)
 class RemoteSide:
-    """`watched` are the reads under way, each with the partitions it is for."""
+    """`watched` are the reads under way, each with the partitions it is for.
+
+    Of a client that owes by its byte rate nothing is read for `owed_s`.
+    """
 
     parts: GatewayParts
     request: FetchRequest
     offsets: Mapping[PartitionKey, tuple[int, int]]  # asked: (offset, bytes at most)
+    client: Client
+    owed_s: float
     watched: list[tuple[list[tuple[PartitionKey, TopicIdPartition]], DelayedRemoteFetch]] = field(
         default_factory=list
     )
@@ -35,16 +41,16 @@ class RemoteSide:
 
     def watch(self, remote: Mapping[PartitionKey, TopicIdPartition], deadline: float) -> None:
         """Begin reading; completes at once where the chunk cache has it all."""
-        if not remote:
+        if not remote or self.owed_s:
             return
         keys = list(remote.items())
         isolation = IsolationLevel(self.request.isolation_level)
         reads = [
-            RemoteReadRequest(tip, self.offsets[key][0], self.offsets[key][1], isolation)
-            for key, tip in keys
+            RemoteReadRequest(tip, *self.offsets[key], isolation, self.client) for key, tip in keys
         ]
         # No more than an answer takes: others wait for the same fetchers.
         bytes_max = min(self.request.bytes_max, self.parts.config.remote_answer_bytes_max)
+        bytes_max = self.parts.rates.room(bytes_max)
         delayed = self.parts.purgatory.watch(reads, bytes_max=bytes_max, deadline=deadline)
         delayed.on_completion(lambda _: self.completed.set())
         self.watched.append((keys, delayed))
@@ -53,6 +59,10 @@ class RemoteSide:
     def ready(self) -> bool:
         """Something can be answered, or nothing will come."""
         return self.completed.is_set()
+
+    def forget(self) -> None:
+        """What was read is in the answer: nothing here keeps it in memory."""
+        self.watched.clear()
 
     def cancel(self) -> None:
         """The fetch is answered, or its client gone; reads under way still fill the cache."""

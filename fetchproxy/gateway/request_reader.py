@@ -37,6 +37,11 @@ class RequestReader:
         self.limited = False  # as many requests in flight as may be
         self.begun_at: float | None = None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of requests that are not whole, or not to be looked at yet."""
+        return len(self._carry)
+
     def take(self, view: memoryview) -> None:
         """Raises WireError; what is not to be looked at yet is kept."""
         if self._carry:

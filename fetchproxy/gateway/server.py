@@ -19,7 +19,9 @@ from fetchproxy.gateway.address_map import Address, AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.broker_link import BrokerLink
+from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.client_session import ClientSession, Connect
+from fetchproxy.gateway.connection_buffers import to_close
 from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.leader_views import LeaderViews
@@ -28,6 +30,7 @@ from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.upstream_dial import UpstreamDial
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.budget_metrics import CONNECTION_BUFFERS_BYTES
 from fetchproxy.observability.metrics import CONNECTIONS, LIMITS_REACHED
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.tls.acceptor import TlsAcceptor
@@ -38,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 # Idle connections and half frames are looked for this often.
 SWEEP_INTERVAL_S = 0.5
+# Well below 1 ms of work between two breaths of the event loop.
+SWEPT_AT_ONCE = 200
 # While no broker answers, nodes are asked for this often.
 NODES_RETRY_INTERVAL_S = 1.0
 # At the end a client may take what was written, and its part in ending TLS, for so long.
@@ -89,6 +94,7 @@ class GatewayServer:
             answers=AnswerBudget(
                 config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
             ),
+            rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, loop.time),
         )
         self._sessions: set[ClientSession] = set()
         self._limits = ConnectionLimits(config.gateway, self._parts.warnings.warn)
@@ -266,25 +272,38 @@ class GatewayServer:
             log.error("session_crashed", client=session.client, error=repr(error), exc_info=True)
 
     async def _sweep(self) -> None:
-        """Close what is silent, takes nothing, or began a frame and does not end it."""
-        idle = self._config.idle_max_ms / 1000
-        half = self._config.half_frame_max_ms / 1000
-        stall = self._config.client_stall_max_ms / 1000
-        clock = self._parts.clock
+        """Close what is silent, takes nothing, began a frame and does not end it, or is too much.
+
+        A few at a time: ten thousand connections would hold the loop for tens of milliseconds.
+        """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            now = clock()
-            for session in list(self._sessions):
-                begun = session.frame_begun
-                if session.stalled_s(now) > stall:
-                    LIMITS_REACHED.labels("client_stall_max_ms").inc()
-                    session.close("client_stall_max_ms")
-                    session.abort()  # it does not take what is still to be written
-                elif begun is not None and now - begun > half:
-                    LIMITS_REACHED.labels("half_frame_max_ms").inc()
-                    session.close("half_frame_max_ms", waited_s=round(now - begun, 1))
-                elif now - session.last_activity > idle and session.closing:
-                    session.abort()  # it never took what was still to be written
-                elif now - session.last_activity > idle:
-                    LIMITS_REACHED.labels("idle_max_ms").inc()
-                    session.close("idle_max_ms")
+            held: list[tuple[int, ClientSession]] = []
+            for number, session in enumerate(list(self._sessions), 1):
+                self._look_at(session)
+                if kept := session.kept_bytes:
+                    held.append((kept, session))
+                if not number % SWEPT_AT_ONCE:
+                    await asyncio.sleep(0)
+            CONNECTION_BUFFERS_BYTES.set(sum(kept for kept, _ in held))
+            for session in to_close(held, self._config.connection_buffers_bytes_max):
+                LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
+                session.close("connection_buffers_bytes_max")
+                session.abort()  # or what it holds would stay
+
+    def _look_at(self, session: ClientSession) -> None:
+        config, now = self._config, self._parts.clock()
+        begun = session.frame_begun
+        if session.stalled_s(now) > config.client_stall_max_ms / 1000:
+            LIMITS_REACHED.labels("client_stall_max_ms").inc()
+            session.close("client_stall_max_ms")
+            session.abort()  # it does not take what is still to be written
+        elif begun is not None and now - begun > config.half_frame_max_ms / 1000:
+            LIMITS_REACHED.labels("half_frame_max_ms").inc()
+            session.close("half_frame_max_ms", waited_s=round(now - begun, 1))
+        elif now - session.last_activity > config.idle_max_ms / 1000:
+            if session.closing:
+                session.abort()  # it never took what was still to be written
+                return
+            LIMITS_REACHED.labels("idle_max_ms").inc()
+            session.close("idle_max_ms")

@@ -8,10 +8,8 @@ not get an answer asks the store.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +17,9 @@ from typing import IO, ParamSpec, Self, TypeVar
 
 import structlog
 
-from fetchproxy.errors import ConfigError, CorruptSegment
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.folder_lock import LOCK as LOCK
+from fetchproxy.folder_lock import take_folder
 from fetchproxy.index.local_remote_log_index import (
     IndexedSegment,
     LocalRemoteLogIndex,
@@ -34,7 +34,6 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LOCK = ".lock"
 # A look-up takes well below a millisecond, mending a set of files some 30.
 READ_MAX_S = 0.25
 _THREADS = 2
@@ -67,7 +66,7 @@ class LocalIndexes:
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError where the folder cannot be had."""
-        self._lock = await asyncio.to_thread(_take_folder, self._folder)
+        self._lock = await asyncio.to_thread(take_folder, self._folder, "archive.local_index_dir")
         self._threads = ThreadPoolExecutor(_THREADS, "local-index")
         return self
 
@@ -157,20 +156,6 @@ class LocalIndexes:
                 index.close()
         for folder in self._folder.iterdir():
             remove_if_empty(folder)
-
-
-def _take_folder(folder: Path) -> IO[bytes]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as opened:
-            lock = opened.enter_context((folder / LOCK).open("wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            opened.pop_all()
-            return lock
-    except BlockingIOError:
-        raise ConfigError(f"archive.local_index_dir = {folder}: another process uses it") from None
-    except OSError as error:
-        raise ConfigError(f"archive.local_index_dir = {folder}: {error.strerror}") from error
 
 
 def _close_all(indexes: Iterable[LocalRemoteLogIndex]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
@@ -64,6 +64,7 @@ class _Partition:
     # What was put while a read was under way, as that read may have listed too early to see it.
     put_meanwhile: dict[UUID, RemoteLogSegmentMetadata] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
+    built_at: float = float("-inf")  # loop time at which the listing began that `segments` are of
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
     raised_log_start: int = 0  # never falls, so that a listing that began too early does no harm
 
@@ -259,6 +260,13 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             METADATA_REFRESH_ERRORS.inc()
             raise
         METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
+        if listed is None:
+            shown = self._views.cached(tip)
+            as_shown = shown is not None and shown.raised_log_start == partition.raised_log_start
+            if shown is not None and as_shown and partition.put_at < partition.built_at:
+                return replace(shown, read_at=began_at)
+            listed = list(partition.objects)
+        partition.built_at = began_at
         # From here on nothing waits: no put can come between reading and showing.
         kept = {key: partition.objects[key] for key in listed if key in partition.objects}
         contents = [content for _, content in kept.values()]
@@ -270,8 +278,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             partition.apply(metadata)
         return partition.view(tip, began_at)
 
-    async def _list_and_get(self, tip: TopicIdPartition, partition: _Partition) -> list[str]:
-        """Bring `partition.objects` up to date; the keys that are listed now."""
+    async def _list_and_get(self, tip: TopicIdPartition, partition: _Partition) -> list[str] | None:
+        """Bring `partition.objects` up to date; the keys that are listed now, None: as before.
+
+        Making thousands of segments anew holds the loop, and mostly nothing has changed.
+        """
         listed: list[SegmentMetadataObject] = []
         log_starts: list[LogStartObject] = []
         async for found in self._rsm.list_partition(tip):
@@ -284,6 +295,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition.raised_log_start = max(partition.raised_log_start, highest)
         waiting = [entry for entry in listed if not partition.has_read(entry.stored)]
         waiting.reverse()  # taken from the end
+        if not waiting and len(listed) == len(partition.objects):
+            return None
         failures: list[RemoteStorageError] = []
         async with asyncio.TaskGroup() as readers:
             for _ in range(min(len(waiting), self._config.metadata_reads_max)):

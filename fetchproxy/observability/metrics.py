@@ -18,6 +18,16 @@ from fetchproxy.observability.budget_metrics import (
     CLIENT_THROTTLE_SECONDS as CLIENT_THROTTLE_SECONDS,
 )
 from fetchproxy.observability.budget_metrics import CLIENT_THROTTLES as CLIENT_THROTTLES
+from fetchproxy.observability.budget_metrics import (
+    EVENT_LOOP_BUSY_SECONDS as EVENT_LOOP_BUSY_SECONDS,
+)
+from fetchproxy.observability.budget_metrics import (
+    EVENT_LOOP_HELD_SECONDS as EVENT_LOOP_HELD_SECONDS,
+)
+from fetchproxy.observability.budget_metrics import (
+    EVENT_LOOP_LONGEST_SECONDS as EVENT_LOOP_LONGEST_SECONDS,
+)
+from fetchproxy.observability.budget_metrics import EVENT_LOOP_TURNS as EVENT_LOOP_TURNS
 from fetchproxy.observability.budget_metrics import MEMORY_BUDGET_BYTES as MEMORY_BUDGET_BYTES
 from fetchproxy.observability.budget_metrics import MEMORY_USED_BYTES as MEMORY_USED_BYTES
 from fetchproxy.observability.budget_metrics import READERS_WAITING as READERS_WAITING
@@ -25,6 +35,17 @@ from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_IN
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_REBUILDS as LOCAL_INDEX_REBUILDS
+from fetchproxy.observability.reading_metrics import DISK_CACHE_BYTES as DISK_CACHE_BYTES
+from fetchproxy.observability.reading_metrics import DISK_CACHE_ERRORS as DISK_CACHE_ERRORS
+from fetchproxy.observability.reading_metrics import DISK_CACHE_EVICTIONS as DISK_CACHE_EVICTIONS
+from fetchproxy.observability.reading_metrics import DISK_CACHE_HITS as DISK_CACHE_HITS
+from fetchproxy.observability.reading_metrics import DISK_CACHE_MISSES as DISK_CACHE_MISSES
+from fetchproxy.observability.reading_metrics import (
+    DISK_CACHE_NOT_WRITTEN as DISK_CACHE_NOT_WRITTEN,
+)
+from fetchproxy.observability.reading_metrics import HEDGED_READS as HEDGED_READS
+from fetchproxy.observability.reading_metrics import READ_AHEAD_CHUNKS as READ_AHEAD_CHUNKS
+from fetchproxy.observability.reading_metrics import READ_AHEAD_UNUSED as READ_AHEAD_UNUSED
 from fetchproxy.observability.registry import REGISTRY as REGISTRY
 from fetchproxy.observability.registry import counter as _counter
 from fetchproxy.observability.registry import gauge as _gauge
@@ -187,7 +208,9 @@ CORRUPT_CHUNKS = _counter(
 # --- The chunk cache ------------------------------------------------------------------------------
 CHUNK_CACHE_BYTES = _gauge("fetchproxy_chunk_cache_bytes", "Bytes in the chunk cache")
 CHUNK_CACHE_HITS = _counter("fetchproxy_chunk_cache_hits", "Chunks found in the cache")
-CHUNK_CACHE_MISSES = _counter("fetchproxy_chunk_cache_misses", "Chunks read from the store")
+CHUNK_CACHE_MISSES = _counter(
+    "fetchproxy_chunk_cache_misses", "Chunks read from disk cache or store"
+)
 CHUNK_CACHE_EVICTIONS = _counter(
     "fetchproxy_chunk_cache_evictions", "Chunks pushed out to make room"
 )

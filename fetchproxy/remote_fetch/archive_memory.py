@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.budget_metrics import INDEX_CACHE_BYTES
 from fetchproxy.remote_fetch.chunk_cache import ChunkCache, ChunkKey
 from fetchproxy.remote_fetch.segment_layout import SegmentLayout
 
@@ -93,6 +94,7 @@ class ArchiveMemory:
 
     def keep_layout(self, segment: int, layout: SegmentLayout) -> None:
         self._indexes[segment] = layout
+        INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
     def aborted(self, segment: int) -> tuple[AbortedTxn, ...] | None:
         found = self._indexes.get(("txn", segment))
@@ -100,6 +102,7 @@ class ArchiveMemory:
 
     def keep_aborted(self, segment: int, entries: tuple[AbortedTxn, ...]) -> None:
         self._indexes["txn", segment] = entries
+        INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
     def mark_damaged(self, need: Need, error: CorruptSegment, now: float) -> None:
         self._damaged[need.key] = (error, now + self._damaged_for_s)

@@ -11,11 +11,13 @@ from bisect import bisect_left, bisect_right
 
 from cachetools import Cache, LRUCache
 
+from fetchproxy.observability.budget_metrics import CHUNKS_BYTES
 from fetchproxy.observability.metrics import (
     CHUNK_CACHE_BYTES,
     CHUNK_CACHE_EVICTIONS,
     CHUNK_CACHE_HITS,
     CHUNK_CACHE_MISSES,
+    READ_AHEAD_UNUSED,
 )
 
 # (UUID of the segment as an int, which hashes without Python code; number of the chunk in it).
@@ -116,6 +118,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
             chunk.read_ahead = True
             self.read_ahead_bytes += chunk.memory_bytes
         CHUNK_CACHE_BYTES.set(self.currsize)
+        CHUNKS_BYTES.set(self.currsize)
 
     def popitem(self) -> tuple[ChunkKey, Chunk]:
         """Called by cachetools to make room."""
@@ -126,6 +129,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
     def __delitem__(self, key: ChunkKey) -> None:
         chunk = Cache.__getitem__(self, key)
         if chunk.read_ahead:
+            READ_AHEAD_UNUSED.inc()
             chunk.read_ahead = False
             self.read_ahead_bytes -= chunk.memory_bytes
         super().__delitem__(key)

@@ -48,6 +48,7 @@ class LoadPlan:
     """`key` makes it single-flight; `attempt` is one try; `size_bytes` is reserved for each.
 
     `on_corrupt` hears once that the bytes are wrong where they lie, before the load is done.
+    `nearby` is asked first, without a place among the readers of the store; None: not there.
     """
 
     key: Hashable
@@ -57,6 +58,7 @@ class LoadPlan:
     size_bytes: int
     attempt: Callable[[], Awaitable[Chunk | None]]
     on_corrupt: Callable[[CorruptSegment], None]
+    nearby: Callable[[], Awaitable[Chunk | None]] | None = None
 
 
 class Load:
@@ -159,8 +161,10 @@ class FetcherPool:
 
     async def _run(self, load: Load) -> None:
         loop = asyncio.get_running_loop()
-        REMOTE_FETCH_REQUESTS.labels(load.plan.topic).inc()
         try:
+            if await self._found_nearby(load):
+                return
+            REMOTE_FETCH_REQUESTS.labels(load.plan.topic).inc()
             while (failure := await self._attempt(load)) is not None:
                 load.last_error = failure
                 if not self._may_retry(load, failure, loop.time()):
@@ -177,6 +181,17 @@ class FetcherPool:
             REMOTE_LOG_READER_FETCH_TIME_MS.observe((loop.time() - load.begun_at) * 1000)
         finally:
             self._land(load)
+
+    async def _found_nearby(self, load: Load) -> bool:
+        if load.plan.nearby is None:
+            return False
+        try:
+            load.chunk = await load.plan.nearby()
+        except Exception:  # the store has it too
+            log.exception("remote_read_crashed", read=load.plan.what)
+        if load.chunk is not None:
+            load.error = None
+        return load.chunk is not None
 
     def _land(self, load: Load) -> None:
         if load.done.is_set():

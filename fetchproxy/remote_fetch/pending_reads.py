@@ -37,10 +37,9 @@ PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
 class PendingRead:
     """`created_at` (loop time, s) is also how fresh a view must be that says "not archived"."""
 
-    def __init__(self, request: RemoteReadRequest, now: float, ahead: bool) -> None:
+    def __init__(self, request: RemoteReadRequest, now: float) -> None:
         self.request = request
         self.created_at = now
-        self.ahead = ahead
         self.wanted_until = now
         self.watchers: dict[DelayedRemoteFetch, None] = {}
         self.load: Load | None = None
@@ -89,14 +88,12 @@ class PendingReads:
         request: RemoteReadRequest,
         wanted_until: float,
         watcher: DelayedRemoteFetch | None = None,
-        ahead: bool = False,
     ) -> PendingRead:
         """Begin the read or join it; it is retried until `wanted_until` (loop time) at least."""
-        read = self.get(request) or self._begin(request, ahead)
-        read.ahead = read.ahead and ahead
+        read = self.get(request) or self._begin(request)
         read.wanted_until = max(read.wanted_until, wanted_until)
         if read.load is not None:
-            self._pool.touch(read.load, read.wanted_until, read.ahead, request.client)
+            self._pool.touch(read.load, read.wanted_until, client=request.client)
         if watcher is not None:
             read.watchers[watcher] = None
             self._unwatched.pop(read.key, None)
@@ -112,9 +109,9 @@ class PendingReads:
         for read in list(self._reads.values()):
             self._cancel(read)
 
-    def _begin(self, request: RemoteReadRequest, ahead: bool) -> PendingRead:
+    def _begin(self, request: RemoteReadRequest) -> PendingRead:
         now = asyncio.get_running_loop().time()
-        read = PendingRead(request, now, ahead)
+        read = PendingRead(request, now)
         self._reads[read.key] = read
         self._set_unwatched(read)
         name = f"remote read {request.tip} at {request.fetch_offset}"
@@ -145,9 +142,7 @@ class PendingReads:
     async def _drive(self, read: PendingRead) -> None:
         try:
             while (need := self._lacks(read)) is not None:
-                read.load = self._loads.begin(
-                    need, read.wanted_until, read.ahead, read.request.client
-                )
+                read.load = self._loads.begin(need, read.wanted_until, client=read.request.client)
                 await read.load.done.wait()
                 if not self._go_on(read, need, read.load):
                     break

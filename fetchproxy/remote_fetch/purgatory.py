@@ -34,9 +34,11 @@ from fetchproxy.remote_fetch.api import (
 )
 from fetchproxy.remote_fetch.archive_memory import ArchiveMemory, Need
 from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
+from fetchproxy.remote_fetch.disk_cache import DiskCache
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool
+from fetchproxy.remote_fetch.hedged_reads import HedgedReads
 from fetchproxy.remote_fetch.pending_reads import PendingRead, PendingReads
-from fetchproxy.remote_fetch.read_ahead import ReadAhead
+from fetchproxy.remote_fetch.read_ahead_loads import ReadAheadLoads
 from fetchproxy.remote_fetch.segment_loads import SegmentLoads
 from fetchproxy.remote_fetch.segment_reader import NO_CHUNKS, SegmentReader, Served
 from fetchproxy.remote_fetch.store_health import StoreHealth, StoreHealthTracker
@@ -75,7 +77,10 @@ class RemoteFetchStatus:
 
 
 class RemoteFetchPurgatory:
-    """An async context manager that owns all tasks of the read side."""
+    """An async context manager that owns all tasks of the read side.
+
+    Entering raises ConfigError where the disk cache's folder cannot be had.
+    """
 
     def __init__(
         self,
@@ -94,18 +99,26 @@ class RemoteFetchPurgatory:
         self._error_after_s = config.remote_error_after_ms / 1000
         self._health = StoreHealthTracker()
         self._memory = ArchiveMemory(config)
+        self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config)
         self._reader = SegmentReader(rlmm, self._memory)
-        self._read_ahead = ReadAhead(config.read_ahead_chunks_max)
         self._entries: dict[DelayedRemoteFetch, None] = {}
         self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
         self._tasks: asyncio.TaskGroup | None = None
         self._closed = True
 
     async def __aenter__(self) -> Self:
+        if self._disk_cache is not None:
+            await self._disk_cache.__aenter__()
         self._tasks = await asyncio.TaskGroup().__aenter__()
         self._pool = FetcherPool(self._config, self._tasks, self._random, self._health)
         self._loads = SegmentLoads(
-            self._pool, self._rlmm, self._rsm, self._memory, self._local_indexes
+            self._pool,
+            self._rlmm,
+            self._rsm,
+            self._memory,
+            HedgedReads(self._config, self._pool.budget),
+            self._local_indexes,
+            self._disk_cache,
         )
         self._pending = PendingReads(
             self._rlmm,
@@ -115,6 +128,9 @@ class RemoteFetchPurgatory:
             self._tasks,
             self._config.purgatory_entries_max,
             self._on_read_done,
+        )
+        self._read_ahead = ReadAheadLoads(
+            self._config, self._reader, self._memory, self._pool, self._loads
         )
         self._closed = False
         return self
@@ -134,6 +150,8 @@ class RemoteFetchPurgatory:
         if self._tasks is not None:
             tasks, self._tasks = self._tasks, None
             await tasks.__aexit__(None, None, None)
+        if self._disk_cache is not None:
+            await self._disk_cache.__aexit__(None, None, None)
 
     # --- the gateway's side -----------------------------------------------------------------------
 
@@ -175,7 +193,8 @@ class RemoteFetchPurgatory:
         outcome = self._reader.read(request, request.bytes_max, True, now, now)
         if not isinstance(outcome, Served):
             return None
-        self._prepare_next(request, outcome, now)
+        if not self._closed:
+            self._read_ahead.served(request, outcome, False, now)
         return outcome.result
 
     async def first_offset_at_or_after(
@@ -215,6 +234,11 @@ class RemoteFetchPurgatory:
             cached_bytes=int(self._memory.chunks.currsize),
             reads=tuple(reads),
         )
+
+    def _ask(self, request: RemoteReadRequest, now: float) -> None:
+        outcome = self._reader.read(request, 1, True, now, now)
+        if not isinstance(outcome, Served | RemoteReadResult):
+            self._pending.ask(request, now + self._unasked_max_s)
 
     # --- completion -------------------------------------------------------------------------------
 
@@ -260,7 +284,8 @@ class RemoteFetchPurgatory:
             if isinstance(outcome, Served):
                 results[i] = outcome.result
                 left, empty = left - outcome.result.size_bytes, False
-                self._prepare_next(request, outcome, now)
+                if not self._closed:
+                    self._read_ahead.served(request, outcome, read is not None, now)
             elif not isinstance(outcome, RemoteReadResult):
                 needs[i] = outcome
             elif isinstance(outcome.error, OffsetNotArchived):
@@ -342,35 +367,6 @@ class RemoteFetchPurgatory:
             del self._unwatched[fetch]
             if not self._try_complete(fetch, now):
                 self._register(fetch, now)
-
-    # --- reading ahead ----------------------------------------------------------------------------
-
-    def _ask(self, request: RemoteReadRequest, now: float, ahead: bool = False) -> None:
-        outcome = self._reader.read(request, 1, True, now, now)
-        if not isinstance(outcome, Served | RemoteReadResult):
-            self._pending.ask(request, now + self._unasked_max_s, ahead=ahead)
-
-    def _prepare_next(self, request: RemoteReadRequest, served: Served, now: float) -> None:
-        """Read ahead of a sequential reader, up to half of the cache for what nobody used yet."""
-        count = self._read_ahead.served(
-            request.tip, request.fetch_offset, served.next_offset, served.place.key
-        )
-        if not count or self._closed:
-            return
-        needs, border = self._reader.following(served.place, count)
-        room = self._config.chunk_cache_bytes_max // 2
-        room -= self._memory.chunks.read_ahead_bytes + self._pool.ahead_bytes
-        for need in needs:
-            room -= need.byte_range.length
-            if room < 0:
-                return
-            if not self._pool.is_loading(need.key):
-                self._loads.begin(need, now + self._unasked_max_s, True, request.client)
-        if border is not None and room > 0:
-            following = RemoteReadRequest(
-                request.tip, border, 1, request.isolation, request.client
-            )
-            self._ask(following, now, ahead=True)
 
 
 def _pursued(fetch: DelayedRemoteFetch) -> list[int]:

@@ -4,8 +4,8 @@ Nobody tells who a reader is: several groups replay one partition at once, and o
 over new connections. So a *stream* is recognised by where it must go on: a read that begins
 exactly where an earlier one ended continues it; any other read is a seek and starts anew.
 
-A stream's window is one chunk when it enters its second chunk, and doubles each time its reader had
-to wait for a chunk: a replay from a distant store soon has enough range reads in flight to fill the
+A stream's window is one chunk from its second read on, and doubles each time its reader had to wait
+for a chunk: a replay from a distant store soon has enough range reads in flight to fill the
 line, one from a fast store reads no more into memory than it needs. Chunks that were planned and
 never read are the price, and are paid from the partition's *credit*, which a chunk that is read
 gives back: where readers jump about the credit is used up, and a window is then at most half of
@@ -68,11 +68,13 @@ def advance(
     if stream is None:
         return Step(Stream(chunk, read=chunks), 0, min(credit + EARNED_PER_CHUNK * chunks, full))
     if chunk == stream.chunk:
-        return Step(stream, 0, credit)
+        if stream.window:
+            return Step(stream, 0, credit)
+        chunks = 0
     given_back = min(stream.planned, chunks)
     credit = min(credit + given_back + EARNED_PER_CHUNK * chunks, full)
     planned, read = stream.planned - given_back, stream.read + chunks
-    window = max(stream.window * 2 if waited else stream.window, 1)
+    window = max(stream.window * 2 if waited and chunks else stream.window, 1)
     allowed = max(planned + int(credit), read // 2)
     window = min(window, allowed, chunks_max)
     new = max(window - planned, 0)

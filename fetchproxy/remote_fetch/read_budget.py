@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable
 
-from fetchproxy.observability.metrics import READERS_WAITING
+from fetchproxy.observability.budget_metrics import INFLIGHT_BYTES, READERS_WAITING
 from fetchproxy.remote_fetch.fair_queue import FairQueue
 
 # What a read costs its client at least: a small one takes a place for as long as a large one.
@@ -59,6 +59,13 @@ class ReadBudget:
                 self._grant()
             raise
 
+    def try_acquire(self, permit: Permit) -> bool:
+        """Without waiting, for what can be done without: only where nobody waits for a place."""
+        if self.waiting or not self._fits(permit):
+            return False
+        self._take(permit)
+        return True
+
     def release(self, permit: Permit) -> None:
         self.tasks_taken -= 1
         self.bytes_taken -= permit.size_bytes
@@ -90,6 +97,7 @@ class ReadBudget:
         if not self._asked:
             self._grant_from(self._ahead)
         READERS_WAITING.set(self._asked.clients)
+        INFLIGHT_BYTES.set(self.bytes_taken)
 
     def _grant_from(self, queue: FairQueue[Permit]) -> None:
         """The first that does not fit keeps its turn, or large reads would starve."""

@@ -7,7 +7,7 @@ memory or nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -89,7 +89,7 @@ class _Answer:
 @dataclass(frozen=True, slots=True)
 class _SegmentAhead:
     needs: list[NeedChunk | NeedLayout | NeedAborted]
-    chunks: int  # that lie before the next segment, about
+    chunks: int  # up to the next segment, about; 1 at least where it is entered
 
 
 class SegmentReader:
@@ -219,14 +219,15 @@ class SegmentReader:
         layout = self._memory.layout(metadata.segment_id.id.int)
         if layout is None:
             needs.append(NeedLayout(metadata))
-            return _SegmentAhead(needs, metadata.segment_size_bytes // self._memory.chunk_bytes + 1)
+            chunks = metadata.segment_size_bytes // self._memory.chunk_bytes + 1
+            return _SegmentAhead(needs, chunks)
         begin = layout.chunk_at_or_after(metadata.start_offset) if number < 0 else number
-        end = layout.chunk_at_or_after(metadata.end_offset) + 1  # where it was clipped
-        for ahead in range(begin, min(begin + count, end, len(layout))):
+        end = bisect_right(layout.first_offsets, metadata.end_offset)  # it may have been clipped
+        for ahead in range(begin, min(begin + count, end)):
             need = NeedChunk(metadata, layout, ahead)
             if not self._memory.chunks.holds(need.key):
                 needs.append(need)
-        return _SegmentAhead(needs, max(min(end, len(layout)) - begin, 0))
+        return _SegmentAhead(needs, max(end - begin, number < 0))
 
     def _after(self, view: PartitionView, place: Place) -> Place | int | None:
         """The chunk after `place`, also across a segment border but never across a gap.

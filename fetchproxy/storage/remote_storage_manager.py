@@ -7,6 +7,7 @@ manager's matter.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ from fetchproxy.storage.measured import measured
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 _METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
+# Objects of a listing between two breaths of the event loop: below 1 ms.
+LISTED_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ class RemoteStorageManager:
     ) -> AsyncIterator[SegmentMetadataObject | LogStartObject]:
         """What says how the partition stands, by offset, in one listing."""
         await self._check_layout()
-        async for found in self._store.list(partition_folder(self._prefix, tip), start_after):
+        async for found in self._listed(partition_folder(self._prefix, tip), start_after):
             # Of four or more objects a segment one is of interest: the others are not parsed.
             if found.key.endswith(_METADATA_SUFFIX):
                 parsed = parse_segment_key(self._prefix, found.key)
@@ -269,10 +272,19 @@ class RemoteStorageManager:
         """Every object of a segment that lies in the partition's folder, whether or not metadata
         name it; those of one segment follow each other."""
         await self._check_layout()
-        async for found in self._store.list(partition_folder(self._prefix, tip)):
+        async for found in self._listed(partition_folder(self._prefix, tip)):
             parsed = parse_segment_key(self._prefix, found.key)
             if parsed is not None:
                 yield parsed, found
+
+    async def _listed(self, folder: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        """A few at a time: stores give thousands at once, and each key is parsed."""
+        number = 0
+        async for found in self._store.list(folder, start_after):
+            yield found
+            number += 1
+            if not number % LISTED_AT_ONCE:
+                await asyncio.sleep(0)
 
     @measured
     async def get_segment_object(self, stored: StoredObject) -> bytes:

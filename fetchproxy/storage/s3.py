@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import cache, partial
 from hashlib import md5
-from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -37,7 +36,7 @@ from fetchproxy.storage.s3_answers import (
     whole,
 )
 from fetchproxy.storage.s3_errors import translated
-from fetchproxy.storage.s3_upload import MultipartUpload, Part, file_parts, read_part
+from fetchproxy.storage.s3_upload import Body, MultipartUpload, Part, file_parts, read_part
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 T = TypeVar("T")
@@ -221,7 +220,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
         with translated(f"put {key}"):
             async with asyncio.timeout(self._config.write_max_ms / 1000):
                 await client.put_object(
-                    Bucket=self._bucket, Key=key, Body=BytesIO(part.content), ContentMD5=part.md5
+                    Bucket=self._bucket, Key=key, Body=Body(part.content), ContentMD5=part.md5
                 )
 
     async def _run(self, work: Callable[[], T]) -> T:

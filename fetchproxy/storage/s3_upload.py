@@ -42,6 +42,21 @@ class Part:
     md5: str  # base64
 
 
+class Body(BytesIO):
+    """`content` for a request, without a copy.
+
+    The HTTP client asks a BytesIO for its buffer to learn the size, and a BytesIO of `bytes` then
+    copies them: for a part of 8 MiB that holds up the loop for several milliseconds.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._content = content
+
+    def getbuffer(self) -> memoryview:
+        return memoryview(self._content)
+
+
 def plan_parts(size_bytes: int, part_bytes: int) -> list[FileSpan]:
     """At least one; larger than `part_bytes` where there would be too many."""
     if size_bytes == 0:
@@ -153,7 +168,7 @@ class MultipartUpload:
                         **self._object,
                         UploadId=upload_id,
                         PartNumber=part.number,
-                        Body=BytesIO(part.content),
+                        Body=Body(part.content),
                         ContentMD5=part.md5,
                     )
             etags[part.number] = answer["ETag"]

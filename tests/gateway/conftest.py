@@ -1,4 +1,4 @@
-"""The modules beside the tests are imported by name."""
+"""The modules beside the tests are imported by name; the virtual-time loop is the simulation's."""
 
 from __future__ import annotations
 
@@ -6,3 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent.parent / "simulation"))

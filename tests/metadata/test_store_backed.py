@@ -113,6 +113,27 @@ async def test_only_new_and_changed_objects_are_read(memory: StoreBacking) -> No
         assert view.gaps() == [(40, 49)]
 
 
+async def test_a_listing_without_news_makes_no_segment_anew(memory: StoreBacking) -> None:
+    """A view of thousands costs the event loop as much as all of them, each time."""
+    async with memory.manager() as writer, memory.manager() as reader:
+        for i in range(5):
+            await copied(writer, segment(i, 10 * i, 10 * i + 9))
+        first = await reader.refresh(TIP, now())
+        again = await reader.refresh(TIP, now())
+        assert again.segments is first.segments
+        assert again.read_at > first.read_at
+        await writer.raise_log_start_offset(TIP, 15)
+        raised = await reader.refresh(TIP, now())
+        assert (raised.raised_log_start, first.raised_log_start) == (15, 0)
+        # What the reader itself has put is not in what it has read.
+        gone = segment(4, 40, 49, State.DELETE_SEGMENT_STARTED)
+        await reader.put(gone)
+        await memory.rsm.put_segment_metadata(
+            old := segment(4, 40, 49, State.COPY_SEGMENT_FINISHED), encode_segment(old)
+        )
+        assert len((await reader.refresh(TIP, now())).segments) == len(raised.segments)
+
+
 async def test_reads_at_once_are_bounded(memory: StoreBacking) -> None:
     async with memory.manager() as writer:
         for i in range(20):

@@ -29,6 +29,7 @@ SMALL = RemoteFetchConfig(
     chunk_bytes=4 * KiB,
     chunk_cache_bytes_max=1024 * KiB,
     read_ahead_chunks_max=0,
+    hedged_reads_share_max=0,
     backoff_initial_ms=100,
     backoff_max_ms=1_000,
 )

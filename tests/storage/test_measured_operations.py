@@ -1,19 +1,43 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from random import Random
+from uuid import UUID
 
 import pytest
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ObjectNotFound
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.open import open_store
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage_manager import LISTED_AT_ONCE, RemoteStorageManager
 
 
 def sample(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def segment_metadata(tip: TopicIdPartition, segment: UUID, start: int) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(tip, segment),
+        start_offset=start,
+        end_offset=start,
+        max_timestamp_ms=0,
+        event_timestamp_ms=0,
+        segment_leader_epochs=(EpochStart(0, start),),
+        segment_size_bytes=1,
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        has_aborted_txns=False,
+    )
 
 
 async def test_operations_are_timed_and_failures_counted() -> None:
@@ -34,3 +58,31 @@ async def test_what_succeeds_is_no_error(tmp_path: Path) -> None:
     async with open_store(tmp_path.as_uri(), StoreConfig()) as rsm:
         assert await rsm.list_partitions() == []
     assert sample(count, operation="list_partitions") == seen + 1
+
+
+async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
+    rng = Random(1)
+    tip = TopicIdPartition(UUID(int=1), "t", 0)
+    segments = 4 * LISTED_AT_ONCE
+    async with RemoteStorageManager(MemoryObjectStore()) as rsm:
+        for number in range(segments):
+            metadata = segment_metadata(tip, UUID(int=rng.getrandbits(128)), number)
+            await rsm.put_segment_metadata(metadata, b"{}")
+        turns = seen = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while seen < segments:
+                await asyncio.sleep(0)
+                turns += 1
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(others())
+            await asyncio.sleep(0)
+            most, last = 0, 0
+            at = turns
+            async for _ in rsm.list_partition(tip):
+                seen += 1
+                if turns != at:
+                    most, last, at = max(most, seen - last), seen, turns
+        assert 0 < most <= LISTED_AT_ONCE + 1

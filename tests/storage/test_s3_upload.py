@@ -3,12 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from aiohttp.payload import BytesIOPayload
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.s3_upload import PARTS_MAX, FileSpan, plan_parts, read_part
+from fetchproxy.storage.s3_upload import PARTS_MAX, Body, FileSpan, plan_parts, read_part
 
 MiB = 1024 * 1024
 
@@ -40,3 +41,15 @@ def test_a_file_that_shrank_is_not_uploaded(tmp_path: Path) -> None:
     assert read_part(path, FileSpan(2, ByteRange(3, 7)), str).content == b"3456"
     with pytest.raises(RemoteStorageError, match="shorter"):
         read_part(path, FileSpan(2, ByteRange(3, 11)), str)
+
+
+def test_a_body_is_sent_without_a_copy() -> None:
+    content = bytes(range(256)) * 1024
+    payload = BytesIOPayload(Body(content))
+    assert payload.size == len(content)
+    body = Body(content)
+    with body.getbuffer() as view:
+        assert view.obj is content
+    assert body.read(1000) + body.read() == content
+    body.seek(0)  # as for a request that is sent again
+    assert body.read() == content

@@ -17,6 +17,7 @@ from uuid import UUID
 from fetchproxy.archive_only.catalogue import log_edges
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.errors import OffsetNotArchived
+from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
     encode_own_answer,
@@ -68,11 +69,15 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     if fetch.isolation_level not in tuple(IsolationLevel):
         raise MalformedMessage(f"isolation level {fetch.isolation_level}")
     tips = {key: _tip(parts, key, fetch.version) for key in fetch.partitions}
-    found = await _read(parts, fetch, tips)
+    # Who owes by his byte rate is told so at once; the connection then pauses.
+    owed_s = request.pace.owed_s(request.client)
+    found = _Round() if owed_s else await _read(parts, fetch, tips, request.client)
     every = [_partition_answer(parts, key, tip, found) for key, tip in tips.items()]
-    answers, _ = within(every, min(fetch.bytes_max, parts.answers.room()), first_whole=True)
+    room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
+    answers, _ = within(every, room, first_whole=not parts.answers.full)
     topics = encode_topics(fetch.version, IsolationLevel(fetch.isolation_level), answers)
-    return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics)
+    owed_ms = request.pace.spend(request.client, sum(a.size for a in answers), told=True)
+    return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics, owed_ms)
 
 
 def _tip(parts: ArchiveOnlyParts, key: PartitionKey, version: int) -> TopicIdPartition | None:
@@ -96,9 +101,11 @@ async def _read(
     parts: ArchiveOnlyParts,
     fetch: FetchRequest,
     tips: Mapping[PartitionKey, TopicIdPartition | None],
+    client: Client,
 ) -> _Round:
     """Until there is something to say, or the fetch has waited long enough."""
     deadline = parts.clock() + max(fetch.max_wait_ms, 0) / 1000
+    await parts.answers.wait_for_room(deadline)
     while True:
         found = _judge_by_memory(parts, fetch, tips)
         reads = {
@@ -109,7 +116,7 @@ async def _read(
         if reads:
             # What is wrong with one partition is not held back by a store slow with another.
             await _read_archive(
-                parts, fetch, reads, parts.clock() if found.errors else deadline, found
+                parts, fetch, reads, parts.clock() if found.errors else deadline, found, client
             )
         if found.has_news or parts.clock() >= deadline:
             return found
@@ -152,6 +159,7 @@ async def _read_archive(
     reads: Mapping[PartitionKey, TopicIdPartition],
     deadline: float,
     found: _Round,
+    client: Client,
 ) -> None:
     keys = list(reads)
     isolation = IsolationLevel(fetch.isolation_level)
@@ -161,10 +169,11 @@ async def _read_archive(
             fetch.partitions[key].fetch_offset,
             fetch.partitions[key].bytes_max,
             isolation,
+            client,
         )
         for key in keys
     ]
-    bytes_max = min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max)
+    bytes_max = parts.rates.room(min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max))
     delayed = parts.purgatory.watch(requests, bytes_max=bytes_max, deadline=deadline)
     await delayed.wait()
     for index, result in delayed.results().items():

@@ -13,11 +13,13 @@ they take turns. Remote data does not wait for min_bytes (as with Kafka's Delaye
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fetchproxy.gateway.answers import Answer, FetchAnswer
 from fetchproxy.gateway.archived_topics import TopicsOfConnection
+from fetchproxy.gateway.breathing import MANY_PARTITIONS, breathe
+from fetchproxy.gateway.client_rates import Client, ConnectionPace
 from fetchproxy.gateway.fetch_answer import (
     EncodedTopics,
     PartitionAnswer,
@@ -30,15 +32,14 @@ from fetchproxy.gateway.fetch_marks import Split
 from fetchproxy.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.gateway.first_of import first_of
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.gateway.remote_side import RemoteSide, partition_answers, watermarks
-from fetchproxy.gateway.topic_identity import TopicIdentities
+from fetchproxy.gateway.remote_side import RemoteSide, partition_answers
+from fetchproxy.gateway.tail_marks import TailMarks
 from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
-from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.model import IsolationLevel
 from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
     TOPIC_IDS_FROM,
     FetchRequest,
-    PartitionKey,
     TopicRef,
     parse_fetch_request,
     with_session,
@@ -49,6 +50,8 @@ from protocol.fetch_response import (
     PartitionPatch,
     encode_error_response,
 )
+from protocol.headers import client_id, peek_request_header
+from protocol.primitives import Buffer
 
 if TYPE_CHECKING:
     from fetchproxy.gateway.client_session import ClientSession
@@ -70,15 +73,13 @@ class FetchHandler:
         self._parts = parts
         self._mirror = FetchSessionMirror(parts.new_session_id)
         self._judging = FetchJudging(parts, session.spawn, session.node_id)
+        self._tail = TailMarks(parts, self._judging)
+        self._pace = ConnectionPace(parts.rates)
         self._topics = TopicsOfConnection(parts.archived)
-        self._identities = TopicIdentities(parts.cluster, parts.clock)
         self._busy = False  # a fetch that passed is not answered yet
         self._idle = asyncio.Event()
         self._cut_short = False  # the tail left the archive no room: it is the archive's turn
         self._throttle_time_ms = 0  # of answers that the client did not see
-        self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
-        self._readable_until = 0.0
-        self._refused: set[TopicRef] = set()  # with an error in the answer under way
         self.parked: UpstreamPoll | None = None
 
     def close(self) -> None:
@@ -106,7 +107,8 @@ class FetchHandler:
         split = self._split()
         ended = not self._mirror.in_lockstep and not self._mirror.asked
         if split.withheld or self.parked is not None or ended:
-            self._session.mute_while(self._serve(request, kind, split), "serve-fetch")
+            client = (self._session.client_host, client_id(frame, peek_request_header(frame, 4)))
+            self._session.mute_while(self._serve(request, kind, split, client), "serve-fetch")
         else:
             self._pass(frame, body_at, request, kind)
         return True
@@ -139,7 +141,7 @@ class FetchHandler:
         answer = self._expect(request)
 
         def passed() -> None:
-            self._answered(kind, self._mirror.asked.keys())
+            self._tail.answered(kind.lists_all, self._mirror.asked.keys())
             self._busy = False
             self._idle.set()
 
@@ -171,30 +173,41 @@ class FetchHandler:
         key = (topic, partition)
         asked = self._mirror.asked.get(key)
         if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
-            self._refused.add(topic)
+            self._tail.refuse(topic)
             return None
         return self._judging.catch(key, asked, self._session.client)
 
-    def _answered(self, kind: FetchKind, keys: Set[PartitionKey]) -> None:
-        """The broker's answer about `keys` has left; where it lists all, it says who may read."""
-        if kind.lists_all:
-            self._readable = {key for key in keys if key[0] not in self._refused}
-            self._readable_until = self._parts.clock() + self._parts.config.permit_ttl_ms / 1000
-        self._refused = set()
-
     # -- fetches with a part in the archive --------------------------------------------------------
-    async def _serve(self, request: FetchRequest, kind: FetchKind, split: Split) -> None:
+    async def _serve(
+        self, request: FetchRequest, kind: FetchKind, split: Split, client: Client
+    ) -> None:
+        await self._answer(request, kind, split, client)
+        await self._pace.pause()  # nothing of the answer is held any more
+
+    async def _answer(
+        self, request: FetchRequest, kind: FetchKind, split: Split, client: Client
+    ) -> None:
         if await self._session.drained():
             split = self._split()  # a permit may have run out meanwhile
         clock = self._parts.clock
         wait_ms = min(request.max_wait_ms, self._parts.remote_fetch.remote_fetch_max_wait_ms)
         deadline = clock() + wait_ms / 1000
-        split = await self._without_lost_topics(split, deadline)
-        split, held = await self._of_leaders_log(split, deadline)
+        if await self._judging.forget_lost_topics(split, self._patience(split, deadline)):
+            split = self._split()
+        held = await self._judging.held_by_leaders(split, self._patience(split, deadline))
+        if held is not None:
+            split = self._split()
         asked = self._mirror.asked
         offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
-        side = RemoteSide(self._parts, request, offsets)
+        alone = len(split.withheld) >= len(asked)
+        if alone:
+            await self._parts.answers.wait_for_room(deadline)
+        side = RemoteSide(self._parts, request, offsets, client, self._pace.owed_s(client))
+        if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
+            deadline = clock() if alone else min(deadline, clock() + side.owed_s)
+        held = held or frozenset()
         side.watch({key: tip for key, tip in split.remote.items() if tip not in held}, deadline)
+        await breathe(len(split.remote))
         try:
             poll = await self._poll_upstream(request, split, side.ready)
             await self._first_ready(split, side, poll, deadline)
@@ -207,32 +220,16 @@ class FetchHandler:
                 await self._answer_alone(request, kind, split, side)
         finally:
             side.cancel()
-        for tip in split.remote.values():
+        for number, tip in enumerate(split.remote.values(), 1):
             self._judging.refresh_edges(tip)
+            if not number % MANY_PARTITIONS:
+                await asyncio.sleep(0)
 
-    async def _without_lost_topics(self, split: Split, deadline: float) -> Split:
-        if len(split.withheld) < len(self._mirror.asked):  # partitions of the tail wait too
-            deadline = min(deadline, self._parts.clock() + TAIL_GRACE_S)
-        lost = await self._identities.lost(split.remote.values(), deadline)
-        if lost:
-            topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
-            self._judging.marks.forget_topics(topics)
-            split = self._split()
-        return split
-
-    async def _of_leaders_log(
-        self, split: Split, deadline: float
-    ) -> tuple[Split, frozenset[TopicIdPartition]]:
-        """After an election: without what is not in the new leader's log, and what must wait until
-        that leader has said what is. Until there is one this looks no further than memory."""
-        views = self._parts.views
-        tips = [tip for tip in split.remote.values() if views.wants_check(tip)]
-        if not tips:
-            return split, frozenset()
-        if len(split.withheld) < len(self._mirror.asked):  # partitions of the tail wait too
-            deadline = min(deadline, self._parts.clock() + TAIL_GRACE_S)
-        held = await views.check(tips, deadline)
-        return self._split(), held
+    def _patience(self, split: Split, deadline: float) -> float:
+        """How long what is only looked up may take: partitions of the tail wait too."""
+        if len(split.withheld) >= len(self._mirror.asked):
+            return deadline
+        return min(deadline, self._parts.clock() + TAIL_GRACE_S)
 
     async def _poll_upstream(
         self, request: FetchRequest, split: Split, ready: bool
@@ -282,24 +279,24 @@ class FetchHandler:
                 waits.append(poll.arrived.wait())
             await first_of(waits, left)
 
-    def _remote_part(
-        self,
-        kind: FetchKind,
-        split: Split,
-        side: RemoteSide,
-        room: int,
-        first_whole: bool,
-    ) -> list[PartitionAnswer]:
-        """What the archive has to say now, for every withheld partition that must be named."""
-        marks = self._judging.marks
-        asked = self._mirror.asked
-        order = [key for key in marks.marks if key in split.withheld]
+    async def _gather(self, split: Split, side: RemoteSide) -> list[PartitionAnswer]:
+        """What the archive has to say now of every withheld partition."""
+        marks, asked = self._judging.marks.marks, self._mirror.asked
+        order = [key for key in marks if key in split.withheld]
         tips = {key: split.remote.get(key) or self._judging.judged_tip(key) for key in order}
         alone = len(split.withheld) >= len(asked)
         answers, again = partition_answers(self._parts, tips, side.results(), may_fail=alone)
-        answers, self._cut_short = within(answers, room, first_whole)
         for key in again:
             self._judging.again(key, asked[key].bytes_max)
+        await breathe(len(order))
+        return answers
+
+    def _named(
+        self, kind: FetchKind, answers: list[PartitionAnswer], room: int, first_whole: bool
+    ) -> list[PartitionAnswer]:
+        """Those that must be named, cut to `room` bytes."""
+        marks = self._judging.marks
+        answers, self._cut_short = within(answers, room, first_whole)
         named = []
         for answer in answers:
             mark = marks.marks[answer.key]
@@ -319,20 +316,23 @@ class FetchHandler:
         poll: UpstreamPoll,
     ) -> None:
         """The broker's answer streams through, with the archive's part in front of it."""
+        answers = await self._gather(split, side)
         left = request.bytes_max - poll.answer.frame_bytes
         room = min(left, MERGED_BYTES_MAX, self._parts.answers.room())
-        answers = self._remote_part(kind, split, side, room, first_whole=False)
+        answers = self._named(kind, answers, room, first_whole=False)
         isolation = IsolationLevel(request.isolation_level)
         injected = encode_topics(request.version, isolation, answers)
+        self._pace.spend(side.client, sum(a.size for a in answers), told=False)
+        side.forget()
 
         def done() -> None:
-            self._answered(kind, self._mirror.asked.keys() - split.withheld)
+            self._tail.answered(kind.lists_all, self._mirror.asked.keys() - split.withheld)
             poll.done.set()
 
         poll.answer.attach(
             lambda head: self._on_head(request, head, injected), self._on_error, done
         )
-        with self._parts.answers.taking(injected.size):
+        with self._parts.answers.taking(injected.pieces):
             self._session.link_go_on()
             await poll.done.wait()
         self.parked = None
@@ -340,36 +340,33 @@ class FetchHandler:
     async def _answer_alone(
         self, request: FetchRequest, kind: FetchKind, split: Split, side: RemoteSide
     ) -> None:
-        """Without the broker, whose answer is parked, if it was asked."""
-        room = min(request.bytes_max, self._parts.answers.room())
-        answers = self._remote_part(kind, split, side, room, first_whole=True)
-        self._cut_short = False
+        """Without the broker, whose answer is parked, if it was asked.
+
+        Only who reads nothing but the archive is made to wait for what he owes by his byte rate:
+        the connection is shut meanwhile, and tail data never waits for the archive.
+        """
+        answers = await self._gather(split, side)
+        of_tail: list[PartitionAnswer] = []
         if kind.lists_all:
-            answers += self._of_the_tail(self._mirror.asked.keys() - split.withheld)
-        isolation = IsolationLevel(request.isolation_level)
-        topics = encode_topics(request.version, isolation, answers)
+            of_tail = self._tail.answers(self._mirror.asked.keys() - split.withheld)
+            await breathe(len(of_tail))
+        budget = self._parts.answers
+        room = self._parts.rates.room(min(request.bytes_max, budget.room()))
+        answers = self._named(kind, answers, room, first_whole=not budget.full)
+        self._cut_short = False
+        alone = len(split.withheld) >= len(self._mirror.asked)
+        owed_ms = self._pace.spend(side.client, sum(a.size for a in answers), told=alone)
+        throttle_time_ms, self._throttle_time_ms = max(self._throttle_time_ms, owed_ms), 0
         session_id = self._mirror.on_own_answer()
-        throttle_time_ms, self._throttle_time_ms = self._throttle_time_ms, 0
-        pieces = encode_own_answer(
+        isolation = IsolationLevel(request.isolation_level)
+        topics = encode_topics(request.version, isolation, [*answers, *of_tail])
+        pieces: Sequence[Buffer] = encode_own_answer(
             request.version, request.correlation_id, session_id, topics, throttle_time_ms
         )
-        with self._parts.answers.taking(topics.size):
+        del answers, topics
+        side.forget()
+        with budget.taking(pieces) as pieces:
             await self._session.write_as_taken(pieces)
-
-    def _of_the_tail(self, keys: Collection[PartitionKey]) -> list[PartitionAnswer]:
-        """Nothing new of them; their ends only where the broker lets this client see them."""
-        now = self._parts.clock()
-        answers = []
-        for key in sorted(keys):
-            shown = PartitionPatch()
-            readable = key in self._readable and now < self._readable_until
-            if readable or self._judging.marks.permitted(key[0], now):
-                tip = self._judging.identify(*key)
-                shown = watermarks(self._parts, tip)
-                if tip is not None:
-                    self._judging.refresh_edges(tip)
-            answers.append(PartitionAnswer(key, shown))
-        return answers
 
     async def discard_parked(self) -> None:
         """Get a parked poll out of the way; the broker will send its data again when asked."""

@@ -1,0 +1,215 @@
+"""`python -m benchmarks.archive`: how fast a topic is archived, against one who only reads it.
+
+In each round the same topic of the same broker is read by a plain consumer that throws the records
+away, and archived by `fetchproxy archive --once` into a local directory and to an S3 server, in
+turn. Records of other sizes, and compressed ones, are archived and read once each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+
+from rich.console import Console
+
+from benchmarks.drain import STOCK, UNPAUSED
+from benchmarks.filling import Shape, fill
+from benchmarks.frame import Outcome, Part, Size, child, in_turn
+from benchmarks.goals import ARCHIVING
+from benchmarks.report import Row, goal_rows, ratios, row
+from lab.errors import PartFailed, PartMissing
+from lab.kafka import KafkaServer
+from lab.s3 import S3Server
+
+MIB = 1024 * 1024
+PARTITIONS = 4
+CONSUMER = "plain consumer"
+CONSUMER_UNPAUSED = "consumer that never pauses"
+DIRECTORY = "local directory"
+S3 = "S3 server"
+_BUCKET = "benchmark"
+_PROJECT = Path(__file__).parents[1]
+
+
+MAIN = Shape(1024, "none")
+OTHERS = (Shape(100, "none"), Shape(64 * 1024, "none"), Shape(1024, "lz4"))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One reading or archiving of a topic; `mib_max`: memory, of archivers alone."""
+
+    mb_per_s: float
+    cpu_s_per_gb: float
+    mib_max: float | None = None
+
+
+def _topic(shape: Shape) -> str:
+    return f"benchmark-archive-{shape.record_bytes}-{shape.compression}"
+
+
+Runs = dict[tuple[Shape, str], list[Run]]  # by contestant; an entry a round
+
+
+@dataclass(slots=True)
+class Bench:
+    """The servers, and how each contestant goes once over a topic."""
+
+    kafka: KafkaServer
+    folder: Path
+    s3: S3Server | None
+    runs: Runs = field(default_factory=dict)
+    _stores: int = 0
+
+    def contestants(self) -> dict[str, Callable[[Shape, int], Run]]:
+        found: dict[str, Callable[[Shape, int], Run]] = {
+            CONSUMER: lambda shape, records: self._drain(STOCK, shape, records),
+            CONSUMER_UNPAUSED: lambda shape, records: self._drain(UNPAUSED, shape, records),
+            DIRECTORY: self._to_directory,
+        }
+        if self.s3 is not None:
+            found[S3] = self._to_s3
+        return found
+
+    def fill(self, shape: Shape, mib: int) -> int:
+        """How many records it has written."""
+        records = mib * MIB // shape.record_bytes
+        topic = self.kafka.create_topic(_topic(shape), PARTITIONS)
+        fill(self.kafka.bootstrap, topic, PARTITIONS, records, shape)
+        return records
+
+    def _drain(self, consumer: str, shape: Shape, records: int) -> Run:
+        arguments = (self.kafka.bootstrap, _topic(shape), str(PARTITIONS), str(records))
+        return _run(shape, records, child("benchmarks.drain", consumer, *arguments))
+
+    def _to_directory(self, shape: Shape, records: int) -> Run:
+        self._stores += 1
+        store = self.folder / f"store-{self._stores}"
+        try:
+            run = self._archive(shape, records, f"file://{store}", {})
+            _require_archived(store, shape, records)
+            return run
+        finally:
+            rmtree(store, ignore_errors=True)
+
+    def _to_s3(self, shape: Shape, records: int) -> Run:
+        assert self.s3 is not None
+        self._stores += 1
+        url = self.s3.store_url(_BUCKET, f"store-{self._stores}")
+        return self._archive(shape, records, url, self.s3.environment)
+
+    def _archive(
+        self, shape: Shape, records: int, store: str, environment: Mapping[str, str]
+    ) -> Run:
+        command = [sys.executable, "-m", "benchmarks.archive_run", "archive", "--once"]
+        command += ["--bootstrap", self.kafka.bootstrap, "--store", store]
+        command += ["--topics", re.escape(_topic(shape)), "--set", "log.level=warning"]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            cwd=_PROJECT,
+            env={**os.environ, **environment},
+        )
+        return _run(shape, records, json.loads(done.stdout))
+
+
+def _run(shape: Shape, records: int, took: Mapping[str, float]) -> Run:
+    """By the bytes of the values, also where they are compressed on their way."""
+    megabytes = shape.record_bytes * records / 1e6
+    cpu = took["cpu_seconds"] / (megabytes / 1000)
+    return Run(megabytes / took["seconds"], cpu, took.get("mib_max"))
+
+
+def _require_archived(store: Path, shape: Shape, records: int) -> None:
+    """Raises PartFailed where something is missing: the figure would be of less work."""
+    if shape.compression == "none":
+        stored = sum(log.stat().st_size for log in store.rglob("*.log"))
+        wanted = shape.record_bytes * records
+        if stored < wanted:
+            raise PartFailed(f"{stored} bytes of {_topic(shape)} were archived, it has {wanted}")
+
+
+def rows_of(runs: Runs) -> list[Row]:
+    def speeds(shape: Shape, name: str) -> list[float]:
+        return [each.mb_per_s for each in runs[shape, name]]
+
+    rows = goal_rows(ARCHIVING, ratios(speeds(MAIN, DIRECTORY), speeds(MAIN, CONSUMER)))
+    for shape, name in runs:
+        if name in (DIRECTORY, S3):
+            for other in (CONSUMER, CONSUMER_UNPAUSED):
+                if (shape, name, other) != (MAIN, DIRECTORY, CONSUMER):
+                    values = ratios(speeds(shape, name), speeds(shape, other))
+                    rows.append(row(f"archiving to {name} : {other}, {shape} records", "x", values))
+    for shape, name in runs:
+        rows.append(row(f"throughput, {name}, {shape} records", "MB/s", speeds(shape, name)))
+    for (shape, name), each in runs.items():
+        cpu = [run.cpu_s_per_gb for run in each]
+        rows.append(row(f"CPU, {name}, {shape} records", "s/GB", cpu))
+    for (shape, name), each in runs.items():
+        memory = [run.mib_max for run in each if run.mib_max is not None]
+        if memory:
+            rows.append(row(f"memory at most, {name}, {shape} records", "MiB", memory))
+    return rows
+
+
+def measure(options: argparse.Namespace, console: Console) -> Outcome:
+    lacking: list[str] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archive-")))
+        kafka = stack.enter_context(KafkaServer(heap="384m"))
+        s3: S3Server | None = None
+        try:
+            s3 = stack.enter_context(S3Server())
+            s3.create_bucket(_BUCKET)
+        except PartMissing as missing:
+            lacking.append(str(missing))
+        bench = Bench(kafka, folder, s3)
+        _measure(bench, MAIN, options.mib, options.rounds, console)
+        for shape in OTHERS:
+            _measure(bench, shape, options.others, 1, console)
+    return Outcome(rows_of(bench.runs), {"partitions": PARTITIONS}, lacking)
+
+
+def _measure(bench: Bench, shape: Shape, mib: int, rounds: int, console: Console) -> None:
+    records = bench.fill(shape, mib)
+    contestants = bench.contestants()
+    for name in contestants:
+        bench.runs[shape, name] = []
+    # Round 0 of the first topic warms up.
+    for number in range(0 if shape is MAIN else 1, rounds + 1):
+        told = []
+        for name in in_turn(tuple(contestants), number):
+            run = contestants[name](shape, records)
+            told.append(f"{name} {run.mb_per_s:.0f}")
+            if number:
+                bench.runs[shape, name].append(run)
+        label = f"round {number} of {rounds}" if number else "warm-up"
+        console.print(f"{shape} records: {label}\n  MB/s: {', '.join(told)}")
+
+
+PART = Part(
+    name="archive",
+    title="Archiving: medians of the rounds, ratios within a round",
+    description=__doc__,
+    sizes=(
+        Size("rounds", 5, 1, "rounds with records of 1 KiB"),
+        Size("mib", 256, 16, "of records of 1 KiB"),
+        Size("others", 64, 16, "MiB of records of each other kind"),
+    ),
+    measure=measure,
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

@@ -1,0 +1,204 @@
+"""`python -m benchmarks.connections`: what it costs to have many connections, and many partitions.
+
+Idle connections are held by a process of its own; what the proxy's grows by is divided by their
+number, and each of them has a connection of the proxy to the broker behind it. Small fetches go
+over 100 and over 1,000 connections in turn, and the same bytes are read from a topic and from one
+with ten times the partitions in turn: what is left of the rate when its load is spread wider.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.contestants import DIRECT, FETCHPROXY, FetchproxyServer
+from benchmarks.drain import UNPAUSED
+from benchmarks.filling import Shape, fill
+from benchmarks.frame import Outcome, Part, Size, child, in_turn
+from benchmarks.goals import IDLE_CONNECTIONS, SPREAD
+from benchmarks.process_usage import open_files, resident_mib
+from benchmarks.report import Row, goal_rows, ratios, row
+from lab.errors import PartFailed
+from lab.kafka import KafkaServer
+
+MIB = 1024 * 1024
+SMALL = "benchmark-small"
+PARTITIONS, PARTITIONS_WIDE = 10, 100
+CONNECTIONS, CONNECTIONS_WIDE = 100, 1000
+SHAPE, SMALL_SHAPE = Shape(1024, "none"), Shape(100, "none")
+
+_WARM_CONNECTIONS = 100  # before the first look, so that what is there once is not counted
+_FILES_A_CONNECTION = 2  # the client's, and the one to the broker
+_FILES_BESIDES = 100
+_SETTLE_S = 6.0  # freed memory goes back to the system every 5 s
+_PROJECT = Path(__file__).parents[1]
+
+
+@dataclass(slots=True)
+class Measured:
+    """Rates by (contestant, connections or partitions), an entry for each round it was in."""
+
+    requests_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    mb_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    idle_kib: float = 0.0  # each
+    idle: int = 0
+    files_each: float = 0.0
+
+
+def rows_of(measured: Measured) -> list[Row]:
+    requests, speeds = measured.requests_per_s, measured.mb_per_s
+
+    def spread(
+        rates: dict[tuple[str, int], list[float]], name: str, wide: int, narrow: int
+    ) -> list[float]:
+        return ratios(rates[name, wide], rates[name, narrow])
+
+    rows = goal_rows(IDLE_CONNECTIONS, [measured.idle_kib])
+    rows += [
+        row("idle connections held", "", [measured.idle]),
+        row("sockets of the proxy for each", "", [measured.files_each]),
+    ]
+    rows += goal_rows(
+        SPREAD,
+        spread(requests, FETCHPROXY, CONNECTIONS_WIDE, CONNECTIONS),
+        spread(speeds, FETCHPROXY, PARTITIONS_WIDE, PARTITIONS),
+    )
+    rows += [
+        row(
+            f"requests/s over {CONNECTIONS_WIDE} : {CONNECTIONS} connections, {DIRECT}",
+            "x",
+            spread(requests, DIRECT, CONNECTIONS_WIDE, CONNECTIONS),
+        ),
+        row(
+            f"throughput of {PARTITIONS_WIDE} : {PARTITIONS} partitions, {DIRECT}",
+            "x",
+            spread(speeds, DIRECT, PARTITIONS_WIDE, PARTITIONS),
+        ),
+    ]
+    for (name, count), rates in requests.items():
+        rows.append(row(f"small fetches over {count} connections, {name}", "1/s", rates))
+    for (name, count), rates in speeds.items():
+        rows.append(row(f"throughput of {count} partitions, {name}", "MB/s", rates))
+    return rows
+
+
+# -- idle ----------------------------------------------------------------------------------------
+def idle_within(wanted: int, files_max: int) -> int:
+    """How many connections a proxy can hold that may open `files_max` files."""
+    return min(wanted, (files_max - _FILES_BESIDES) // _FILES_A_CONNECTION)
+
+
+def raise_files_max() -> int:
+    """The soft limit goes up to the hard one, here and in processes that are started from here."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+@contextmanager
+def held(bootstrap: str, count: int) -> Iterator[None]:
+    """That many idle connections. Raises PartFailed."""
+    command = [sys.executable, "-m", "benchmarks.many_connections", bootstrap, SMALL, str(count)]
+    with subprocess.Popen(
+        [*command, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        try:
+            line = client.stdout.readline()
+            if not line or json.loads(line)["connections"] != count:
+                raise PartFailed(f"{count} idle connections could not be made")
+            yield
+        finally:
+            client.stdin.close()
+
+
+def measure_idle(kafka: KafkaServer, wanted: int, measured: Measured) -> None:
+    """In a proxy of its own. Memory of the kernel's sockets is not the process's, nor counted."""
+    measured.idle = idle_within(wanted, raise_files_max())
+    with FetchproxyServer(kafka.bootstrap) as proxy, held(proxy.bootstrap, _WARM_CONNECTIONS):
+        time.sleep(_SETTLE_S)
+        kib, files = resident_mib(proxy.pid) * 1024, open_files(proxy.pid)
+        more = measured.idle - _WARM_CONNECTIONS
+        with held(proxy.bootstrap, more):
+            time.sleep(_SETTLE_S)
+            measured.idle_kib = (resident_mib(proxy.pid) * 1024 - kib) / more
+            measured.files_each = (open_files(proxy.pid) - files) / more
+
+
+# -- spread --------------------------------------------------------------------------------------
+def measure_spread(kafka: KafkaServer, options: argparse.Namespace, console: Console) -> Measured:
+    records = options.mib * MIB // SHAPE.record_bytes
+    for partitions in (PARTITIONS, PARTITIONS_WIDE):
+        topic = kafka.create_topic(_topic(partitions), partitions)
+        fill(kafka.bootstrap, topic, partitions, records, SHAPE)
+    measured = Measured()
+    with FetchproxyServer(kafka.bootstrap) as proxy:
+        ours, control = (FETCHPROXY, proxy.bootstrap), (DIRECT, kafka.bootstrap)
+        for number in range(options.rounds + 1):  # round 0 warms up
+            # The broker itself is read in every second round: it only shows what is the machine's.
+            for name, bootstrap in in_turn([ours, control], number) if number % 2 else [ours]:
+                for count in in_turn((CONNECTIONS, CONNECTIONS_WIDE), number):
+                    rate = _requests_per_s(bootstrap, count, options.seconds)
+                    if number:
+                        measured.requests_per_s.setdefault((name, count), []).append(rate)
+                for partitions in in_turn((PARTITIONS, PARTITIONS_WIDE), number):
+                    rate = _mb_per_s(bootstrap, partitions, records)
+                    if number:
+                        measured.mb_per_s.setdefault((name, partitions), []).append(rate)
+            console.print(f"round {number} of {options.rounds}" if number else "warm-up")
+    return measured
+
+
+def _topic(partitions: int) -> str:
+    return f"benchmark-{partitions}-partitions"
+
+
+def _requests_per_s(bootstrap: str, connections: int, seconds: int) -> float:
+    outcome = child("benchmarks.many_connections", bootstrap, SMALL, str(connections), str(seconds))
+    return float(outcome["requests"] / outcome["seconds"])
+
+
+def _mb_per_s(bootstrap: str, partitions: int, records: int) -> float:
+    arguments = (UNPAUSED, bootstrap, _topic(partitions), str(partitions), str(records))
+    return float(
+        records * SHAPE.record_bytes / 1e6 / child("benchmarks.drain", *arguments)["seconds"]
+    )
+
+
+def measure(options: argparse.Namespace, console: Console) -> Outcome:
+    with KafkaServer(heap="384m") as kafka:
+        kafka.create_topic(SMALL)
+        fill(kafka.bootstrap, SMALL, 1, 1, SMALL_SHAPE)
+        measured = measure_spread(kafka, options, console)
+        console.print("idle connections")
+        measure_idle(kafka, options.connections, measured)
+    facts = {"files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[1]}
+    return Outcome(rows_of(measured), facts)
+
+
+PART = Part(
+    name="connections",
+    title="Many connections, many partitions: medians of the rounds, ratios within a round",
+    description=__doc__,
+    sizes=(
+        Size("rounds", 5, 1, "rounds of small fetches and of throughput"),
+        Size("seconds", 2, 1, "of small fetches, each time"),
+        Size("mib", 256, 16, "in each of the two topics"),
+        Size("connections", 10_000, 300, "idle ones; as many as the limit of open files allows"),
+    ),
+    measure=measure,
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

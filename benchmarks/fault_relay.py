@@ -1,0 +1,188 @@
+"""A TCP relay in front of an S3 server that slows it down or corrupts what it sends.
+
+`python -m benchmarks.fault_relay LISTEN_PORT SERVER_PORT` prints a line when it listens, takes a
+`Fault` as JSON with each line of stdin, and ends with stdin. It is no proxy: bytes pass as they
+are, so that the server sees the requests as they were signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab.errors import PartFailed
+from lab.process import free_port
+
+_PIECE_BYTES = 64 * 1024
+_PROJECT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`delay_ms` before each piece of an answer that comes after a request; `bytes_per_s` of each
+    connection, 0: unlimited; `corrupt`: a bit in each piece of an object that is read."""
+
+    delay_ms: int = 0
+    bytes_per_s: int = 0
+    corrupt: bool = False
+
+
+NO_FAULT = Fault()
+
+
+class Exchange:
+    """The requests and answers of one HTTP/1.1 connection, one after the other. Pure.
+
+    Listings are never corrupted: S3 has no checksum of them that a client could go by.
+    """
+
+    def __init__(self) -> None:
+        self._reads_object = False
+        self._head: bytes | None = None  # of the answer, until it is whole
+
+    def request(self, data: bytes) -> None:
+        """Bytes of the client, a piece that begins a request or goes on in its body."""
+        line = data.partition(b"\r\n")[0].split(b" ")
+        if len(line) == 3 and line[2].startswith(b"HTTP/1."):
+            path = line[1].partition(b"?")[0].strip(b"/")
+            self._reads_object = line[0] == b"GET" and b"/" in path
+            self._head = b""
+
+    def answer(self, data: bytes) -> bytes:
+        """The same bytes, with one bit flipped if they hold any of an object."""
+        body_at = 0
+        if self._head is not None:
+            before = len(self._head)
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return data
+            body_at = end + 4 - before
+            if self._head.split(b" ", 2)[1] not in (b"200", b"206"):
+                self._reads_object = False
+            self._head = None
+        if not self._reads_object or body_at >= len(data):
+            return data
+        flipped = bytearray(data)
+        flipped[(body_at + len(data)) // 2] ^= 0x10
+        return bytes(flipped)
+
+
+class Relay:
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self.fault = NO_FAULT
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until either side ends it."""
+        try:
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        exchange = Exchange()
+        asked = asyncio.Event()  # since the last piece of an answer
+
+        async def request(data: bytes) -> bytes:
+            exchange.request(data)
+            asked.set()
+            return data
+
+        async def answer(data: bytes) -> bytes:
+            fault = self.fault
+            if asked.is_set():
+                asked.clear()
+                await asyncio.sleep(fault.delay_ms / 1000)
+            if fault.bytes_per_s:
+                await asyncio.sleep(len(data) / fault.bytes_per_s)
+            changed = exchange.answer(data)
+            return changed if fault.corrupt else data
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_pass(reader, to_server, request, writer))
+            tasks.create_task(_pass(from_server, writer, answer, to_server))
+
+    async def run(self, port: int) -> None:
+        """Until stdin ends."""
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(self.serve, "127.0.0.1", port)
+        print("listening", flush=True)
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            self.fault = Fault(**json.loads(line))
+            print("changed", flush=True)
+        server.close()
+
+
+async def _pass(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    change: Callable[[bytes], Awaitable[bytes]],
+    other: asyncio.StreamWriter,
+) -> None:
+    """One direction; the end of either side is the end of both."""
+    try:
+        while data := await reader.read(_PIECE_BYTES):
+            writer.write(await change(data))
+            await writer.drain()
+    except OSError:
+        pass  # whoever went away: the other side is told by the end
+    finally:
+        writer.close()
+        other.close()
+
+
+class FaultRelay:
+    """`with FaultRelay(server_port) as relay: relay.set(Fault(corrupt=True))`."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._port = free_port()
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def set(self, fault: Fault) -> None:
+        """Counts for answers that pass from now on. Raises PartFailed."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(fault)) + "\n")
+        self._process.stdin.flush()
+        self._expect("changed")
+
+    def _expect(self, word: str) -> None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if line != word:
+            raise PartFailed(f"the relay before the store says {line!r}, not {word!r}")
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "benchmarks.fault_relay", str(self._port)]
+        self._process = subprocess.Popen(
+            [*command, str(self._server_port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_PROJECT,
+        )
+        self._expect("listening")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    asyncio.run(Relay(int(sys.argv[2])).run(int(sys.argv[1])))

@@ -1,0 +1,138 @@
+"""What all parts of the benchmark share: their options, their turns, and what becomes of figures.
+
+A part measures and says what it found in rows; tables, files and exit status are the frame's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.report import Row
+from lab.errors import PartMissing
+
+RESULTS = Path(__file__).parent / "results"
+_PROJECT = Path(__file__).parents[1]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An option that says how much is done: `full`, or `quick` with --quick."""
+
+    name: str
+    full: int
+    quick: int
+    help: str
+
+    @property
+    def attribute(self) -> str:
+        """Of the parsed options."""
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`facts` go into the JSON. `lacking`: what could not be compared although it should have
+    been, one line each; the part then fails, after it has written what it has."""
+
+    rows: Sequence[Row]
+    facts: Mapping[str, object] = field(default_factory=dict)
+    lacking: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`python -m benchmarks.NAME`. `measure` may raise PartMissing: this machine cannot run it.
+
+    Every part has --quick, --results and, with `sizes`, an option for each; `add_options` adds
+    what it has besides.
+    """
+
+    name: str
+    title: str  # over the table
+    description: str
+    sizes: Sequence[Size]
+    measure: Callable[[argparse.Namespace, Console], Outcome]
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """0 when the figures could be taken, whether goals are met or not: a busy machine must not
+        fail a build. 1 when they could not."""
+        options = self.parse(arguments)
+        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+        machine = report.machine()  # before the benchmark's own load
+        try:
+            outcome = self.measure(options, console)
+        except PartMissing as missing:
+            console.print(f"{self.name} cannot be measured here: {missing}", markup=False)
+            return 1
+        console.print(report.table(self.title, outcome.rows))
+        for line in outcome.lacking:
+            console.print(f"{self.name} is not complete: {line}", markup=False)
+        if options.results is not None:
+            facts: dict[str, object] = {
+                "benchmark": self.name,
+                "date": datetime.now(UTC).date().isoformat(),
+                "machine": machine,
+                **{size.attribute: getattr(options, size.attribute) for size in self.sizes},
+                **outcome.facts,
+                "not_compared": list(outcome.lacking),
+            }
+            report.write(options.results, facts, outcome.rows)
+            console.print(f"written to {options.results}", markup=False)
+        return 1 if outcome.lacking else 0
+
+    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(
+            prog=f"python -m benchmarks.{self.name}", description=self.description
+        )
+        parser.add_argument(
+            "--quick", action="store_true", help="a smoke run: the figures mean little"
+        )
+        for size in self.sizes:
+            text = f"{size.help}; {size.full}, with --quick {size.quick}"
+            parser.add_argument(f"--{size.name}", type=int, default=None, help=text)
+        self.add_options(parser)
+        file = f"{self.name}.json"
+        parser.add_argument(
+            "--results", type=Path, default=None, help=f"JSON; {file}, with --quick none"
+        )
+        options = parser.parse_args(arguments)
+        for size in self.sizes:
+            if getattr(options, size.attribute) is None:
+                setattr(options, size.attribute, size.quick if options.quick else size.full)
+        if options.results is None and not options.quick:
+            options.results = RESULTS / file
+        return options
+
+
+def in_turn(contestants: Sequence[T], number: int) -> list[T]:
+    """Their order in round `number`: each round begins with another one, since who comes first is
+    often the slower one."""
+    turn = number % len(contestants)
+    return [*contestants[turn:], *contestants[:turn]]
+
+
+def child(module: str, *arguments: str) -> Any:
+    """What a module of ours prints as JSON, run as a process of its own, so that its CPU time is
+    its own and it finds no memory or threads of a run before. Raises CalledProcessError."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=_PROJECT,
+    )
+    return json.loads(done.stdout)

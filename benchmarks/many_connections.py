@@ -1,0 +1,160 @@
+"""Many connections of one cheap client: idle ones, or ones that fetch the same record all the time.
+
+`python -m benchmarks.many_connections BOOTSTRAP TOPIC CONNECTIONS SECONDS`. Each connection begins
+as a consumer's does: ApiVersions, Metadata, a Fetch of partition 0 at offset 0. With SECONDS 0 a
+line tells that all are there, and they stay idle until stdin ends; else each then sends its next
+fetch when the last is answered, and `{"requests": …, "seconds": …, "cpu_seconds": …}` is printed.
+A process of its own, so that neither its memory nor its CPU time is taken for the proxy's.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest
+from kafka.protocol.metadata.metadata import MetadataRequest
+
+from benchmarks import raw_fetch
+
+_CORRELATION = Struct(">i")
+_CORRELATION_AT = 8  # behind size, API key and API version
+_BODY_AT = 8  # of an answer, behind size and correlation id
+_TOGETHER = 100  # connections that are made at a time
+_WARM_UP_S = 0.5
+_STALLED_S = 30.0
+_RECEIVE_BYTES = 64 * 1024
+
+
+def greeting(topic: str) -> tuple[bytes, bytes, bytes]:
+    """What a consumer's connection begins with, the fetch last; all with correlation id 0."""
+    asked = [MetadataRequest.MetadataRequestTopic(name=topic)]
+    metadata = MetadataRequest(topics=asked, allow_auto_topic_creation=False)
+    fetch = raw_fetch.request(topic, [(0, 0)], 0)
+    return _encoded(ApiVersionsRequest(), 0), _encoded(metadata, 9), fetch
+
+
+def _encoded(request: Any, version: int) -> bytes:
+    # `Any`: kafka-python makes its message classes at import time, without types for mypy.
+    request.API_VERSION = version
+    request.with_header(correlation_id=0, client_id="benchmark")
+    return bytes(request.encode(header=True, framed=True))
+
+
+def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket], bytes]:
+    """(connections, the answer to their fetch). Raises OSError; SystemExit where answers differ."""
+    host, _, port = bootstrap.rpartition(":")
+    requests = greeting(topic)
+    found: list[socket.socket] = []
+    expected = b""
+    while len(found) < count:
+        batch = []
+        for _ in range(min(_TOGETHER, count - len(found))):
+            connection = socket.create_connection((host, int(port)), timeout=_STALLED_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            batch.append(connection)
+        for request in requests:
+            for connection in batch:
+                connection.sendall(request)
+            answers = {receive(connection) for connection in batch}
+            if len(answers) > 1:
+                raise SystemExit("equal requests were answered in different ways")
+            (expected,) = answers
+        found += batch
+    return found, expected
+
+
+def receive(connection: socket.socket) -> bytes:
+    """One whole answer, with its size. Raises OSError."""
+    answer = _exactly(connection, 4)
+    return answer + _exactly(connection, int.from_bytes(answer, "big"))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size:
+        part = connection.recv(size - len(got))
+        if not part:
+            raise ConnectionResetError("a connection was closed")
+        got += part
+    return bytes(got)
+
+
+class Load:
+    """One fetch under way on each connection; the next leaves when it is answered."""
+
+    def __init__(
+        self, connections: Sequence[socket.socket], request: bytes, expected: bytes
+    ) -> None:
+        self._connections = {each.fileno(): each for each in connections}
+        self._request = bytearray(request)
+        self._body = expected[_BODY_AT:]
+        self._answer_bytes = len(expected)
+        self._begun: dict[int, bytes] = {}  # answers that are not whole yet
+        self._sent = 0
+        self.answered = 0
+        self._epoll = select.epoll()
+        for number, connection in self._connections.items():
+            connection.setblocking(False)
+            self._epoll.register(number, select.EPOLLIN)
+            self._send(connection)
+
+    def run(self, seconds: float) -> None:
+        """Raises SystemExit where an answer is not the expected one, or none comes."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            ready = self._epoll.poll(_STALLED_S)
+            if not ready:
+                raise SystemExit(f"no answer in {_STALLED_S} s")
+            for number, _ in ready:
+                self._receive(number)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    def _receive(self, number: int) -> None:
+        connection = self._connections[number]
+        part = connection.recv(_RECEIVE_BYTES)
+        if not part:
+            raise SystemExit("a connection was closed")
+        answer = self._begun.pop(number, b"") + part
+        if len(answer) < self._answer_bytes:
+            self._begun[number] = answer
+            return
+        if answer[_BODY_AT:] != self._body:
+            raise SystemExit("a fetch was answered in another way than the first one")
+        self.answered += 1
+        self._send(connection)
+
+    def _send(self, connection: socket.socket) -> None:
+        self._sent = (self._sent + 1) & 0x7FFFFFFF
+        _CORRELATION.pack_into(self._request, _CORRELATION_AT, self._sent)
+        connection.send(self._request)
+
+
+def main(bootstrap: str, topic: str, count: int, seconds: float) -> None:
+    connections, expected = connect(bootstrap, topic, count)
+    if not seconds:
+        print(json.dumps({"connections": len(connections)}), flush=True)
+        sys.stdin.read()
+        return
+    load = Load(connections, greeting(topic)[-1], expected)
+    load.run(_WARM_UP_S)
+    before, cpu_before, begun = load.answered, time.process_time(), time.perf_counter()
+    load.run(seconds)
+    measured = {
+        "requests": load.answered - before,
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - cpu_before,
+    }
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -1,0 +1,355 @@
+"""`python -m benchmarks.outage`: what readers of the tail feel of the archive and of its troubles.
+
+A record's way from producer to consumer is timed while nothing else happens, while the store hangs
+and consumers of the archive wait for it, and while 16 consumers replay the archive, in turn, round
+after round. Then the S3 server is killed, paused, slowed down and made to send corrupt bytes, while
+consumers replay and the archiver copies: the tail goes on, archived reads come back, and every
+record that is read is checked. Consumers of the archive have the lowest priority on this machine,
+since on a real one they are not; the proxy, the broker and the store have not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+
+from benchmarks.contestants import DIRECT, FETCHPROXY, FETCHPROXY_COMMAND, FetchproxyServer
+from benchmarks.fault_relay import NO_FAULT, Fault, FaultRelay
+from benchmarks.frame import Outcome, Part, Size, child, in_turn
+from benchmarks.numbered_records import fill, value_of
+from benchmarks.outage_figures import (
+    CALM,
+    HANGING,
+    PHASES,
+    REPLAYING,
+    UNDER_LOAD,
+    Measured,
+    Recovery,
+    rows_of,
+)
+from benchmarks.replayers import Replayed, ReplayerProcess
+from benchmarks.report import percentile
+from lab.errors import PartFailed
+from lab.kafka import KafkaServer
+from lab.s3 import S3Server
+
+MIB = 1024 * 1024
+HISTORY, GROWING = "benchmark-history", "benchmark-growing"
+PARTITIONS = 4
+RECORD_BYTES = 1024
+REPLAYING_CONSUMERS = 16
+GROWING_RECORDS_PER_S = 1000
+
+SETTINGS = {
+    # Less memory than the archive has bytes: readers depend on the store, as with years of data.
+    "remote_fetch.chunk_cache_bytes_max": str(32 * MIB),
+    "archive.segment_bytes_max": str(16 * MIB),
+    # The faults take seconds here, and so does what waits for the end of one.
+    "remote_fetch.corrupt_retry_ms": "5000",
+    "archive.segment_age_max_ms": "2000",
+    "console.archive_refresh_interval_ms": "1000",
+}
+_BUCKET = "benchmark"
+_WARM_UP_SAMPLES = 20
+_QUIET_S = 1.0  # readers that get nothing for so long depend on a store that hangs
+_START_S = 60.0
+_FAULT_MIN_S = 5.0
+_BACK_MAX_S = 90.0
+_BACK_RECORDS = 1000  # more than a consumer may still have had in hand
+_PROJECT = Path(__file__).parents[1]
+
+
+def latencies_ms(
+    kafka: KafkaServer, proxy: FetchproxyServer, samples: int
+) -> dict[str, list[float]]:
+    """By way. Raises CalledProcessError where a record does not arrive within 30 s."""
+    ways = [(DIRECT, kafka.bootstrap), (FETCHPROXY, proxy.bootstrap)]
+    described = json.dumps([(name, bootstrap, _tail(name)) for name, bootstrap in ways])
+    found: dict[str, list[float]] = child(
+        "benchmarks.latency_probe", kafka.bootstrap, str(samples), described
+    )
+    return found
+
+
+def _tail(way: str) -> str:
+    return f"benchmark-tail-{way}"
+
+
+@dataclass(slots=True)
+class Bench:
+    """What is measured on: a broker, a store, and an archived topic that the broker has no more."""
+
+    kafka: KafkaServer
+    s3: S3Server
+    records: int  # of each partition of the history
+    samples: int
+    console: Console
+    measured: Measured = field(default_factory=Measured)
+
+    def prepare(self) -> None:
+        """Raises PartFailed."""
+        for way in (DIRECT, FETCHPROXY):
+            self.kafka.create_topic(_tail(way))
+        self.s3.create_bucket(_BUCKET)
+        endless = {"retention.ms": "-1", "retention.bytes": "-1"}
+        self.kafka.create_topic(GROWING, 1, endless)
+        self.kafka.create_topic(HISTORY, PARTITIONS, endless)
+        fill(self.kafka.bootstrap, HISTORY, PARTITIONS, self.records, RECORD_BYTES)
+        self.fetchproxy("archive", "--once", "--bootstrap", self.kafka.bootstrap,
+                        "--archive", HISTORY)  # fmt: skip
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        ends = [TopicPartition(HISTORY, each, self.records) for each in range(PARTITIONS)]
+        for deleted in admin.delete_records(ends).values():
+            deleted.result(timeout=60.0)
+
+    def fetchproxy(self, command: str, *arguments: str) -> None:
+        """Raises PartFailed with its output unless it succeeds."""
+        whole = [*FETCHPROXY_COMMAND, command, "--store", self.s3.store_url(_BUCKET), *arguments]
+        for key, value in SETTINGS.items():
+            whole += ["--set", f"{key}={value}"]
+        done = subprocess.run(
+            whole, env={**os.environ, **self.s3.environment}, cwd=_PROJECT,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise PartFailed(f"fetchproxy {command}: {(done.stdout + done.stderr)[-2000:]}")
+
+    def proxy(self, endpoint_url: str, archived: str | None = None) -> FetchproxyServer:
+        settings = SETTINGS if archived is None else {**SETTINGS, "archive.topics": archived}
+        endpoint = quote(endpoint_url, safe="")
+        store = f"s3://{_BUCKET}/?endpoint_url={endpoint}&region={self.s3.region}"
+        return FetchproxyServer(self.kafka.bootstrap, settings, store, self.s3.environment)
+
+    @contextmanager
+    def replayers(self, proxy: FetchproxyServer, count: int) -> Iterator[ReplayerProcess]:
+        """Each of them has begun."""
+        sizes = (PARTITIONS, self.records, RECORD_BYTES, count)
+        with ReplayerProcess([proxy.bootstrap, HISTORY, *map(str, sizes)]) as replaying:
+            replaying.wait_until(
+                lambda done: len(done.records) == count and all(done.records),
+                "every consumer of the archive has a record",
+                _START_S,
+            )
+            yield replaying
+
+    # -- rounds ----------------------------------------------------------------------------------
+    def compare(self, rounds: int) -> None:
+        """The tail without anything else, while the store hangs, while 16 consumers replay."""
+        with self.proxy(self.s3.endpoint_url) as proxy:
+            phases: dict[str, Callable[[], AbstractContextManager[ReplayerProcess | None]]] = {
+                CALM: nullcontext,
+                HANGING: lambda: self._hanging(proxy),
+                REPLAYING: lambda: self.replayers(proxy, REPLAYING_CONSUMERS),
+            }
+            for number in range(rounds + 1):  # round 0 warms up
+                told = [
+                    f"{phase} {self._timed(proxy, phase, phases[phase](), counts=number > 0):.2f}"
+                    for phase in in_turn(PHASES, number)
+                ]
+                label = f"round {number} of {rounds}" if number else "warm-up"
+                self.console.print(f"{label}: p99 ms: {', '.join(told)}")
+
+    def _timed(
+        self,
+        proxy: FetchproxyServer,
+        phase: str,
+        load: AbstractContextManager[ReplayerProcess | None],
+        *,
+        counts: bool,
+    ) -> float:
+        """The tail's p99 (ms) through the proxy beside `load`."""
+        with load as replaying:
+            before = replaying.latest() if replaying else None
+            found = latencies_ms(self.kafka, proxy, self.samples if counts else _WARM_UP_SAMPLES)
+            after = replaying.latest() if replaying else None
+        if counts:
+            self.measured.add(phase, found)
+        if counts and phase == REPLAYING and before and after:
+            self.measured.replayed_mb_per_s.append(_mb_per_s(before, after))
+            longest_s = proxy.metric("fetchproxy_event_loop_longest_seconds")
+            self.measured.longest_turns_ms.append(longest_s * 1000)
+        return percentile(found[FETCHPROXY], 99)
+
+    @contextmanager
+    def _hanging(self, proxy: FetchproxyServer) -> Iterator[ReplayerProcess]:
+        with self.replayers(proxy, PARTITIONS) as replaying:
+            self.s3.pause()
+            try:
+                _wait_until_quiet(replaying)
+                yield replaying
+            finally:
+                self.s3.resume()
+
+    # -- faults ----------------------------------------------------------------------------------
+    def go_through_faults(self) -> None:
+        """Raises PartFailed where a reader sees what it may not, or reads do not come back."""
+        with ExitStack() as stack:
+            relay = stack.enter_context(FaultRelay(self.s3.port))
+            proxy = stack.enter_context(self.proxy(relay.endpoint_url, GROWING))
+            growing = stack.enter_context(Growing(self.kafka.bootstrap))
+            replaying = stack.enter_context(self.replayers(proxy, PARTITIONS))
+            self.measured.add(UNDER_LOAD, latencies_ms(self.kafka, proxy, self.samples))
+            faults: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+                "killed": (self.s3.kill, self.s3.start),
+                "paused": (self.s3.pause, self.s3.resume),
+                "slow": (
+                    lambda: relay.set(Fault(delay_ms=1000, bytes_per_s=256 * 1024)),
+                    lambda: relay.set(NO_FAULT),
+                ),
+                "corrupt": (
+                    lambda: relay.set(Fault(corrupt=True)),
+                    lambda: relay.set(NO_FAULT),
+                ),
+            }
+            for name, (begin, end) in faults.items():
+                self._fault(name, begin, end, proxy, replaying)
+            self.measured.corrupt_chunks = proxy.metric("fetchproxy_corrupt_chunks_total")
+            if not self.measured.corrupt_chunks:
+                raise PartFailed("the store sent corrupt bytes and nobody found any")
+            self.measured.checked = sum(replaying.latest().records)
+            self._catch_up(proxy, growing)
+        self.fetchproxy("verify")
+
+    def _fault(
+        self,
+        name: str,
+        begin: Callable[[], None],
+        end: Callable[[], None],
+        proxy: FetchproxyServer,
+        replaying: ReplayerProcess,
+    ) -> None:
+        begin()
+        begun = time.monotonic()
+        try:
+            found = latencies_ms(self.kafka, proxy, self.samples)
+            time.sleep(max(0.0, begun + _FAULT_MIN_S - time.monotonic()))
+        finally:
+            end()
+        ended = replaying.latest()
+        back = replaying.wait_until(
+            lambda done: _further(done.records, ended.records, _BACK_RECORDS),
+            f"archived reads come back after the store was {name}",
+            _BACK_MAX_S,
+        )
+        # The pass that was under way, and a whole one.
+        replaying.wait_until(
+            lambda done: _further(done.passes, ended.passes, 2),
+            f"all of the archive is read after the store was {name}",
+            _BACK_MAX_S,
+        )
+        recovery = Recovery(found, ended.at_s - begun, back.at_s - ended.at_s)
+        self.measured.recoveries[name] = recovery
+        self.console.print(
+            f"store {name} for {recovery.lasted_s:.1f} s: "
+            f"p99 ms {percentile(found[FETCHPROXY], 99):.2f}, "
+            f"archived reads back after {recovery.back_s:.1f} s"
+        )
+
+    def _catch_up(self, proxy: FetchproxyServer, growing: Growing) -> None:
+        """The archiver, with what was produced meanwhile. Raises PartFailed."""
+        produced = growing.stop()
+        whole = PARTITIONS * self.records + produced
+        deadline = time.monotonic() + _BACK_MAX_S
+        while (archived := proxy.metric("fetchproxy_archive_end_offset")) != whole:
+            if time.monotonic() > deadline:
+                raise PartFailed(f"{archived:.0f} records are archived, not {whole}")
+            time.sleep(0.5)
+        self.measured.archived_meanwhile = produced
+
+
+class Growing:
+    """Produces to the topic that the archiver copies, evenly, in a thread."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20}
+        )
+        self._over = threading.Event()
+        self._produced = 0
+        self._thread = threading.Thread(target=self._run, name="growing", daemon=True)
+
+    def stop(self) -> int:
+        """How many records there are. Raises PartFailed."""
+        self._over.set()
+        self._thread.join()
+        if self._producer.flush(60.0):
+            raise PartFailed("the broker does not take records")
+        return self._produced
+
+    def __enter__(self) -> Growing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(0.1):
+            due = int((time.monotonic() - began) * GROWING_RECORDS_PER_S)
+            for number in range(self._produced, due):
+                self._producer.produce(GROWING, value_of(0, number, RECORD_BYTES), partition=0)
+            self._produced = due
+            self._producer.poll(0)
+
+
+def _wait_until_quiet(replaying: ReplayerProcess) -> None:
+    last, since = replaying.latest(), time.monotonic()
+    deadline = since + _START_S
+    while time.monotonic() - since < _QUIET_S:
+        now = replaying.latest()
+        if now.records != last.records:
+            last, since = now, time.monotonic()
+        if since > deadline:
+            raise PartFailed("the store hangs and its readers go on")
+        time.sleep(0.05)
+
+
+def _further(now: list[int], before: list[int], by: int) -> bool:
+    return all(a >= b + by for a, b in zip(now, before, strict=True))
+
+
+def _mb_per_s(before: Replayed, after: Replayed) -> float:
+    records = sum(after.records) - sum(before.records)
+    return records * RECORD_BYTES / 1e6 / (after.at_s - before.at_s)
+
+
+def measure(options: argparse.Namespace, console: Console) -> Outcome:
+    records = options.mib * MIB // RECORD_BYTES // PARTITIONS
+    with KafkaServer(heap="384m") as kafka, S3Server() as s3:
+        bench = Bench(kafka, s3, records, options.samples, console)
+        console.print(f"writing and archiving {options.mib} MiB")
+        bench.prepare()
+        bench.compare(options.rounds)
+        bench.go_through_faults()
+    return Outcome(rows_of(bench.measured), {"settings": SETTINGS})
+
+
+PART = Part(
+    name="outage",
+    title="The tail beside the archive: medians of the rounds, ratios within a round",
+    description=__doc__,
+    sizes=(
+        Size("rounds", 5, 1, "rounds of the three comparisons"),
+        Size("samples", 400, 20, "records timed at the tail, each time and way"),
+        Size("mib", 256, 64, "in the archive that is replayed"),
+    ),
+    measure=measure,
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

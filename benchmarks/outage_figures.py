@@ -1,0 +1,88 @@
+"""What the outage part found, and the rows that it makes of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.contestants import DIRECT, FETCHPROXY
+from benchmarks.goals import TAIL_IN_OUTAGE
+from benchmarks.report import Row, goal_rows, percentile, ratios, row
+
+CALM = "without"
+HANGING = "while the store hangs"
+REPLAYING = "while 16 consumers replay"
+PHASES = (CALM, HANGING, REPLAYING)
+UNDER_LOAD = "under load, before the faults"
+
+# A tail that goes on has every record sooner than this, whatever becomes of the store.
+LONGEST_MS_MAX = 1000.0
+
+Latencies = Mapping[str, list[float]]  # ms, by way
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The tail while a fault lasted, how long it did, and when archived reads were back."""
+
+    latencies_ms: Latencies
+    lasted_s: float
+    back_s: float
+
+
+@dataclass(slots=True)
+class Measured:
+    """`latencies_ms` by phase, an entry a round; `recoveries` by what the store was.
+
+    `longest_turns_ms`: of the proxy's event loop, as it was told when 16 consumers had replayed.
+    """
+
+    latencies_ms: dict[str, list[Latencies]] = field(default_factory=dict)
+    replayed_mb_per_s: list[float] = field(default_factory=list)
+    longest_turns_ms: list[float] = field(default_factory=list)
+    recoveries: dict[str, Recovery] = field(default_factory=dict)
+    corrupt_chunks: float = 0
+    checked: int = 0  # records of the archive, during the faults and after them
+    archived_meanwhile: int = 0
+
+    def add(self, phase: str, found: Latencies) -> None:
+        self.latencies_ms.setdefault(phase, []).append(found)
+
+    def percentiles(self, phase: str, way: str, percent: int) -> list[float]:
+        return [percentile(each[way], percent) for each in self.latencies_ms[phase]]
+
+
+def rows_of(measured: Measured) -> list[Row]:
+    def against_calm(phase: str, way: str) -> list[float]:
+        return ratios(measured.percentiles(phase, way, 99), measured.percentiles(CALM, way, 99))
+
+    ours = [against_calm(phase, FETCHPROXY) for phase in (HANGING, REPLAYING)]
+    rows = goal_rows(TAIL_IN_OUTAGE, *ours)
+    for phase in (HANGING, REPLAYING):
+        name = f"the same {DIRECT}, what the machine makes of it: {phase}"
+        rows.append(row(name, "x", against_calm(phase, DIRECT)))
+    rows.append(row("the 16 consumers replay", "MB/s", measured.replayed_mb_per_s))
+    longest = "longest turn of the proxy's event loop, within a minute"
+    rows.append(row(longest, "ms", measured.longest_turns_ms))
+    for phase in measured.latencies_ms:
+        for percent in (50, 99):
+            for way in (DIRECT, FETCHPROXY):
+                values = measured.percentiles(phase, way, percent)
+                rows.append(row(f"tail p{percent} {phase}, {way}", "ms", values))
+    for name, recovery in measured.recoveries.items():
+        rows += _fault_rows(name, recovery)
+    counts = {
+        "chunks found corrupt, and not given to anyone": measured.corrupt_chunks,
+        "archived records read during the faults and after, each checked": measured.checked,
+        "records archived meanwhile, all that were produced": measured.archived_meanwhile,
+    }
+    return rows + [row(name, "", [count]) for name, count in counts.items()]
+
+
+def _fault_rows(name: str, recovery: Recovery) -> list[Row]:
+    found = recovery.latencies_ms[FETCHPROXY]
+    return [
+        row(f"tail p99 while the store is {name}", "ms", [percentile(found, 99)]),
+        row(f"longest wait while the store is {name}", "ms", [max(found)], at_most=LONGEST_MS_MAX),
+        row(f"archived reads back after the store was {name}", "s", [recovery.back_s]),
+    ]

@@ -1,0 +1,226 @@
+"""A fetch client that only counts bytes: what is left when a consumer's own work is taken away.
+
+`python -m benchmarks.raw_fetch '{"bootstrap": …, "topic": …, "ends": [[partition, end], …],
+"connections": N, "partitions_max": N}'` reads every partition from offset 0 to its end and prints
+seconds, CPU seconds, bytes of record batches and the number of fetches as JSON. Each connection has
+a thread and its share of the partitions, of which it names up to `partitions_max` in a fetch, in
+turn, with the limits of Kafka's own consumer. Version 11 of Fetch, outside any session: all brokers
+speak it, and it is quick to write.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from struct import Struct
+from types import TracebackType
+from typing import Self
+
+_STALLED_S = 60.0
+_PARTITION_BYTES_MAX = 1024 * 1024  # max.partition.fetch.bytes
+_FETCH_BYTES_MAX = 50 * 1024 * 1024  # fetch.max.bytes
+_WAIT_MS = 500
+
+_FRAME = Struct(">i")
+_HEAD = Struct(">hhih9s")  # API key, version, correlation id, client id
+_LIMITS = Struct(">iiiibii")  # replica, wait, min, max, isolation, session id and epoch
+_ASKED = Struct(">iiqqi")  # partition, leader epoch, offset, log start, bytes at most
+_ANSWERED = Struct(">ihqqq")  # partition, error, high watermark, last stable offset, log start
+_BATCH = Struct(">qi")  # base offset, length
+_LAST_OFFSET_DELTA = Struct(">i")
+_LAST_OFFSET_DELTA_AT, _BATCH_HEAD_BYTES = 23, 61
+
+
+class FetchFailed(Exception):
+    """The other side answers with an error, with nonsense, or not at all."""
+
+
+@dataclass(slots=True)
+class Fetched:
+    """`sizes`: bytes of records by partition, `next_offsets` where to go on, `errors` codes."""
+
+    sizes: dict[int, int] = field(default_factory=dict)
+    next_offsets: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, int] = field(default_factory=dict)
+
+
+def request(topic: str, offsets: Sequence[tuple[int, int]], correlation: int) -> bytes:
+    """A whole frame that asks for (partition, offset) pairs."""
+    name = topic.encode()
+    parts = [
+        _HEAD.pack(1, 11, correlation, 9, b"benchmark"),
+        _LIMITS.pack(-1, _WAIT_MS, 1, _FETCH_BYTES_MAX, 0, 0, -1),
+        (1).to_bytes(4, "big") + len(name).to_bytes(2, "big") + name,
+        len(offsets).to_bytes(4, "big"),
+        *(_ASKED.pack(each, -1, offset, -1, _PARTITION_BYTES_MAX) for each, offset in offsets),
+        bytes(4) + bytes(2),  # no topic forgotten, no rack
+    ]
+    body = b"".join(parts)
+    return _FRAME.pack(len(body)) + body
+
+
+def answer(frame: memoryview) -> Fetched:
+    """`frame` begins with the correlation id. Raises FetchFailed for an error of the whole."""
+    error = int.from_bytes(frame[8:10], "big", signed=True)
+    if error:
+        raise FetchFailed(f"the fetch has error {error}")
+    found = Fetched()
+    position = 18
+    for _ in range(int.from_bytes(frame[14:18], "big", signed=True)):
+        position += 2 + int.from_bytes(frame[position : position + 2], "big")
+        count = int.from_bytes(frame[position : position + 4], "big", signed=True)
+        position += 4
+        for _ in range(count):
+            position = _partition(frame, position, found)
+    return found
+
+
+def _partition(frame: memoryview, position: int, found: Fetched) -> int:
+    partition, error, _, _, _ = _ANSWERED.unpack_from(frame, position)
+    position += _ANSWERED.size
+    aborted = int.from_bytes(frame[position : position + 4], "big", signed=True)
+    position += 4 + max(aborted, 0) * 16 + 4  # and the preferred replica
+    size = max(int.from_bytes(frame[position : position + 4], "big", signed=True), 0)
+    position += 4
+    if error:
+        found.errors[partition] = error
+    # The last batch may be cut off: Kafka ends a fetch at its bytes, not at a batch.
+    at, end = position, position + size
+    while at + _BATCH_HEAD_BYTES <= end:
+        base, length = _BATCH.unpack_from(frame, at)
+        if at + _BATCH.size + length > end:
+            break
+        (delta,) = _LAST_OFFSET_DELTA.unpack_from(frame, at + _LAST_OFFSET_DELTA_AT)
+        found.next_offsets[partition] = base + delta + 1
+        at += _BATCH.size + length
+    if at > position:
+        found.sizes[partition] = at - position
+    return end
+
+
+class RawConnection:
+    """One connection, one request at a time. Raises OSError and FetchFailed."""
+
+    def __init__(self, bootstrap: str) -> None:
+        host, _, port = bootstrap.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=_STALLED_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray(1024 * 1024)
+        self._correlation = 0
+
+    def fetch(self, topic: str, offsets: Sequence[tuple[int, int]]) -> Fetched:
+        self._correlation += 1
+        self._socket.sendall(request(topic, offsets, self._correlation))
+        self._receive(4)
+        size = int.from_bytes(self._buffer[:4], "big")
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        return answer(self._receive(size))
+
+    def first_record_ms(self, topic: str, partition: int, offset: int) -> float:
+        """How long it takes until an answer has the batch with `offset`."""
+        begun = time.perf_counter()
+        while True:
+            found = self.fetch(topic, [(partition, offset)])
+            if found.errors:
+                raise FetchFailed(f"{topic}-{partition} at {offset}: {found.errors}")
+            if found.sizes:
+                return (time.perf_counter() - begun) * 1000
+            if time.perf_counter() - begun > _STALLED_S:
+                raise FetchFailed(f"{topic}-{partition} has nothing at {offset}")
+
+    def _receive(self, size: int) -> memoryview:
+        view = memoryview(self._buffer)[:size]
+        received = 0
+        while received < size:
+            count = self._socket.recv_into(view[received:])
+            if not count:
+                raise FetchFailed("the connection was closed")
+            received += count
+        return view
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+
+def drain(
+    bootstrap: str, topic: str, ends: Sequence[tuple[int, int]], partitions_max: int
+) -> tuple[int, int]:
+    """(bytes, fetches) until every partition was read from 0 to its end (exclusive)."""
+    limits = dict(ends)
+    # First come is first in the next fetch, as consumers do: no partition waits for the others.
+    left = {partition: 0 for partition, end in ends if end > 0}
+    size = fetches = 0
+    progress_at = time.monotonic()
+    with RawConnection(bootstrap) as connection:
+        while left:
+            found = connection.fetch(topic, list(islice(left.items(), partitions_max)))
+            fetches += 1
+            if found.errors:
+                raise FetchFailed(f"{topic}: errors by partition {found.errors}")
+            for partition, following in found.next_offsets.items():
+                size += found.sizes[partition]
+                del left[partition]
+                if following < limits[partition]:
+                    left[partition] = following
+            if found.sizes:
+                progress_at = time.monotonic()
+            elif time.monotonic() - progress_at > _STALLED_S:
+                raise FetchFailed(f"nothing of {topic} in {_STALLED_S} s; left {left}")
+    return size, fetches
+
+
+def shares(ends: Sequence[tuple[int, int]], connections: int) -> list[list[tuple[int, int]]]:
+    """Which partitions each connection reads; with more connections than partitions, each reads
+    them all."""
+    if connections > len(ends):
+        return [list(ends) for _ in range(connections)]
+    return [list(ends[number::connections]) for number in range(connections)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    asked = json.loads(arguments[0])
+    ends = [(partition, end) for partition, end in asked["ends"]]
+    parts = shares(ends, asked["connections"])
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(len(parts)) as threads:
+        results = list(
+            threads.map(
+                lambda share: drain(
+                    asked["bootstrap"], asked["topic"], share, asked["partitions_max"]
+                ),
+                parts,
+            )
+        )
+    seconds = time.perf_counter() - begun
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                "bytes": sum(size for size, _ in results),
+                "fetches": sum(fetches for _, fetches in results),
+            }
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

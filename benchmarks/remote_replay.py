@@ -1,0 +1,162 @@
+"""Replay from an object store that is far away: an S3 server behind a relay that delays requests.
+
+What comes through fetchproxy is compared with raw parallel range reads of the same objects through
+the same relay; and after a seek to what nobody has read yet, requests that follow one another are
+counted. Only measures: topics and archive are there before.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import goals
+from benchmarks.contestants import FetchproxyServer
+from benchmarks.frame import child
+from benchmarks.process_usage import CpuMeter
+from benchmarks.raw_fetch import RawConnection
+from benchmarks.replayed_topics import MIB, ReplayedTopic, S3Copy, log_objects
+from benchmarks.report import Row, goal_rows, ratios, row
+from benchmarks.store_relay import StoreRelay, longest_chain
+from lab.s3 import S3Server
+
+LATENCY_MS = 50
+# (requests at once, MiB in each): the best of these is what fetchproxy is compared with.
+RAW_WAYS = ((8, 4), (8, 16), (16, 4), (16, 8), (32, 4), (32, 8))
+_SETTLE_S = 0.2  # after which what was read ahead is no longer under way
+
+
+@dataclass(slots=True)
+class RemoteReplay:
+    """One entry a round, or a seek."""
+
+    raw_way: tuple[int, int] = (0, 0)  # the best of RAW_WAYS
+    raw_mb_per_s: list[float] = field(default_factory=list)
+    proxy_mb_per_s: list[float] = field(default_factory=list)
+    proxy_cpu_per_gb: list[float] = field(default_factory=list)
+    store_share: list[float] = field(default_factory=list)  # read from the store : served
+    cold_round_trips: list[float] = field(default_factory=list)
+    cold_ms: list[float] = field(default_factory=list)
+    warm_ms: list[float] = field(default_factory=list)
+
+
+def replay_from_afar(
+    upstream: str,
+    archive: Path,
+    topics: tuple[ReplayedTopic, ReplayedTopic],
+    settings: Mapping[str, str],
+    rounds: int,
+    seeks: int,
+    console: Console,
+) -> RemoteReplay:
+    """The first of `topics` is replayed, in the second one is sought. Raises PartMissing."""
+    replayed, sought = topics
+    found = RemoteReplay()
+    with ExitStack() as running:
+        server = running.enter_context(S3Server())
+        relay = running.enter_context(StoreRelay(server.port, LATENCY_MS))
+        copy = S3Copy(server, archive, relay.endpoint_url)
+        objects = [
+            (copy.presigned(path.relative_to(archive).as_posix()), size)
+            for path, size in log_objects(archive, replayed.name)
+        ]
+        proxy = running.enter_context(
+            FetchproxyServer(upstream, settings, copy.store_url, copy.environment)
+        )
+        found.raw_way = _best_raw_way(objects, console)
+        for number in range(rounds + 1):
+            if number % 2:
+                raw = _raw_once(objects, found.raw_way)
+            _proxy_once(proxy, replayed, relay, found if number else RemoteReplay())
+            if not number % 2:
+                raw = _raw_once(objects, found.raw_way)
+            if number:
+                found.raw_mb_per_s.append(raw)
+                console.print(
+                    f"S3 with {LATENCY_MS} ms, round {number} of {rounds}, MB/s: "
+                    f"raw {raw:.0f}, fetchproxy {found.proxy_mb_per_s[-1]:.0f}"
+                )
+        _seek(proxy, sought, _first_offsets(archive, sought, seeks), relay, found)
+    return found
+
+
+def far_rows(found: RemoteReplay) -> list[Row]:
+    at_once, mib = found.raw_way
+    far = f"S3 with {LATENCY_MS} ms"
+    return [
+        *goal_rows(goals.REPLAY_S3, ratios(found.proxy_mb_per_s, found.raw_mb_per_s)),
+        *goal_rows(goals.FIRST_RECORD, found.cold_round_trips, found.warm_ms),
+        row("time to the first record after a cold seek", "ms", found.cold_ms),
+        row(f"{far}, raw client, 1 connection, fetchproxy", "MB/s", found.proxy_mb_per_s),
+        row(f"{far}, raw range reads, {at_once} of {mib} MiB", "MB/s", found.raw_mb_per_s),
+        row(f"{far}, bytes read from the store / served", "x", found.store_share),
+        row(f"{far}: CPU of the proxy", "s/GB", found.proxy_cpu_per_gb),
+    ]
+
+
+def _best_raw_way(objects: Sequence[tuple[str, int]], console: Console) -> tuple[int, int]:
+    speeds = {way: _raw_once(objects, way) for way in RAW_WAYS}
+    told = ", ".join(f"{n} of {mib} MiB {speed:.0f}" for (n, mib), speed in speeds.items())
+    console.print(f"raw range reads with {LATENCY_MS} ms, MB/s: {told}")
+    return max(speeds, key=lambda way: speeds[way])
+
+
+def _raw_once(objects: Sequence[tuple[str, int]], way: tuple[int, int]) -> float:
+    at_once, mib = way
+    asked = {"objects": objects, "concurrency": at_once, "part_bytes": mib * MIB}
+    outcome = child("benchmarks.range_reads", json.dumps(asked))
+    return float(outcome["bytes"] / 1e6 / outcome["seconds"])
+
+
+def _proxy_once(
+    proxy: FetchproxyServer, topic: ReplayedTopic, relay: StoreRelay, found: RemoteReplay
+) -> None:
+    relay.take()
+    meter = CpuMeter({"proxy": proxy.pid})
+    asked = {
+        "bootstrap": proxy.bootstrap,
+        "topic": topic.name,
+        "ends": topic.ends,
+        "connections": 1,
+        "partitions_max": len(topic.ends),
+    }
+    outcome = child("benchmarks.raw_fetch", json.dumps(asked))
+    size = outcome["bytes"]
+    found.proxy_mb_per_s.append(size / 1e6 / outcome["seconds"])
+    found.proxy_cpu_per_gb.append(meter.spent()["proxy"] / (size / 1e9))
+    found.store_share.append(sum(each.size_bytes for each in relay.take()) / size)
+
+
+def _first_offsets(archive: Path, topic: ReplayedTopic, count: int) -> list[int]:
+    """Of `count` segments in no order, but not of the first one."""
+    bases = [int(path.name[:20]) for path, _ in log_objects(archive, topic.name)][1:]
+    return random.Random(3).sample(bases, min(count, len(bases)))
+
+
+def _seek(
+    proxy: FetchproxyServer,
+    topic: ReplayedTopic,
+    offsets: Sequence[int],
+    relay: StoreRelay,
+    found: RemoteReplay,
+) -> None:
+    """The proxy knows the topic and its segments, but has read nothing of those sought in."""
+    with RawConnection(proxy.bootstrap) as connection:
+        connection.first_record_ms(topic.name, 0, 0)
+        for offset in offsets:
+            time.sleep(_SETTLE_S)
+            relay.take()
+            began = time.monotonic()
+            found.cold_ms.append(connection.first_record_ms(topic.name, 0, offset))
+            answered = time.monotonic()
+            found.warm_ms.append(connection.first_record_ms(topic.name, 0, offset))
+            # What is still under way was not needed for the answer.
+            needed = [e for e in relay.take() if e.began >= began and e.ended <= answered]
+            found.cold_round_trips.append(longest_chain(needed))

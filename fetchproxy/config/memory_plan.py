@@ -1,0 +1,137 @@
+"""`process.memory_bytes_max`: what each part may take, so that all of them stay below it. Pure.
+
+Every part has a limit of its own that is kept while it runs; here is only how large these are. The
+keys that nobody has set shrink together until the whole fits; those that somebody has set count as
+they are. Metadata of segments are outside: they are as many as the archive has, and leaving some
+out would be to forget a part of the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from fetchproxy.config.section import KiB, MiB
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError
+
+# The interpreter, its libraries and what is too small to count: a proxy without clients has 70 MiB.
+PROCESS_BYTES = 96 * MiB
+# A connection that waits, with the one to its broker; what it buffers is another part.
+CONNECTION_BYTES = 32 * KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`units` (a key's value) of `unit_bytes` each; no fewer than `units_min` where it shrinks."""
+
+    units: int
+    unit_bytes: int
+    units_min: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.units * self.unit_bytes
+
+
+def memory_budgets(config: Config) -> dict[str, Budget]:
+    """By key, those that can shrink."""
+    gateway, remote = config.gateway, config.remote_fetch
+    chunk = remote.chunk_bytes
+    return {
+        "gateway.connections_max": Budget(gateway.connections_max, CONNECTION_BYTES, 100),
+        "gateway.connection_buffers_bytes_max": Budget(
+            gateway.connection_buffers_bytes_max, 1, 8 * MiB
+        ),
+        "gateway.remote_answers_bytes_max": Budget(
+            gateway.remote_answers_bytes_max, 1, min(4 * chunk, gateway.remote_answers_bytes_max)
+        ),
+        "remote_fetch.chunk_cache_bytes_max": Budget(
+            remote.chunk_cache_bytes_max, 1, min(2 * chunk, remote.chunk_cache_bytes_max)
+        ),
+        # What comes in pieces is joined: for a moment it is there twice.
+        "remote_fetch.inflight_bytes_max": Budget(remote.inflight_bytes_max, 2, max(chunk, MiB)),
+        "remote_fetch.index_cache_bytes_max": Budget(remote.index_cache_bytes_max, 1, MiB),
+    }
+
+
+def fixed_parts(config: Config) -> dict[str, int]:
+    """Bytes by what they follow from; these do not shrink."""
+    parts = {"the process": PROCESS_BYTES}
+    parts["process.freed_bytes_max"] = config.process.freed_bytes_max
+    remote, archive, store = config.remote_fetch, config.archive, config.store
+    if remote.disk_cache_dir is not None:
+        parts["remote_fetch.disk_cache_writes_max"] = (
+            remote.disk_cache_writes_max * remote.chunk_bytes
+        )
+    if archive.topics is not None:
+        a_worker = 2 * archive.fetch_bytes_max + store.parts_in_flight_max * store.part_bytes
+        parts["archive.workers_max"] = archive.workers_max * a_worker
+    return parts
+
+
+def memory_parts(config: Config) -> dict[str, int]:
+    """All of them, in bytes."""
+    return fixed_parts(config) | {
+        key: budget.size_bytes for key, budget in memory_budgets(config).items()
+    }
+
+
+def within_ceiling(config: Config, chosen: Collection[str]) -> Config:
+    """`config` with its budgets below `process.memory_bytes_max`; `chosen` keys stay as they are.
+
+    Raises ConfigError, with every part and its size, where that is not possible.
+    """
+    ceiling = config.process.memory_bytes_max
+    if not ceiling:
+        return config
+    budgets = memory_budgets(config)
+    shrinking = {key: budget for key, budget in budgets.items() if key not in chosen}
+    kept = sum(memory_parts(config).values()) - sum(b.size_bytes for b in shrinking.values())
+    units = _shrunk(shrinking, ceiling - kept)
+    if units is None:
+        least = {key: b.units_min * b.unit_bytes for key, b in shrinking.items()}
+        raise ConfigError(_too_small(ceiling, memory_parts(config) | least))
+    return _with_units(config, units)
+
+
+def _shrunk(budgets: Mapping[str, Budget], room: int) -> dict[str, int] | None:
+    """Units by key, all in the same proportion but none below its least; None: they do not fit."""
+    if sum(budget.units_min * budget.unit_bytes for budget in budgets.values()) > room:
+        return None
+    units: dict[str, int] = {}
+    # Largest least first: what one must have beyond its proportion the others go without.
+    left = dict(budgets)
+    while left:
+        share = min(room / sum(budget.size_bytes for budget in left.values()), 1.0)
+        held = {key: b for key, b in left.items() if int(b.units * share) < b.units_min}
+        settled = held or left
+        for key, budget in settled.items():
+            units[key] = max(int(budget.units * share), budget.units_min)
+            room -= units[key] * budget.unit_bytes
+        left = {key: budget for key, budget in left.items() if key not in settled}
+    return units
+
+
+def _with_units(config: Config, units: Mapping[str, int]) -> Config:
+    changed: dict[str, dict[str, int]] = {}
+    for key, count in units.items():
+        section, _, name = key.partition(".")
+        changed.setdefault(section, {})[name] = count
+    sections = {
+        section: getattr(config, section).model_copy(update=values)
+        for section, values in changed.items()
+    }
+    return config.model_copy(update=sections)
+
+
+def _too_small(ceiling: int, parts: Mapping[str, int]) -> str:
+    told = ", ".join(f"{key} {_mib(size)}" for key, size in parts.items() if size)
+    return (
+        f"process.memory_bytes_max = {ceiling}: expected at least {sum(parts.values())}, "
+        f"as its parts take {told} MiB"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / MiB:.0f}"

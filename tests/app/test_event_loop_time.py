@@ -1,0 +1,76 @@
+"""The loop's turns, on a clock that only callbacks move."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fetchproxy.event_loop_time import (
+    LONGEST_WITHIN_S,
+    PUBLISH_INTERVAL_S,
+    TimedEventLoop,
+    TurnTimes,
+)
+from fetchproxy.observability.metrics import REGISTRY
+
+
+class SteppedClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
+    clock = SteppedClock()
+
+    def busy(seconds: float) -> None:
+        clock.now += seconds
+
+    async def main() -> tuple[int, float, float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, TimedEventLoop)
+        await asyncio.sleep(0)
+        before = loop.times.turns
+        for seconds in (0.25, 0.5):
+            loop.call_soon(busy, seconds)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        clock.now += 0.1
+        await asyncio.sleep(0)
+        return loop.times.turns - before, loop.times.busy_s, loop.times.longest_s
+
+    held = value("fetchproxy_event_loop_held_seconds_count")
+    in_bucket = value("fetchproxy_event_loop_held_seconds_bucket", le="0.25")
+    with asyncio.Runner(loop_factory=lambda: TimedEventLoop(clock)) as runner:
+        turns, busy_s, longest_s = runner.run(main())
+    assert turns >= 3
+    assert busy_s == pytest.approx(0.85)
+    assert longest_s == pytest.approx(0.75)
+    assert value("fetchproxy_event_loop_held_seconds_count") - held == 2
+    assert value("fetchproxy_event_loop_held_seconds_bucket", le="0.25") - in_bucket == 1
+
+
+def test_the_longest_is_that_of_the_last_minute() -> None:
+    times = TurnTimes()
+    turns, busy = (
+        value("fetchproxy_event_loop_turns_total"),
+        value("fetchproxy_event_loop_busy_seconds_total"),
+    )
+    times.add(0.125)
+    times.publish()
+    for _ in range(round(LONGEST_WITHIN_S / PUBLISH_INTERVAL_S) - 1):
+        times.add(0.0005)
+        times.publish()
+        assert value("fetchproxy_event_loop_longest_seconds") == 0.125
+    times.publish()
+    assert value("fetchproxy_event_loop_longest_seconds") == 0.0005
+    assert value("fetchproxy_event_loop_turns_total") - turns == times.turns == 60
+    spent = value("fetchproxy_event_loop_busy_seconds_total") - busy
+    assert spent == pytest.approx(times.busy_s)

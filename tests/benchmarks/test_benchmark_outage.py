@@ -1,0 +1,256 @@
+"""The outage benchmark: what its relay corrupts, what its readers find wrong, how its figures come
+about, and that it runs from end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from benchmarks.contestants import DIRECT, FETCHPROXY
+from benchmarks.fault_relay import NO_FAULT, Exchange, Fault, FaultRelay
+from benchmarks.numbered_records import RECORD_BYTES_MAX, fill, value_of
+from benchmarks.outage_figures import CALM, HANGING, REPLAYING, Measured, Recovery, rows_of
+from benchmarks.replayers import Course, ReplayerProcess
+from lab.errors import PartFailed
+from lab.kafka_versions import kafka_jars
+from lab.mock_cluster import MockCluster
+from lab.s3 import versitygw_executable
+from tests.conftest import FindPart
+
+PROJECT = Path(__file__).parents[2]
+OBJECT = b"GET /bucket/orders-1/0/00.log HTTP/1.1\r\nhost: x\r\n\r\n"
+HEAD = b"HTTP/1.1 206 Partial Content\r\ncontent-length: 300\r\n\r\n"
+
+
+def flipped_bits(before: bytes, after: bytes) -> int:
+    assert len(before) == len(after)
+    return sum((a ^ b).bit_count() for a, b in zip(before, after, strict=True))
+
+
+# -- the relay -----------------------------------------------------------------------------------
+def test_one_bit_of_each_piece_of_an_object_is_flipped_and_the_head_is_left() -> None:
+    exchange = Exchange()
+    exchange.request(OBJECT)
+    first = HEAD + bytes(100)
+    changed = exchange.answer(first)
+    assert changed.startswith(HEAD)
+    assert flipped_bits(first, changed) == 1
+    assert flipped_bits(bytes(200), exchange.answer(bytes(200))) == 1
+
+
+@pytest.mark.parametrize("cut", range(1, len(HEAD) + 3))
+def test_a_head_may_come_in_pieces(cut: int) -> None:
+    exchange = Exchange()
+    exchange.request(OBJECT)
+    whole = HEAD + bytes(50)
+    changed = exchange.answer(whole[:cut]) + exchange.answer(whole[cut:])
+    assert changed.startswith(HEAD)
+    # A piece that ends behind the head holds a byte of the object, too.
+    assert flipped_bits(whole, changed) == (2 if cut > len(HEAD) else 1)
+
+
+@pytest.mark.parametrize(
+    ("request_head", "answer_head"),
+    [
+        (b"GET /bucket?list-type=2&prefix=a%2F HTTP/1.1\r\n\r\n", HEAD),
+        (b"GET /bucket/?list-type=2 HTTP/1.1\r\n\r\n", HEAD),
+        (b"PUT /bucket/key HTTP/1.1\r\n\r\n", HEAD),
+        (OBJECT, b"HTTP/1.1 404 Not Found\r\n\r\n"),
+    ],
+)
+def test_what_is_no_object_passes_as_it_is(request_head: bytes, answer_head: bytes) -> None:
+    exchange = Exchange()
+    exchange.request(request_head)
+    whole = answer_head + bytes(100)
+    assert exchange.answer(whole) == whole
+    assert exchange.answer(bytes(100)) == bytes(100)
+
+
+def test_each_request_of_a_connection_counts_for_itself() -> None:
+    exchange = Exchange()
+    exchange.request(OBJECT)
+    assert exchange.answer(HEAD + bytes(9)) != HEAD + bytes(9)
+    exchange.request(b"PUT /bucket/key HTTP/1.1\r\n\r\n")
+    exchange.request(b"the body of that request")
+    assert exchange.answer(HEAD + bytes(9)) == HEAD + bytes(9)
+    exchange.request(OBJECT)
+    assert exchange.answer(HEAD + bytes(9)) != HEAD + bytes(9)
+
+
+CONTENT = bytes(range(256)) * 1024
+
+
+class Objects(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(CONTENT)))
+        self.end_headers()
+        self.wfile.write(CONTENT)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def relay_before_objects() -> Iterator[tuple[FaultRelay, HTTPConnection]]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Objects) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with FaultRelay(server.server_port) as relay:
+            port = int(relay.endpoint_url.rpartition(":")[2])
+            client = HTTPConnection("127.0.0.1", port, timeout=30)
+            yield relay, client
+            client.close()
+        server.shutdown()
+
+
+def test_the_relay_does_what_it_is_told_until_told_otherwise() -> None:
+    def get() -> bytes:
+        client.request("GET", "/bucket/key")
+        return client.getresponse().read()
+
+    with relay_before_objects() as (relay, client):
+        assert get() == CONTENT
+        relay.set(Fault(corrupt=True))
+        assert flipped_bits(CONTENT, get()) >= 1
+        relay.set(Fault(delay_ms=200, bytes_per_s=1024 * 1024))
+        began = time.monotonic()
+        assert get() == CONTENT
+        assert time.monotonic() - began >= 0.2 + len(CONTENT) / 2**20
+        relay.set(NO_FAULT)
+        assert get() == CONTENT
+
+
+# -- the readers ---------------------------------------------------------------------------------
+def test_values_tell_their_place_and_differ() -> None:
+    values = {value_of(partition, offset, 100) for partition in (0, 1) for offset in range(5000)}
+    assert len(values) == 10_000
+    assert {len(each) for each in values} == {100}
+    assert len(value_of(3, 4095, RECORD_BYTES_MAX)) == RECORD_BYTES_MAX
+
+
+def test_values_do_not_shrink() -> None:
+    value = value_of(0, 7, 10_000)
+    assert len(zlib.compress(value)) > 9_500
+
+
+def test_a_course_takes_every_record_once_and_begins_again() -> None:
+    course = Course(partition=2, start=3, records=5, record_bytes=50)
+    assert [course.take(offset, value_of(2, offset, 50)) for offset in (3, 4)] == [None, None]
+    assert course.begin_again() is True
+    assert course.begin_again() is False
+    assert course.take(0, value_of(2, 0, 50)) is None
+    assert (course.records, course.passes) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [
+        (4, value_of(0, 4, 50)),  # one is missing
+        (2, value_of(0, 2, 50)),  # one comes twice
+        (3, value_of(0, 4, 50)),
+        (3, value_of(1, 3, 50)),
+        (3, value_of(0, 3, 50)[:-1]),
+        (3, value_of(0, 3, 50)[:-1] + b"?"),
+    ],
+)
+def test_a_course_tells_what_is_wrong(offset: int, value: bytes) -> None:
+    course = Course(partition=0, start=3, records=5, record_bytes=50)
+    fault = course.take(offset, value)
+    assert fault is not None
+    assert f"offset {offset}" in fault
+
+
+def test_replayers_go_round_and_stop_at_a_wrong_record() -> None:
+    with MockCluster() as cluster:
+        fill(cluster.bootstrap, "sound", 4, 500, 200)
+        arguments = [cluster.bootstrap, "sound", "4", "500", "200", "8"]
+        with ReplayerProcess(arguments) as replaying:
+            done = replaying.wait_until(
+                lambda done: min(done.passes, default=0) >= 2, "two passes", 60.0
+            )
+            assert len(done.records) == 8
+            assert min(done.records) >= 750  # half of them begin in the middle
+        producer = Producer({"bootstrap.servers": cluster.bootstrap})
+        producer.produce("wrong", value_of(0, 0, 200), partition=0)
+        producer.produce("wrong", value_of(0, 2, 200), partition=0)
+        assert producer.flush(30.0) == 0
+        with (
+            ReplayerProcess([cluster.bootstrap, "wrong", "1", "2", "200", "1"]) as replaying,
+            pytest.raises(PartFailed, match="partition 0: offset 1 has another value"),
+        ):
+            replaying.wait_until(lambda done: False, "a fault", 60.0)
+
+
+# -- the figures ---------------------------------------------------------------------------------
+def measured(calm: list[float], hanging: list[float], replaying: list[float]) -> Measured:
+    """One sample a round, so that its p99 is itself; the direct way is always 1 ms."""
+    found = Measured(replayed_mb_per_s=[50.0] * len(calm), longest_turns_ms=[3.0] * len(calm))
+    for phase, values in ((CALM, calm), (HANGING, hanging), (REPLAYING, replaying)):
+        for value in values:
+            found.add(phase, {DIRECT: [1.0], FETCHPROXY: [value]})
+    return found
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    rows = rows_of(measured([1.0, 2.0, 4.0], [1.0, 2.2, 8.0], [1.5, 2.0, 4.0]))
+    line, replaying = rows[:2]
+    assert (line.value, line.min, line.max) == (1.1, 1.0, 2.0)
+    assert (replaying.value, replaying.min, replaying.max) == (1.0, 1.0, 1.5)
+    assert line.met is True
+    assert replaying.met is True
+
+
+def test_the_line_is_met_only_with_both_of_its_figures() -> None:
+    line, replaying = rows_of(measured([1.0], [1.0], [1.6]))[:2]
+    assert (line.met, replaying.met) == (False, False)
+    line, replaying = rows_of(measured([1.0], [1.2], [1.0]))[:2]
+    assert (line.met, replaying.met) == (False, True)
+
+
+def test_a_tail_that_stands_still_in_a_fault_is_shown_as_missed() -> None:
+    found = measured([1.0], [1.0], [1.0])
+    calm = {DIRECT: [1.0], FETCHPROXY: [1.0, 2.0]}
+    found.recoveries["killed"] = Recovery(calm, lasted_s=5.0, back_s=0.5)
+    found.recoveries["paused"] = Recovery({**calm, FETCHPROXY: [1.0, 1500.0]}, 5.0, 2.5)
+    rows = {each.name: each for each in rows_of(found)}
+    assert rows["longest wait while the store is killed"].met is True
+    assert rows["longest wait while the store is paused"].met is False
+    assert rows["archived reads back after the store was paused"].value == 2.5
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_the_benchmark_runs(find_part: FindPart[Path], tmp_path: Path) -> None:
+    find_part("kafka", kafka_jars)
+    find_part("s3", versitygw_executable)
+    results = tmp_path / "outage.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.outage", "--quick", "--results", str(results)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {each["name"]: each for each in json.loads(results.read_text())["rows"]}
+    for name in ("killed", "paused", "slow", "corrupt"):
+        assert rows[f"longest wait while the store is {name}"]["value"] > 0
+    assert rows["chunks found corrupt, and not given to anyone"]["value"] > 0
+    assert rows["longest turn of the proxy's event loop, within a minute"]["value"] > 0
+    # A pass and more after each of the four faults, over 64 MiB in records of 1 KiB.
+    checked = rows["archived records read during the faults and after, each checked"]["value"]
+    assert checked > 4 * 65_536

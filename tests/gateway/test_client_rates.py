@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+from virtual_loop import run_virtual
+
+from fetchproxy.gateway.client_rates import CLIENTS_MAX, PAUSE_MAX_S, ClientRates, ConnectionPace
+from fetchproxy.gateway.connection_buffers import to_close
+
+RATE = 1000
+A, B = ("10.0.0.1", "a"), ("10.0.0.1", "b")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:
+    clock = Clock()
+    rates = ClientRates(RATE, clock)
+    assert rates.spend(A, 1000) == 0  # a second's worth is saved up
+    assert rates.spend(A, 2500) == 2.5
+    assert (rates.owed_s(A), rates.owed_s(B)) == (2.5, 0)
+    clock.now += 1
+    assert rates.owed_s(A) == 1.5
+    clock.now += 100
+    assert rates.owed_s(A) == 0
+    assert rates.spend(A, 1500) == 0.5  # and no more than a second's worth was saved
+
+
+def test_a_long_debt_is_told_in_parts() -> None:
+    clock = Clock()
+    rates = ClientRates(RATE, clock)
+    rates.spend(A, 101 * RATE)
+    waited = 0.0
+    while owed := rates.owed_s(A):
+        assert owed <= PAUSE_MAX_S
+        clock.now += owed
+        waited += owed
+    assert round(waited, 6) == 100
+
+
+def test_one_answer_is_a_seconds_worth() -> None:
+    assert ClientRates(RATE, Clock()).room(5000) == RATE
+    assert ClientRates(RATE, Clock()).room(10) == 10
+
+
+def test_without_a_limit_nobody_owes() -> None:
+    rates = ClientRates(0, Clock())
+    assert (rates.spend(A, 10**12), rates.owed_s(A), rates.room(10**12)) == (0, 0, 10**12)
+
+
+def test_clients_remembered_are_bounded() -> None:
+    rates = ClientRates(RATE, Clock())
+    for number in range(CLIENTS_MAX + 10):
+        rates.spend(("10.0.0.1", str(number)), 5 * RATE)
+    assert rates.owed_s(("10.0.0.1", "0")) == 0
+    assert rates.owed_s(("10.0.0.1", str(CLIENTS_MAX))) > 0
+
+
+def test_a_client_is_told_no_less_than_it_owes_and_counts_as_having_waited() -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        pace = ConnectionPace(ClientRates(RATE, clock))
+        assert pace.spend(A, 2500, told=True) == 1501
+        began = clock()
+        await pace.pause()
+        assert clock() - began == 1.5
+        await pace.pause()
+        assert clock() - began == 1.5
+
+    run_virtual(main)
+
+
+def test_connections_of_one_client_have_their_turns() -> None:
+    """Each that has waited is served, though another one has just had what was there."""
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        rates = ClientRates(RATE, clock)
+        served = [0, 0, 0]
+
+        async def connection(number: int) -> None:
+            pace = ConnectionPace(rates)
+            while clock() < began + 60:
+                size = 0 if pace.owed_s(A) else 800
+                served[number] += size
+                pace.spend(A, size, told=True)
+                await pace.pause()
+                await asyncio.sleep(0.001)
+
+        began = clock()
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(connection(number))
+        assert 0.9 * 60 * RATE <= sum(served) <= 61 * RATE + 3 * 800
+        assert max(served) - min(served) <= 3 * 800
+
+    run_virtual(main)
+
+
+def test_who_may_not_be_kept_waiting_pays_before_it_has_more() -> None:
+    async def main() -> None:
+        pace = ConnectionPace(ClientRates(RATE, asyncio.get_running_loop().time))
+        assert pace.spend(A, 3000, told=False) == 0
+        await pace.pause()
+        assert pace.owed_s(A) == 2
+
+    run_virtual(main)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers()), max_size=30), st.integers(0, 500))
+def test_those_that_hold_most_are_closed_and_no_more_than_need_be(
+    held: list[tuple[int, int]], bytes_max: int
+) -> None:
+    closed = to_close(held, bytes_max)
+    left = [size for size, _ in sorted(held, reverse=True, key=lambda pair: pair[0])][len(closed) :]
+    assert sum(left) <= bytes_max
+    if closed:
+        smallest = sorted((size for size, _ in held), reverse=True)[len(closed) - 1]
+        assert sum(left) + smallest > bytes_max

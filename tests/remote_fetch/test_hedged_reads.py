@@ -1,0 +1,260 @@
+"""Second requests for slow reads: when, how many, whose answer counts, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from faulty_store import Faults
+from hypothesis import given
+from hypothesis import strategies as st
+from read_side import BATCH_BYTES, at_rest, batches, changed, fetched, now, read_side
+from virtual_loop import run_virtual
+
+from fetchproxy.config.sections import MiB, RemoteFetchConfig
+from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
+from fetchproxy.remote_fetch.api import CompletionReason
+from fetchproxy.remote_fetch.hedged_reads import (
+    SAVED_MAX,
+    TIMES_MIN,
+    HedgedReads,
+    slow_after_s,
+)
+from fetchproxy.remote_fetch.read_budget import Permit, ReadBudget
+
+SIZE = 1000
+
+
+class Line:
+    """Answers after the scripted times (s) and with scripted errors, later ones after 10 ms."""
+
+    def __init__(self, *script: float | Exception) -> None:
+        self.script = list(script)
+        self.begun = 0
+        self.cancelled = 0
+
+    async def begin(self) -> bytes:
+        self.begun += 1
+        number = self.begun
+        step = self.script.pop(0) if self.script else 0.01
+        try:
+            await asyncio.sleep(0.5 if isinstance(step, Exception) else step)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(step, Exception):
+            raise step
+        return b"%d" % number
+
+
+def config(**options: object) -> RemoteFetchConfig:
+    return RemoteFetchConfig.model_validate({"hedged_reads_share_max": 0.05, **options})
+
+
+async def hedging(
+    budget: ReadBudget, reads: int = 200, **options: object
+) -> tuple[HedgedReads, Callable[[Line], Awaitable[bytes]]]:
+    """One that has seen `reads` reads of 10 ms each."""
+    hedged = HedgedReads(config(**options), budget)
+
+    async def read(line: Line) -> bytes:
+        return await hedged.read(line.begin, SIZE)
+
+    for _ in range(reads):
+        await read(Line())
+    return hedged, read
+
+
+def run(test: Callable[[ReadBudget], Awaitable[None]]) -> None:
+    async def main() -> None:
+        budget = ReadBudget(2, MiB)
+        await test(budget)
+        assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run_virtual(main)
+
+
+def test_the_faster_answer_is_taken_and_the_slower_request_cancelled() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget)
+        line, began_at = Line(5.0, 0.03), now()
+        assert await read(line) == b"2"
+        assert now() - began_at == pytest.approx(0.02 + 0.03)  # hedge_after_min_ms, then its own
+        assert (line.begun, line.cancelled) == (2, 1)
+
+    run(test)
+
+
+def test_the_first_request_may_still_win() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget)
+        line = Line(0.03, 5.0)
+        assert await read(line) == b"1"
+        assert (line.begun, line.cancelled) == (2, 1)
+
+    run(test)
+
+
+def test_a_read_that_is_not_slow_is_asked_once() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget)
+        line = Line(0.019)
+        assert await read(line) == b"1"
+        assert (line.begun, line.cancelled) == (1, 0)
+
+    run(test)
+
+
+def test_an_error_counts_when_the_other_request_has_one_too() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget)
+        assert await read(Line(StorageUnavailable("first"), 0.6)) == b"2"
+        assert await read(Line(0.7, StorageUnavailable("second"))) == b"1"
+        with pytest.raises(StorageThrottled, match="first"):
+            await read(Line(StorageThrottled("first"), StorageUnavailable("second")))
+
+    run(test)
+
+
+def test_an_error_before_it_is_slow_is_not_hedged() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget, hedge_after_min_ms=600)
+        line = Line(ObjectNotFound("gone"))
+        with pytest.raises(ObjectNotFound):
+            await read(line)
+        assert line.begun == 1
+
+    run(test)
+
+
+def test_a_share_of_reads_and_no_more_is_hedged() -> None:
+    """A store that became slow for good is asked 5 % more, not twice as much."""
+
+    async def test(budget: ReadBudget) -> None:
+        hedged = HedgedReads(config(hedge_after_max_ms=30), budget)
+        asked = 0
+        for n in range(1_000):
+            line = Line(0.04, 0.04)
+            await hedged.read(line.begin, SIZE)
+            asked += line.begun
+            assert asked - (n + 1) <= SAVED_MAX + 0.05 * (n + 1)
+        assert asked == pytest.approx(1_050 + SAVED_MAX, abs=2)
+
+    run(test)
+
+
+def test_what_is_saved_up_is_bounded() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget, reads=600)
+        lines = [Line(0.3, 0.3) for _ in range(20)]
+        for line in lines:
+            await read(line)
+        assert sum(line.begun - 1 for line in lines) == SAVED_MAX
+
+    run(test)
+
+
+def test_only_where_the_budget_has_a_place() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget)
+        taken = [Permit(SIZE, False), Permit(SIZE, False)]
+        for permit in taken:
+            await budget.acquire(permit)
+        line = Line(0.3)
+        await read(line)
+        assert line.begun == 1
+        budget.release(taken[0])
+        line = Line(0.3)
+        await read(line)
+        assert line.begun == 2
+        budget.release(taken[1])
+
+    run(test)
+
+
+def test_only_where_nobody_waits_for_a_place() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget)
+        small, large = Permit(SIZE, False), Permit(2 * MiB, False)
+        await budget.acquire(small)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(budget.acquire(large))
+            await asyncio.sleep(0)
+            line = Line(0.3)
+            await read(line)
+            assert line.begun == 1
+            budget.release(small)
+            await waiting
+        budget.release(large)
+
+    run(test)
+
+
+def test_zero_switches_it_off() -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget, hedged_reads_share_max=0)
+        line = Line(100.0)
+        assert await read(line) == b"1"
+        assert line.begun == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.01, 0.025, 0.2])
+def test_cancelled_at_any_time_it_leaves_nothing(at_s: float) -> None:
+    async def test(budget: ReadBudget) -> None:
+        _, read = await hedging(budget)
+        line = Line(5.0, 5.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(at_s):
+                await read(line)
+        assert line.cancelled == line.begun
+
+    run(test)
+
+
+@given(
+    st.lists(st.floats(0.001, 60), min_size=TIMES_MIN, max_size=200),
+    st.floats(0.001, 1),
+    st.floats(0.001, 10),
+)
+def test_slow_is_slower_than_most_between_floor_and_ceiling(
+    times: list[float], floor_s: float, ceiling_s: float
+) -> None:
+    slow = slow_after_s(times, floor_s, ceiling_s)
+    assert slow <= ceiling_s
+    assert slow >= min(floor_s, ceiling_s)
+    slower = sum(time > slow for time in times)
+    assert slow == ceiling_s or slower <= 0.05 * len(times) + 1
+
+
+@pytest.mark.parametrize(("known", "expected"), [(TIMES_MIN - 1, 2.0), (TIMES_MIN, 0.05)])
+def test_before_enough_is_known_slow_is_the_ceiling(known: int, expected: float) -> None:
+    assert slow_after_s([0.05] * known, 0.02, 2.0) == expected
+
+
+def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
+    """In the whole read side: one read in fifty never answers, and none is waited for."""
+
+    async def main() -> None:
+        config = changed(hedged_reads_share_max=0.05, read_ahead_chunks_max=0)
+        async with read_side(config) as side:
+            await side.segment(batches(side.rng, 0, 1_200))
+            await fetched(side, 0)
+            side.store.faults = Faults(latency_s_min=0.01, latency_s_max=0.015, hanging_share=0.02)
+            slowest = 0.0
+            for n in range(1, 300):
+                began_at = now()
+                fetch = side.watch(side.request(40 * n, 4 * BATCH_BYTES), wait_s=60)
+                await fetch.wait()
+                assert fetch.reason is CompletionReason.DATA
+                slowest = max(slowest, now() - began_at)
+            hung = len(side.store.reads) - 301
+            assert hung >= 3
+            assert slowest <= 2.5  # the ceiling, while few reads are known; chunk_read_max_ms is 30
+            await asyncio.sleep(60)
+            assert at_rest(side)
+            assert side.store.in_flight == 0
+
+    run_virtual(main)

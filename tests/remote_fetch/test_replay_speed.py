@@ -1,0 +1,183 @@
+"""Round trips and bandwidth on a store 50 ms away, in virtual time: what a replay waits for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from faulty_store import Faults
+from generated_archive import store_segment
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from read_side import BATCH_BYTES, BATCH_OFFSETS, ReadSide, batches, changed, now, read_side
+from virtual_loop import run_virtual
+
+from fetchproxy.config.sections import RemoteFetchConfig
+from fetchproxy.model import IsolationLevel
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+
+ROUND_TRIP_S = 0.05
+FAR = Faults(latency_s_min=ROUND_TRIP_S, latency_s_max=ROUND_TRIP_S)
+CHUNK_OFFSETS = 4 * BATCH_OFFSETS
+# Reads ahead may take half of the places for reads.
+IN_FLIGHT = RemoteFetchConfig().fetcher_tasks_max // 2
+
+
+async def replay(side: ReadSide, chunks: int, pause_s: float = 0.0, offset: int = 0) -> list[float]:
+    """Read chunk after chunk, as a consumer with a pause for each; when each of them was there."""
+    at = []
+    for _ in range(chunks):
+        fetch = side.watch(side.request(offset, 4 * BATCH_BYTES), wait_s=30)
+        await fetch.wait()
+        assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
+        offset += CHUNK_OFFSETS
+        at.append(now())
+        await asyncio.sleep(pause_s)
+    return at
+
+
+@settings(max_examples=12, deadline=None)
+@given(pause_ms=st.integers(0, 60), chunks_each=st.sampled_from([1, 3, 120]))
+def test_a_sequential_reader_soon_has_the_bandwidth_of_parallel_reads(
+    pause_ms: int, chunks_each: int
+) -> None:
+    """Within ten chunks, whatever the segments' size and the reader's own pace."""
+
+    async def main() -> None:
+        config = changed(read_ahead_chunks_max=16)
+        async with read_side(config) as side:
+            stored = batches(side.rng, 0, 480)
+            for n in range(0, 480, 4 * chunks_each):
+                of_one = stored[n : n + 4 * chunks_each]
+                await store_segment(
+                    side.store.inner, side.rng, side.tip, of_one, index_interval_bytes=1
+                )
+            await side.rlmm.refresh(side.tip, now())
+            side.store.faults = FAR
+            at = await replay(side, 120, pause_ms / 1000)
+            requests = 100 * (1 + 1 / chunks_each)  # each segment has an index to be read
+            parallel_s = requests / IN_FLIGHT * ROUND_TRIP_S
+            assert at[110] - at[10] <= 1.1 * max(parallel_s, 100 * pause_ms / 1000)
+
+    run_virtual(main)
+
+
+def test_the_room_for_reading_ahead_is_shared_by_streams() -> None:
+    """Sixteen replays with room for twenty chunks: none is without, and none waits much longer."""
+
+    async def main() -> None:
+        config = changed(read_ahead_chunks_max=16, chunk_cache_bytes_max=40 * 4_700)
+        async with read_side(config) as side:
+            await side.segment(batches(side.rng, 0, 16 * 80))
+            side.store.faults = FAR
+            began_at = now()
+            async with asyncio.TaskGroup() as tasks:
+                replays = [
+                    tasks.create_task(replay(side, 20, 0.01, 20 * CHUNK_OFFSETS * n))
+                    for n in range(16)
+                ]
+            times = [task.result()[-1] - began_at for task in replays]
+            assert max(times) <= 1.5 * min(times)
+            assert side.log_reads() <= 1.1 * 16 * 20
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_first_record_after_a_cold_seek_takes_two_round_trips_and_one_with_the_index(
+    cached: bool,
+) -> None:
+    async def main() -> None:
+        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+            await side.segment(batches(side.rng, 0, 400))
+            if cached:
+                await side.watch(side.request(3_000)).wait()
+            side.store.faults = FAR
+            reads = len(side.store.reads)
+            began_at = now()
+            fetch = side.watch(side.request(1_234))
+            await fetch.wait()
+            assert fetch.results()[0].size_bytes > 0
+            trips = (now() - began_at) / ROUND_TRIP_S
+            assert trips == pytest.approx(1 if cached else 2)
+            assert len(side.store.reads) - reads == round(trips)
+
+    run_virtual(main)
+
+
+def test_a_warm_seek_takes_none() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment(batches(side.rng, 0, 40))
+            await side.watch(side.request(123)).wait()
+            side.store.faults = FAR
+            reads = len(side.store.reads)
+            fetch = side.watch(side.request(130))
+            assert fetch.results()[0].size_bytes > 0  # in the very same step of the loop
+            assert len(side.store.reads) == reads
+
+    run_virtual(main)
+
+
+def test_a_hundred_readers_of_one_history_cost_one_download() -> None:
+    async def main() -> None:
+        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+            await side.segment(batches(side.rng, 0, 400))
+            side.store.faults = FAR
+            async with asyncio.TaskGroup() as tasks:
+                for n in range(100):
+                    tasks.create_task(replay(side, 100, 0.001 * (n % 7)))
+            assert side.log_reads() == 100
+            assert max(side.store.same_in_flight_max.values()) == 1
+
+    run_virtual(main)
+
+
+def test_a_random_reader_reads_little_that_it_does_not_ask_for() -> None:
+    async def main() -> None:
+        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+            await side.segment(batches(side.rng, 0, 2_000))
+            side.store.faults = FAR
+            for _ in range(200):
+                chunk = side.rng.randrange(0, 500)
+                await replay(side, 1, offset=chunk * CHUNK_OFFSETS)
+                await asyncio.sleep(1)
+            assert side.log_reads() <= 200
+
+    run_virtual(main)
+
+
+def test_the_next_segments_aborted_list_is_there_before_its_reader() -> None:
+    async def main() -> None:
+        async with read_side(changed(read_ahead_chunks_max=4)) as side:
+            await side.segment(batches(side.rng, 0, 40))
+            second = batches(side.rng, 400, 40)
+            await side.segment(second, aborted=[(7, 410, 450)])
+            side.store.faults = FAR
+            waited = []
+            for n in range(20):
+                request = side.request(40 * n, 4 * BATCH_BYTES, IsolationLevel.READ_COMMITTED)
+                fetch = side.watch(request)
+                waited.append(fetch.reason is None)
+                await fetch.wait()
+                await asyncio.sleep(1)
+            assert waited == [True, True] + [False] * 18
+
+    run_virtual(main)
+
+
+def test_nothing_is_read_ahead_when_the_read_side_is_closed() -> None:
+    async def main() -> None:
+        async with read_side(changed(read_ahead_chunks_max=4)) as side:
+            await side.segment(batches(side.rng, 0, 40))
+            await side.watch(side.request(0, BATCH_BYTES)).wait()
+            purgatory: RemoteFetchPurgatory = side.purgatory
+            await purgatory.__aexit__(None, None, None)
+            reads = len(side.store.reads)
+            result = purgatory.try_read(side.request(10, BATCH_BYTES))
+            assert result is not None
+            await asyncio.sleep(1)
+            assert len(side.store.reads) == reads
+            await purgatory.__aenter__()
+
+    run_virtual(main)

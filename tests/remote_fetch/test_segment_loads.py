@@ -1,0 +1,38 @@
+"""What is checked on the event loop, and what beside it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from generated_archive import make_batch
+from read_side import changed, fetched, read_side
+
+from fetchproxy.remote_fetch.segment_loads import CHECK_INLINE_BYTES_MAX
+from protocol.record_batch import HEADER_BYTES
+
+
+@pytest.mark.parametrize(("over", "beside"), [(0, False), (1, True)])
+async def test_a_batch_too_long_for_one_step_is_checked_in_a_thread(
+    over: int, beside: bool
+) -> None:
+    async with read_side(changed(chunk_cache_bytes_max=2 * CHECK_INLINE_BYTES_MAX)) as side:
+        noise = bytes(CHECK_INLINE_BYTES_MAX + over - HEADER_BYTES)
+        large = make_batch(0, 10, noise)
+        assert len(large.content) == CHECK_INLINE_BYTES_MAX + over
+        await side.segment([large])
+        fetch = await fetched(side, 3, wait_s=30)
+        assert fetch.results()[0].records[0] == large.content
+        threads = {thread.name.rpartition("_")[0] for thread in threading.enumerate()}
+        assert ("asyncio" in threads) is beside
+
+
+async def test_damage_in_a_batch_checked_in_a_thread_is_found() -> None:
+    async with read_side() as side:
+        large = make_batch(0, 10, bytes(CHECK_INLINE_BYTES_MAX))
+        metadata = await side.segment([large])
+        damaged = large.content[:-1] + b"!"
+        await side.store.inner.put(side.log_key(metadata), damaged)
+        fetch = await fetched(side, 3, wait_s=0.3)
+        assert side.log_reads() == 2
+        assert not fetch.results() or fetch.results()[0].size_bytes == 0

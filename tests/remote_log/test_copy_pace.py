@@ -1,0 +1,85 @@
+"""archive.copy_bytes_per_s_max: what all partitions together take, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from virtual_loop import run_virtual
+
+from fetchproxy.config.sections import ArchiveConfig, KiB, MiB
+from fetchproxy.remote_log.sources.copy_pace import CopyPace
+
+RATE = 1 * MiB
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_stretch_of_time_has_more_than_the_rate(seed: int) -> None:
+    """Several workers, reads of any size and duration; also every one of them gets on."""
+    workers = 4
+
+    async def main() -> None:
+        rng = Random(seed)
+        pace = CopyPace(RATE)
+        reads: list[tuple[float, int]] = []
+        by_worker = [0] * workers
+
+        async def worker(number: int) -> None:
+            while now() < end:
+                assert await pace.turn(None)
+                size = rng.randint(1, pace.step(8 * MiB))
+                await asyncio.sleep(rng.choice([0, 0.01, 0.3]))
+                reads.append((now(), size))
+                by_worker[number] += size
+                pace.spend(size)
+                await asyncio.sleep(rng.choice([0, 0, 2]))
+
+        end = now() + 120
+        async with asyncio.TaskGroup() as group:
+            for number in range(workers):
+                group.create_task(worker(number))
+        # The burst that is saved up, and what each worker may have under way when the debt begins.
+        slack = RATE + workers * RATE
+        for at, (began, _) in enumerate(reads):
+            total = 0
+            for ended, size in reads[at:]:
+                total += size
+                assert total <= slack + RATE * (ended - began)
+        whole = sum(size for _, size in reads)
+        assert whole >= 0.9 * RATE * 120  # and the rate is used
+        assert min(by_worker) > 0.1 * whole
+
+    run_virtual(main)
+
+
+def test_a_turn_that_would_come_too_late_is_left_to_the_next() -> None:
+    async def main() -> None:
+        pace = CopyPace(RATE)
+        pace.spend(11 * RATE)
+        begun = now()
+        assert not await pace.turn(begun + 4)
+        assert now() == begun + 4
+        assert await pace.turn(begun + 20)
+        assert now() == pytest.approx(begun + 10)
+
+    run_virtual(main)
+
+
+def test_without_a_rate_nobody_waits_and_no_read_is_cut() -> None:
+    async def main() -> None:
+        pace = CopyPace(ArchiveConfig().copy_bytes_per_s_max)
+        begun = now()
+        pace.spend(1000 * MiB)
+        assert await pace.turn(begun - 1)
+        assert (now(), pace.step(8 * MiB)) == (begun, 8 * MiB)
+
+    run_virtual(main)
+
+
+def test_a_read_is_a_second_s_worth_at_most() -> None:
+    assert CopyPace(64 * KiB).step(8 * MiB) == 64 * KiB

@@ -1,0 +1,213 @@
+"""A gateway without any fault, and plain clients that replay through it: for shares and rates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from broker import SimulatedCluster
+from broker_log import SimulatedLog
+from client_connection import (
+    FETCH_RESPONSE,
+    ClientConnection,
+    ClientFetchSession,
+    Wanted,
+    metadata_request,
+)
+from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
+from generated_archive import make_batch, random_uuid, store_segment
+from network import Conditions, NetworkLoop, SimulatedNetwork
+from virtual_loop import run_virtual
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.leader_log import ClusterLeaderLog
+from fetchproxy.config.sections import ClusterConfig, Config, GatewayConfig, RemoteFetchConfig
+from fetchproxy.gateway.leader_views import LeaderViews
+from fetchproxy.gateway.server import GatewayServer
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+BOOTSTRAP = ("127.0.0.1", 9192)
+BATCH_BYTES = 1_000
+BATCH_OFFSETS = 10
+VERSION = 12
+GATEWAY = GatewayConfig(listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}")
+
+
+@dataclass(slots=True)
+class Replay:
+    cluster: SimulatedCluster
+    logs: list[SimulatedLog]
+    store: FaultyObjectStore
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def run_replay(
+    remote_fetch: RemoteFetchConfig,
+    main: Callable[[Replay], Awaitable[None]],
+    *,
+    partitions: int,
+    batches: int,
+    tail_batches: int = 0,
+    latency_s: float = 0.0,
+    gateway: GatewayConfig = GATEWAY,
+) -> None:
+    """All but the last `tail_batches` are archived and trimmed; the tail is not produced yet.
+
+    The last partition is all tail, where there is one.
+    """
+    loops: list[NetworkLoop] = []
+
+    def new_loop() -> NetworkLoop:
+        loops.append(NetworkLoop())
+        return loops[-1]
+
+    async def whole() -> None:
+        rng = Random(7)
+        loops[-1].network = network = SimulatedNetwork(Random(1), Conditions())
+        logs = whole_logs(rng, partitions, batches)
+        cluster = SimulatedCluster(network, Random(2), logs, nodes=1)
+        store = FaultyObjectStore(MemoryObjectStore(), Random(3))
+        for log in logs:
+            await _archive(rng, store, log, tail_batches and log is logs[-1])
+        store.faults = Faults(latency_s, latency_s) if latency_s else NO_FAULTS
+        async with cluster.serving(), _gateway(cluster, store, remote_fetch, gateway):
+            await main(Replay(cluster, logs, store))
+
+    run_virtual(whole, new_loop)
+
+
+def whole_logs(rng: Random, partitions: int, batches: int) -> list[SimulatedLog]:
+    topic_id = random_uuid(rng)
+    logs = []
+    for partition in range(partitions):
+        made = [
+            make_batch(BATCH_OFFSETS * i, BATCH_OFFSETS, rng.randbytes(BATCH_BYTES - 61))
+            for i in range(batches)
+        ]
+        end = BATCH_OFFSETS * batches
+        tip = TopicIdPartition(topic_id, "weather", partition)
+        logs.append(SimulatedLog(tip, made, (), [end] * (batches + 1)))
+    return logs
+
+
+async def _archive(rng: Random, store: FaultyObjectStore, log: SimulatedLog, tail: int) -> None:
+    log.write(1 if tail else len(log.batches))
+    log.replicate(now())
+    if not tail:
+        await store_segment(store.inner, rng, log.tip, list(log.batches), index_interval_bytes=1)
+        log.trim(log.final_offset)
+
+
+@asynccontextmanager
+async def _gateway(
+    cluster: SimulatedCluster,
+    store: FaultyObjectStore,
+    remote_fetch: RemoteFetchConfig,
+    gateway_config: GatewayConfig,
+) -> AsyncIterator[GatewayServer]:
+    config = Config(
+        cluster=ClusterConfig(bootstrap=cluster.bootstrap),
+        gateway=gateway_config,
+        remote_fetch=remote_fetch,
+    )
+    rsm = RemoteStorageManager(store)
+    warnings = SparingWarnings(asyncio.get_running_loop().time)
+    async with (
+        StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+        Cluster(config.cluster, Random(4)) as own,
+        RemoteFetchPurgatory(
+            remote_fetch,
+            views := LeaderViews(rlmm, ClusterLeaderLog(own), warnings),
+            rsm,
+            Random(5),
+        ) as purgatory,
+        GatewayServer(config, own, rlmm, views, purgatory, rng=Random(6)) as gateway,
+    ):
+        yield gateway
+
+
+@dataclass(slots=True)
+class Taken:
+    at: float
+    tip: TopicIdPartition
+    size: int
+
+
+@dataclass(slots=True)
+class PlainReader:
+    """Fetches again at once, whatever it is told; `name` is its client id."""
+
+    name: str
+    tips: list[TopicIdPartition]
+    bytes_max: int = 1 << 20
+    partition_bytes: int = 64 * 1024
+    wait_ms: int = 500
+    taken: list[Taken] = field(default_factory=list)
+    throttles_ms: list[int] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)  # of the answer behind a throttle
+    positions: dict[TopicIdPartition, int] = field(default_factory=dict)
+
+    async def read(self, until: float, ends: int | None = None) -> None:
+        """Until that loop time, or each partition is read up to the offset `ends`."""
+        connection = await self._dial()
+        session, throttled_ms, turn = ClientFetchSession(False), 0, 0
+        self.positions = dict.fromkeys(self.tips, 0)
+        while now() < until and not self._done(ends):
+            turn += 1
+            order = [*self.tips[turn % len(self.tips) :], *self.tips[: turn % len(self.tips)]]
+            wanted = {tip: Wanted(self.positions[tip], self.partition_bytes) for tip in order}
+            limits = {
+                "max_wait_ms": self.wait_ms,
+                "min_bytes": 1,
+                "max_bytes": self.bytes_max,
+                "isolation_level": 0,
+            }
+            request, _ = session.request(wanted, VERSION, limits)
+            began = now()
+            answered = await connection.ask(request, FETCH_RESPONSE, VERSION)
+            if throttled_ms:
+                self.pauses_s.append(answered.at - began)
+            throttled_ms = answered.message.throttle_time_ms
+            if throttled_ms:
+                self.throttles_ms.append(throttled_ms)
+            self._take(answered.message, answered.at)
+        await connection.close()
+
+    def size(self, since: float = 0.0, until: float = float("inf")) -> int:
+        return sum(taken.size for taken in self.taken if since <= taken.at <= until)
+
+    def _done(self, ends: int | None) -> bool:
+        return ends is not None and all(at >= ends for at in self.positions.values())
+
+    def _take(self, message: object, at: float) -> None:
+        by_number = {tip.partition: tip for tip in self.tips}
+        for topic in message.responses:  # type: ignore[attr-defined]
+            for part in topic.partitions:
+                assert part.error_code == 0
+                size = len(part.records or b"")
+                if size:
+                    assert size % BATCH_BYTES == 0
+                    tip = by_number[part.partition_index]
+                    self.positions[tip] += BATCH_OFFSETS * (size // BATCH_BYTES)
+                    self.taken.append(Taken(at, tip, size))
+
+    async def _dial(self) -> ClientConnection:
+        loop = asyncio.get_running_loop()
+        make = lambda: ClientConnection(self.name)  # noqa: E731
+        _, bootstrap = await loop.create_connection(make, *BOOTSTRAP)
+        answer = (await bootstrap.ask(*metadata_request(["weather"]))).message
+        await bootstrap.close()
+        broker = answer.brokers[0]
+        _, connection = await loop.create_connection(make, broker.host, broker.port)
+        return connection

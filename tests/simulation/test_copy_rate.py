@@ -1,0 +1,101 @@
+"""archive.copy_bytes_per_s_max with the real archiver: its fetches from a simulated broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+from broker import SimulatedCluster
+from calm_replay import BATCH_BYTES, BATCH_OFFSETS, now, whole_logs
+from generated_archive import random_uuid
+from network import Conditions, NetworkLoop, SimulatedNetwork
+from virtual_loop import run_virtual
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.remote_log.archive_once import archive_once
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+PARTITIONS, BATCHES = 4, 250
+WHOLE = PARTITIONS * BATCHES * BATCH_BYTES
+RATE = WHOLE // 20
+
+
+@pytest.mark.parametrize("rate", [0, RATE])
+@pytest.mark.parametrize("once", [True, False])
+def test_all_partitions_together_take_no_more_than_the_rate(
+    once: bool, rate: int, tmp_path: Path
+) -> None:
+    config = ArchiveConfig(
+        topics="weather",
+        segment_bytes_max=64 * KiB,
+        segment_age_max_ms=1_000,
+        rlm_process_interval_ms=200,
+        fetch_bytes_max=16 * KiB,
+        copy_bytes_per_s_max=rate,
+        turn_max_ms=5_000,
+        copy_max_ms=5_000,
+        spool_dir=tmp_path,
+    )
+    loops: list[NetworkLoop] = []
+
+    def new_loop() -> NetworkLoop:
+        loops.append(NetworkLoop())
+        return loops[-1]
+
+    async def main() -> None:
+        loop, ids = loops[-1], Random(9)
+        loop.network = network = SimulatedNetwork(Random(1), Conditions())
+        logs = whole_logs(Random(7), PARTITIONS, BATCHES)
+        for log in logs:
+            log.write(BATCHES)
+            log.replicate(now())
+        cluster = SimulatedCluster(network, Random(2), logs, nodes=1)
+        rsm = RemoteStorageManager(MemoryObjectStore())
+        async with (
+            cluster.serving(),
+            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+            Cluster(ClusterConfig(bootstrap=cluster.bootstrap), Random(4)) as own,
+        ):
+            began = now()
+
+            def wall_clock_ms() -> int:
+                return int(loop.time() * 1000)
+
+            async def archived() -> list[int]:
+                views = [await rlmm.refresh(log.tip, now()) for log in logs]
+                return [view.log_end_offset or 0 for view in views]
+
+            if once:
+                await archive_once(
+                    config, own, rsm, rlmm,
+                    wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
+                )  # fmt: skip
+            else:
+                manager = RemoteLogManager(
+                    config, own, rsm, rlmm,
+                    wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
+                    rng=Random(3),
+                )  # fmt: skip
+                async with asyncio.TaskGroup() as tasks:
+                    running = tasks.create_task(manager.run())
+                    for _ in range(200):
+                        await asyncio.sleep(0.5)
+                        if await archived() == [BATCHES * BATCH_OFFSETS] * PARTITIONS:
+                            break
+                    running.cancel()
+            assert await archived() == [BATCHES * BATCH_OFFSETS] * PARTITIONS
+            took_s = now() - began
+        if rate:
+            # A second's worth is saved up, and each worker's last read is paid for by nobody.
+            assert took_s >= (WHOLE - RATE - 4 * 16 * KiB) / RATE
+            assert took_s <= WHOLE / RATE + 5
+        else:
+            assert took_s < 5
+
+    run_virtual(main, new_loop)

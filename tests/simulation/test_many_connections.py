@@ -1,0 +1,94 @@
+"""What many connections hold together, and how they are looked after."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+
+import pytest
+from calm_replay import BOOTSTRAP, GATEWAY, Replay, run_replay
+from client_connection import ClientConnection, metadata_request
+
+from fetchproxy.config.sections import MiB, RemoteFetchConfig
+from fetchproxy.gateway import server
+from fetchproxy.gateway.breathing import MANY_PARTITIONS, breathe
+from fetchproxy.gateway.client_session import ClientSession
+
+FETCH, VERSION = 1, 12
+
+
+async def connected(name: str) -> ClientConnection:
+    make = lambda: ClientConnection(name)  # noqa: E731
+    _, connection = await asyncio.get_running_loop().create_connection(make, *BOOTSTRAP)
+    assert isinstance(connection, ClientConnection)
+    await connection.ask(*metadata_request(["weather"]))
+    return connection
+
+
+def begin_fetch(connection: ClientConnection, size: int) -> None:
+    """A request that is held until it is whole, and never is."""
+    head = struct.pack(">ihhih", 100 * MiB, FETCH, VERSION, 1, -1)
+    assert connection._transport is not None
+    connection._transport.write(head + bytes(size))
+
+
+def test_connections_that_hold_most_go_when_all_together_hold_too_much() -> None:
+    async def main(replay: Replay) -> None:
+        well = await connected("well")
+        greedy = [await connected(f"greedy-{number}") for number in range(3)]
+        for number, connection in enumerate(greedy):
+            begin_fetch(connection, (number + 1) * MiB // 4)
+        await asyncio.sleep(5)  # 1.5 MiB in all: as much as may be
+        assert all(connection.is_open for connection in greedy)
+        begin_fetch(late := await connected("late"), MiB // 8)
+        await asyncio.sleep(5)
+        assert [c.is_open for c in (well, *greedy, late)] == [True, True, True, False, True]
+        await well.ask(*metadata_request(["weather"]))
+        for connection in (well, *greedy[:2], late):
+            await connection.close()
+
+    gateway = GATEWAY.model_copy(
+        update={"connection_buffers_bytes_max": 3 * MiB // 2 + 1000, "half_frame_max_ms": 60_000}
+    )
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, gateway=gateway)
+
+
+def test_connections_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: Counter[int] = Counter()  # by turn of the loop
+    turn = 0
+    looked_at = ClientSession.stalled_s
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+
+    def counted(session: ClientSession, now: float) -> float:
+        if not looks[turn]:
+            asyncio.get_running_loop().call_soon(next_turn)
+        looks[turn] += 1
+        return looked_at(session, now)
+
+    monkeypatch.setattr(ClientSession, "stalled_s", counted)
+    monkeypatch.setattr(server, "SWEPT_AT_ONCE", 10)
+
+    async def main(replay: Replay) -> None:
+        connections = [await connected(f"idle-{number}") for number in range(45)]
+        looks.clear()
+        await asyncio.sleep(server.SWEEP_INTERVAL_S)
+        assert looks.total() >= 45
+        assert max(looks.values()) == 10
+        for connection in connections:
+            await connection.close()
+
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+
+
+@pytest.mark.parametrize(("partitions", "breathes"), [(MANY_PARTITIONS - 1, 0), (10_000, 1)])
+async def test_a_fetch_of_many_partitions_breathes_between_its_steps(
+    partitions: int, breathes: int
+) -> None:
+    others: list[int] = []
+    asyncio.get_running_loop().call_soon(others.append, 1)
+    await breathe(partitions)
+    assert len(others) == breathes

@@ -1,0 +1,156 @@
+"""A thousand replaying clients, most of them slow: the memory that chunks really take.
+
+The clients do what the gateway does for each fetch, on the read side and the answer budget that it
+uses. The store hands out bytes that are counted until nothing refers to them any more: what is
+cached, being read, waiting and on its way, whether anybody counts it or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from generated_archive import make_batch, random_tip, store_segment
+from virtual_loop import run_virtual
+
+from fetchproxy.config.sections import KiB, MetadataConfig, MiB, RemoteFetchConfig
+from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.fetch_answer import (
+    PartitionAnswer,
+    encode_own_answer,
+    encode_topics,
+    within,
+)
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import ByteRange, IsolationLevel, TopicIdPartition
+from fetchproxy.remote_fetch.api import RemoteReadRequest
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.fetch_response import PartitionPatch
+from protocol.primitives import Buffer
+
+CLIENTS = 1_000
+PARTITIONS = 10
+BATCH_BYTES, BATCHES = 4_000, 400
+CHUNK = 64 * KiB
+CACHE, INFLIGHT, ANSWERS, ANSWER = 1 * MiB, 1 * MiB, 2 * MiB, 256 * KiB
+
+# So that aborted lists are read, too, on which nobody may wait with a chunk in hand.
+COMMITTED = IsolationLevel.READ_COMMITTED
+
+CONFIG = RemoteFetchConfig(
+    chunk_bytes=CHUNK,
+    chunk_cache_bytes_max=CACHE,
+    inflight_bytes_max=INFLIGHT,
+    purgatory_entries_max=CLIENTS,
+)
+
+
+class Counted(bytes):
+    """Bytes that know when they are gone."""
+
+    live = 0
+    most = 0
+
+    @classmethod
+    def of(cls, content: bytes) -> Counted:
+        made = cls(content)
+        cls.live += len(made)
+        cls.most = max(cls.most, cls.live)
+        return made
+
+    def __del__(self) -> None:
+        Counted.live -= len(self)
+
+
+class CountingStore(MemoryObjectStore):
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        await asyncio.sleep(0.05)
+        content = await super().get_range(key, byte_range)
+        return Counted.of(content) if key.endswith(".log") else content
+
+
+@dataclass(slots=True)
+class Told:
+    """Of all clients."""
+
+    answers: int = 0
+    size: int = 0
+    empty: int = 0
+    over: int = 0  # the most that blocks in answers took
+
+
+def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
+    told = Told()
+    Counted.live = Counted.most = 0
+
+    async def main() -> None:
+        rng = Random(1)
+        store = CountingStore()
+        rsm = RemoteStorageManager(store)
+        tips = [random_tip(rng, partition=number) for number in range(PARTITIONS)]
+        for tip in tips:
+            batches = [make_batch(i, 1, rng.randbytes(BATCH_BYTES - 61)) for i in range(BATCHES)]
+            await store_segment(store, rng, tip, batches, [(1, 5, 9)], index_interval_bytes=1)
+        budget = AnswerBudget(ANSWER, ANSWERS)
+        async with (
+            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+            RemoteFetchPurgatory(CONFIG, rlmm, rsm, rng) as purgatory,
+            asyncio.TaskGroup() as clients,
+        ):
+            for number in range(CLIENTS):
+                client = Client(number, purgatory, budget, told)
+                clients.create_task(client.run(rng.choice(tips), Random(number)))
+        assert budget.taken == 0
+
+    run_virtual(main)
+    assert told.answers == 5 * CLIENTS
+    assert told.size > 5 * (CACHE + INFLIGHT + ANSWERS)  # far more than was ever there at once
+    assert told.over > 0.7 * ANSWERS, "the budget was put to the test"
+    assert told.over <= ANSWERS + CHUNK
+    assert Counted.most <= CACHE + INFLIGHT + ANSWERS + CHUNK
+    gc.collect()
+    assert Counted.live == 0
+
+
+@dataclass(slots=True)
+class Client:
+    number: int
+    purgatory: RemoteFetchPurgatory
+    budget: AnswerBudget
+    told: Told
+
+    async def run(self, tip: TopicIdPartition, rng: Random) -> None:
+        """Five answers with records, from anywhere; most clients take their time."""
+        clock = asyncio.get_running_loop().time
+        slow_s = rng.choice([0.0, 1.0, 30.0])
+        done = 0
+        while done < 5:
+            deadline = clock() + 0.5
+            await self.budget.wait_for_room(deadline)
+            pieces = await self._read(tip, rng.randrange(BATCHES), deadline)
+            size = sum(map(len, pieces))
+            with self.budget.taking(pieces) as pieces:
+                self.told.over = max(self.told.over, self.budget.taken)
+                await asyncio.sleep(rng.uniform(0, slow_s))
+            if size < BATCH_BYTES:
+                self.told.empty += 1
+                continue
+            self.told.answers += 1
+            self.told.size += size
+            done += 1
+
+    async def _read(self, tip: TopicIdPartition, offset: int, deadline: float) -> Sequence[Buffer]:
+        request = RemoteReadRequest(tip, offset, ANSWER, COMMITTED, self.number)
+        fetch = self.purgatory.watch([request], bytes_max=ANSWER, deadline=deadline)
+        await fetch.wait()
+        found = [
+            PartitionAnswer((b"weather", tip.partition), PartitionPatch(), 0, result.records)
+            for result in fetch.results().values()
+        ]
+        answers, _ = within(found, self.budget.room(), first_whole=not self.budget.full)
+        return encode_own_answer(12, 1, 0, encode_topics(12, COMMITTED, answers))
