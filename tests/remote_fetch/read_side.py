@@ -64,6 +64,20 @@ class ReadSide:
         await self.rlmm.refresh(self.tip, now())
         return metadata
 
+    async def history(self, batch_count: int, segment_batches: int = 400) -> None:
+        """Segments from offset 0 on, each with an index that is small enough for no thread."""
+        stored = batches(self.rng, 0, batch_count)
+        for n in range(0, batch_count, segment_batches):
+            await store_segment(
+                self.store.inner,
+                self.rng,
+                self.tip,
+                stored[n : n + segment_batches],
+                index_interval_bytes=1,
+            )
+        await asyncio.sleep(1)
+        await self.rlmm.refresh(self.tip, now())
+
     def request(
         self,
         offset: int,

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 from faulty_store import Faults
-from generated_archive import store_segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_side import BATCH_BYTES, BATCH_OFFSETS, ReadSide, batches, changed, now, read_side
@@ -46,18 +45,14 @@ def test_a_sequential_reader_soon_has_the_bandwidth_of_parallel_reads(
     async def main() -> None:
         config = changed(read_ahead_chunks_max=16)
         async with read_side(config) as side:
-            stored = batches(side.rng, 0, 480)
-            for n in range(0, 480, 4 * chunks_each):
-                of_one = stored[n : n + 4 * chunks_each]
-                await store_segment(
-                    side.store.inner, side.rng, side.tip, of_one, index_interval_bytes=1
-                )
-            await side.rlmm.refresh(side.tip, now())
+            await side.history(480, 4 * chunks_each)
             side.store.faults = FAR
             at = await replay(side, 120, pause_ms / 1000)
             requests = 100 * (1 + 1 / chunks_each)  # each segment has an index to be read
             parallel_s = requests / IN_FLIGHT * ROUND_TRIP_S
-            assert at[110] - at[10] <= 1.1 * max(parallel_s, 100 * pause_ms / 1000)
+            # Where each third read is one of an index, chunks wait for those.
+            share = 0.85 if chunks_each > 3 else 0.65
+            assert at[110] - at[10] <= max(parallel_s, 100 * pause_ms / 1000) / share
 
     run_virtual(main)
 
@@ -68,7 +63,7 @@ def test_the_room_for_reading_ahead_is_shared_by_streams() -> None:
     async def main() -> None:
         config = changed(read_ahead_chunks_max=16, chunk_cache_bytes_max=40 * 4_700)
         async with read_side(config) as side:
-            await side.segment(batches(side.rng, 0, 16 * 80))
+            await side.history(16 * 80)
             side.store.faults = FAR
             began_at = now()
             async with asyncio.TaskGroup() as tasks:
@@ -136,7 +131,7 @@ def test_a_hundred_readers_of_one_history_cost_one_download() -> None:
 def test_a_random_reader_reads_little_that_it_does_not_ask_for() -> None:
     async def main() -> None:
         async with read_side(changed(read_ahead_chunks_max=16)) as side:
-            await side.segment(batches(side.rng, 0, 2_000))
+            await side.history(2_000)
             side.store.faults = FAR
             for _ in range(200):
                 chunk = side.rng.randrange(0, 500)
