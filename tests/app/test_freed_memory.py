@@ -32,6 +32,21 @@ allocator.give_back()
 print(freed, before - resident_bytes(), all(block == b"x" * 60_000 for block in kept))
 """
 
+CHUNKS = """
+import resource
+from fetchproxy.freed_memory import glibc_allocator
+
+def faults_of_chunks():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        bytearray(b"x") * 4_000_000
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+made_anew = faults_of_chunks()
+glibc_allocator().keep_large_blocks()
+print(made_anew, faults_of_chunks())
+"""
+
 needs_glibc = pytest.mark.skipif(glibc_allocator() is None, reason="not glibc 2.33 or later")
 
 
@@ -43,6 +58,14 @@ def test_a_bursts_memory_leaves_the_process() -> None:
     assert int(freed) > 100 * MiB
     assert int(given_back) > 90 * MiB
     assert kept == "True"
+
+
+@needs_glibc
+def test_a_chunks_memory_is_used_again() -> None:
+    done = subprocess.run([sys.executable, "-c", CHUNKS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made_anew, used_again = map(int, done.stdout.split())
+    assert used_again < made_anew / 5
 
 
 @pytest.mark.parametrize(("freed_bytes", "goes_back"), [(16 * MiB, False), (16 * MiB + 1, True)])
@@ -62,7 +85,7 @@ async def test_only_what_is_above_the_limit_goes_back(
     def give_back() -> None:
         loop.call_soon_threadsafe(given_back.set)
 
-    allocator = Allocator(told, give_back)
+    allocator = Allocator(told, give_back, lambda: None)
     before = HEAP_TRIMS._value.get()
     async with asyncio.TaskGroup() as tasks:
         thrift = tasks.create_task(give_back_freed_memory(ProcessConfig(), allocator))
