@@ -112,6 +112,16 @@ class FetchResponseScan:
     def done(self) -> bool:
         return self.left == 0
 
+    @property
+    def records_left(self) -> int:
+        """Bytes that just pass, but for the last of them: no more need be fed."""
+        return 0 if self._carry else max(self._skip - 1, 0)
+
+    def passed_by(self, size: int) -> None:
+        """So many of `records_left` went to the client by another way."""
+        self._skip -= size
+        self.left -= size
+
     def feed(self, view: memoryview) -> list[Buffer]:
         """Bytes in, bytes that may leave out. `view` is writable and may be given back.
 

@@ -88,6 +88,12 @@ class GatewayConfig(Section):
         "buffers come on top; more than this is only copied once more)",
         ge=KiB,
     )
+    splice_bytes_min: int = Field(
+        64 * KiB,
+        description="records still to come of an answer from which on they pass within the kernel "
+        "(Linux, plaintext on both sides), as less is copied sooner; 0: never",
+        ge=0,
+    )
     connection_buffers_bytes_max: int = Field(
         256 * MiB,
         description="bytes that all connections hold together: what waits for slow clients and "

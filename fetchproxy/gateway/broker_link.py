@@ -7,6 +7,7 @@ is being rewritten, and while a parked fetch answer waits for a fetch that wants
 from __future__ import annotations
 
 import asyncio
+from asyncio.trsock import TransportSocket
 from collections import deque
 from collections.abc import Callable, Iterable
 from struct import Struct
@@ -14,7 +15,8 @@ from typing import Protocol, cast
 
 from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
-from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT
+from fetchproxy.gateway.record_pipe import PEEK_BYTES, RecordPipe, plain_socket
+from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.tls.failures import looks_like_tls
 from protocol.errors import FrameTooLarge, MalformedMessage, WireError
 from protocol.fetch_scan import FetchResponseScan
@@ -57,12 +59,15 @@ class BrokerLink(asyncio.BufferedProtocol):
         client_transport: asyncio.Transport,
         frame_bytes_max: int,
         clock: Callable[[], float],
+        records: RecordPipe | None = None,
     ) -> None:
         self._owner = owner
         self._receive = receive
         self._client = client_transport
         self._frame_bytes_max = frame_bytes_max
         self._clock = clock
+        self._records = records
+        self._sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
         self.expected: deque[Answer] = deque()
         self.transport: asyncio.Transport | None = None
         self.last_received = clock()
@@ -77,9 +82,13 @@ class BrokerLink(asyncio.BufferedProtocol):
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if self._records is not None:
+            source, target = plain_socket(self.transport), plain_socket(self._client)
+            self._sockets = (source, target) if source and target else None
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._receive.view
+        # asyncio receives before it tells; what it leaves in the socket need not be copied.
+        return self._receive.view[:PEEK_BYTES] if self._to_splice() else self._receive.view
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.transport is None or self.transport.is_closing():
@@ -87,6 +96,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         self.last_received = self._clock()
         self._take(self._receive.view[:nbytes])
         self._receive.release(self._client)
+        if size := self._to_splice():
+            self._splice(size)
 
     def pause_writing(self) -> None:
         self._owner.pause_requests()
@@ -102,6 +113,29 @@ class BrokerLink(asyncio.BufferedProtocol):
                 MalformedMessage("broker speaks TLS, see cluster.security_protocol")
             )
         self._owner.link_closed(exc)
+
+    # -- records ---------------------------------------------------------------------------------
+    def _to_splice(self) -> int:
+        """Bytes that may go to the client without a look, if they are worth a way of their own."""
+        scan, records = self._scan, self._records
+        if scan is None or records is None or self._sockets is None:
+            return 0
+        assert self._fetch is not None
+        if self._fetch.discarded or self._client.get_write_buffer_size() or self._owner.closing:
+            return 0
+        left = scan.records_left
+        return left if left >= records.bytes_min else 0
+
+    def _splice(self, size: int) -> None:
+        assert self._scan is not None
+        assert self._records is not None
+        assert self._sockets is not None
+        moved = self._records.move(*self._sockets, size)
+        self._scan.passed_by(moved.taken)
+        if moved.not_sent:
+            self._owner.write_to_client(moved.not_sent)
+        RELAYED_BYTES_TO_CLIENT.inc(moved.taken)
+        SPLICED_BYTES.inc(moved.taken)
 
     # -- for the session -------------------------------------------------------------------------
     @property

@@ -150,7 +150,12 @@ class ClientSession(asyncio.BufferedProtocol):
         try:
             self.link = await self._connect(
                 lambda: BrokerLink(
-                    self, self._receive, transport, self._config.frame_bytes_max, self._clock
+                    self,
+                    self._receive,
+                    transport,
+                    self._config.frame_bytes_max,
+                    self._clock,
+                    self.parts.records,
                 )
             )
         except OSError as error:

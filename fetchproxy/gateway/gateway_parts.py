@@ -14,6 +14,7 @@ from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
+from fetchproxy.gateway.record_pipe import RecordPipe
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -36,6 +37,7 @@ class GatewayParts:
     purgatory: RemoteFetchPurgatory
     addresses: AddressMap
     receive: ReceiveBuffer
+    records: RecordPipe | None
     random: random.Random
     clock: Callable[[], float]
     warnings: SparingWarnings

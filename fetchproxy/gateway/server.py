@@ -26,6 +26,7 @@ from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
+from fetchproxy.gateway.record_pipe import open_record_pipe
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.upstream_dial import UpstreamDial
 from fetchproxy.metadata.api import RemoteLogMetadataManager
@@ -84,6 +85,7 @@ class GatewayServer:
             purgatory=purgatory,
             addresses=self._addresses,
             receive=ReceiveBuffer(),
+            records=open_record_pipe(config.gateway.splice_bytes_min),
             random=rng or random.Random(),
             clock=loop.time,
             warnings=SparingWarnings(loop.time),
@@ -106,6 +108,8 @@ class GatewayServer:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
+        if self._parts.records is not None:
+            self._stack.callback(self._parts.records.close)
         listen = parse_host_port(self._config.listen)
         self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         if self._tls is not None:

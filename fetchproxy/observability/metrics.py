@@ -149,6 +149,7 @@ RELAYED_BYTES = _counter(
 )
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.labels("to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.labels("to_client")
+SPLICED_BYTES = _counter("fetchproxy_spliced_bytes", "Of those to clients, bytes never copied")
 WIRE_ERRORS = _counter(
     "fetchproxy_wire_errors",
     "Connections closed for bytes that are not Kafka's protocol, by kind of fault",

@@ -37,9 +37,13 @@ class Fetched:
 
 
 class RawConnection:
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, receive_bytes_max: int | None = None) -> None:
+        """`receive_bytes_max`: of one that takes little at a time."""
         host, port = bootstrap.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)))
+        self._receive_bytes_max = receive_bytes_max
+        if receive_bytes_max is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes_max)
         self._socket.settimeout(60)
         self._correlation = 0
 
@@ -72,7 +76,7 @@ class RawConnection:
     def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            more = self._socket.recv(count - len(data))
+            more = self._socket.recv(min(count - len(data), self._receive_bytes_max or count))
             assert more, "connection closed"
             data += more
         return bytes(data)

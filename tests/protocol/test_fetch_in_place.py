@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +84,33 @@ def test_every_chunk_leaves_in_at_most_one_piece(
     version, oracle = case
     fed = scan_in_place(version, framed_of(oracle), cuts, 1234, fs.hide_node_endpoints)
     assert max(len(pieces) for pieces in fed) == 1
+
+
+@given(responses(), st.integers(1, 4_000), st.randoms(use_true_random=False))
+def test_records_may_go_by_another_way(
+    case: tuple[int, OracleResponse], step: int, rng: Random
+) -> None:
+    version, oracle = case
+    framed = framed_of(oracle)
+    scanner = fs.FetchResponseScan(
+        version,
+        len(framed),
+        lambda head: fr.HeadPatch(head.correlation_id, 1234),
+        lambda topic, partition, code: fr.PartitionPatch(7, 6, 5) if code == 1 else None,
+        fs.hide_node_endpoints,
+    )
+    got, pos = b"", 0
+    while not scanner.done:
+        pieces = scanner.feed(memoryview(bytearray(framed[pos : pos + min(step, scanner.left)])))
+        got += b"".join(bytes(piece) for piece in pieces)
+        pos = len(framed) - scanner.left
+        passing = rng.randint(0, scanner.records_left)
+        scanner.passed_by(passing)
+        got += framed[pos : pos + passing]
+        pos += passing
+    fed = scan_in_place(version, framed, [], 1234, fs.hide_node_endpoints)
+    assert got == b"".join(fed[0])
+    assert len(got) == len(framed)
 
 
 @given(responses())

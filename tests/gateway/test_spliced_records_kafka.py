@@ -1,0 +1,91 @@
+"""Large answers of the tail: copied or spliced, their records are the broker's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from proxy_process import ProxyProcess
+from raw_fetch import RawConnection
+from topic_data import TopicData, produce
+
+from lab.kafka import KafkaServer
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.skipif(not hasattr(os, "splice"), reason="no splice on this system"),
+]
+
+TOPIC, PARTITIONS = "spliced", 3
+ANSWER_BYTES_MIN = 4 << 20
+Answers = dict[int, list[tuple[int, bytes]]]  # by version: (partition, records)
+
+
+@pytest.fixture(scope="module")
+def proxy(
+    kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    kafka_server.create_topic(TOPIC, PARTITIONS)
+    produce(kafka_server.bootstrap, TopicData(TOPIC), 400, partition_count=PARTITIONS, size=5_000)
+    folder: Path = tmp_path_factory.mktemp("spliced")
+    with ProxyProcess(kafka_server.bootstrap, (folder / "store").as_uri(), folder) as running:
+        yield running
+
+
+def answers(connection: RawConnection, topic_id: UUID) -> Answers:
+    """Two of each version: what one leaves behind it would meet the next."""
+    found: Answers = {}
+    for version in (4, 6, 7, 11, 12, 13, 16, 17):
+        for _ in range(2):
+            answer = connection.fetch_response(
+                version,
+                TOPIC,
+                topic_id if version >= 13 else None,
+                dict.fromkeys(range(PARTITIONS), 0),
+                bytes_max=8 << 20,
+            )
+            found.setdefault(version, []).extend(
+                (p.partition_index, bytes(p.records)) for p in answer.responses[0].partitions
+            )
+    return found
+
+
+def test_records_are_the_brokers_own(proxy: ProxyProcess, kafka_server: KafkaServer) -> None:
+    with (
+        RawConnection(kafka_server.bootstrap) as direct,
+        RawConnection(proxy.bootstrap) as through,
+    ):
+        topic_id = direct.topic_id(TOPIC)
+        expected = answers(direct, topic_id)
+        assert all(
+            sum(len(records) for _, records in of_one) > ANSWER_BYTES_MIN
+            for of_one in expected.values()
+        )
+        assert answers(through, topic_id) == expected
+    size = sum(len(records) for of_one in expected.values() for _, records in of_one)
+    assert proxy.metric("fetchproxy_spliced_bytes_total") > size / 2
+
+
+def test_clients_that_take_turns_and_one_that_is_slow(
+    proxy: ProxyProcess, kafka_server: KafkaServer
+) -> None:
+    """One pipe for all of them: nobody gets another one's bytes."""
+    with RawConnection(kafka_server.bootstrap) as direct:
+        topic_id = direct.topic_id(TOPIC)
+        expected = answers(direct, topic_id)
+    got: list[Answers] = []
+
+    def read(slow: bool) -> None:
+        with RawConnection(proxy.bootstrap, receive_bytes_max=20_000 if slow else None) as through:
+            got.append(answers(through, topic_id))
+
+    readers = [threading.Thread(target=read, args=(i == 0,)) for i in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert [answer == expected for answer in got] == [True] * 4
