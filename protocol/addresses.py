@@ -21,6 +21,7 @@ from protocol.headers import response_body
 from protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uvarint
 
 NODE_ENDPOINTS_TAG = 0
+UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka version
 FETCH_ENDPOINTS_FROM = 16
 
 # (node id, host, port) as the broker names it -> (host, port) as the client shall see it.
@@ -183,3 +184,18 @@ def _size_start(tag_section: Buffer, start: int, end: int) -> int:
     while pos > 0 and tag_section[pos - 1] & 0x80:
         pos -= 1
     return pos
+
+
+def hide_node_endpoints(tags: bytes) -> bytes:
+    """The tagged fields with NodeEndpoints under a number that clients skip; same length."""
+    cursor = Cursor(tags)
+    out = bytearray(tags)
+    for _ in range(cursor.uvarint()):
+        at = cursor.pos
+        tag = cursor.uvarint()
+        size = cursor.uvarint()
+        start = cursor.skip(size, "tagged field")
+        if tag == NODE_ENDPOINTS_TAG:
+            out[at] = UNKNOWN_TAG
+            out[start : start + size] = bytes(size)
+    return bytes(out)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from struct import Struct
 
+from protocol.addresses import hide_node_endpoints
 from protocol.errors import MalformedMessage, Truncated
 from protocol.fetch_request import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM, TopicRef
 from protocol.fetch_response import (
@@ -32,12 +33,10 @@ from protocol.fetch_response import (
     plain_head,
     plain_run,
 )
-from protocol.primitives import INT16, INT32, INT64, Buffer, Cursor, decode_uvarint
+from protocol.primitives import INT16, INT32, INT64, Buffer, decode_uvarint
 
 NODE_ENDPOINTS_FROM = 16
 LOG_START_FROM = 5
-NODE_ENDPOINTS_TAG = 0
-UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka version
 
 # Errors travel in small answers; up to here an answer is held so that its endpoints are rewritten.
 HELD_BYTES_MAX = 16 * 1024
@@ -356,21 +355,6 @@ class FetchResponseScan:
             )
         else:
             WATERMARKS_V4.pack_into(buf, pos + 6, patch.high_watermark, patch.last_stable_offset)
-
-
-def hide_node_endpoints(tags: bytes) -> bytes:
-    """The tagged fields with NodeEndpoints under a number that clients skip; same length."""
-    cursor = Cursor(tags)
-    out = bytearray(tags)
-    for _ in range(cursor.uvarint()):
-        at = cursor.pos
-        tag = cursor.uvarint()
-        size = cursor.uvarint()
-        start = cursor.skip(size, "tagged field")
-        if tag == NODE_ENDPOINTS_TAG:
-            out[at] = UNKNOWN_TAG
-            out[start : start + size] = bytes(size)
-    return bytes(out)
 
 
 def _int(kind: Struct, buf: memoryview, pos: int, end: int, begin: int) -> tuple[int, int]:

@@ -16,8 +16,7 @@ from fetchproxy.config.node_map import NodePlace, parse_node_map
 from fetchproxy.config.sections import GatewayConfig
 from fetchproxy.errors import ConfigError
 from fetchproxy.gateway.server_names import ServerNames
-from protocol.addresses import AnswerAddresses, splice_node_endpoints_tag
-from protocol.fetch_scan import hide_node_endpoints
+from protocol.addresses import AnswerAddresses, hide_node_endpoints, splice_node_endpoints_tag
 from protocol.primitives import Buffer
 
 log = structlog.get_logger(__name__)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse as OracleResponse
 from test_fetch_wire import responses
 
+from protocol import addresses
 from protocol import fetch_response as fr
 from protocol import fetch_scan as fs
 from protocol.primitives import Buffer
@@ -59,7 +60,7 @@ def test_an_answer_patched_in_place_is_otherwise_unchanged(
     if every_byte and len(framed) < 3000:
         cuts = list(range(len(framed)))
     session_id = oracle.session_id if same_session else 1234
-    fed = scan_in_place(version, framed, cuts, session_id, fs.hide_node_endpoints)
+    fed = scan_in_place(version, framed, cuts, session_id, addresses.hide_node_endpoints)
     got = b"".join(piece for pieces in fed for piece in pieces)
 
     expected = OracleResponse[version].decode(framed, header=True, framed=True)
@@ -82,7 +83,7 @@ def test_every_chunk_leaves_in_at_most_one_piece(
     case: tuple[int, OracleResponse], cuts: list[int]
 ) -> None:
     version, oracle = case
-    fed = scan_in_place(version, framed_of(oracle), cuts, 1234, fs.hide_node_endpoints)
+    fed = scan_in_place(version, framed_of(oracle), cuts, 1234, addresses.hide_node_endpoints)
     assert max(len(pieces) for pieces in fed) == 1
 
 
@@ -97,7 +98,7 @@ def test_records_may_go_by_another_way(
         len(framed),
         lambda head: fr.HeadPatch(head.correlation_id, 1234),
         lambda topic, partition, code: fr.PartitionPatch(7, 6, 5) if code == 1 else None,
-        fs.hide_node_endpoints,
+        addresses.hide_node_endpoints,
     )
     got, pos = b"", 0
     while not scanner.done:
@@ -108,7 +109,7 @@ def test_records_may_go_by_another_way(
         scanner.passed_by(passing)
         got += framed[pos : pos + passing]
         pos += passing
-    fed = scan_in_place(version, framed, [], 1234, fs.hide_node_endpoints)
+    fed = scan_in_place(version, framed, [], 1234, addresses.hide_node_endpoints)
     assert got == b"".join(fed[0])
     assert len(got) == len(framed)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest as OracleRequest
 from kafka.protocol.consumer import FetchResponse as OracleResponse
 
+from protocol import addresses
 from protocol import fetch_response as fr
 from protocol import fetch_scan as fs
 from protocol.errors import WireError
@@ -173,7 +174,7 @@ def test_a_scanned_answer_is_patched_and_otherwise_unchanged(
     )
     injected += b"stored" + fr.encode_partition_end(version) + fr.encode_topic_end(version)
     patch = fr.HeadPatch(99, 1234, 1, [injected])
-    got = scan(version, framed, cuts, patch, fs.hide_node_endpoints)
+    got = scan(version, framed, cuts, patch, addresses.hide_node_endpoints)
     seen = OracleResponse[version].decode(got, header=True, framed=True)
     assert int.from_bytes(got[:4], "big") == len(got) - 4
     assert seen.header.correlation_id == 99
