@@ -186,17 +186,20 @@ class Cluster:
         """
         now = asyncio.get_running_loop().time()
         oldest = now - max_age_ms / 1000 if not_older_than is None else min(not_older_than, now)
-        while True:
-            known = self._edges.get(tip)
-            if known is not None and known.asked_at >= oldest:
-                return known.edges
+        while not self.knows_log_edges(tip, oldest):
             # A flight that began before `oldest` may land here; the next round then asks anew.
             await self._edges_flights.run(tip, lambda: self._ask_edges(tip))
+        return self._edges[tip].edges
 
     def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
         """The last known, however old. Never blocks."""
         known = self._edges.get(tip)
         return None if known is None else known.edges
+
+    def knows_log_edges(self, tip: TopicIdPartition, not_older_than: float) -> bool:
+        """Whether `log_edges` would answer from memory. Never blocks."""
+        known = self._edges.get(tip)
+        return known is not None and known.asked_at >= not_older_than
 
     async def fetch(
         self,

@@ -183,9 +183,9 @@ class FetchJudging:
 
     def refresh_edges(self, tip: TopicIdPartition) -> None:
         """Keep the shown watermarks current while the archive is read; off the fetch's path."""
-        if tip not in self._refreshing:
+        oldest = self._parts.clock() - EDGES_AGE_MAX_MS / 1000
+        if tip not in self._refreshing and not self._parts.cluster.knows_log_edges(tip, oldest):
             self._refreshing.add(tip)
-            oldest = self._parts.clock() - EDGES_AGE_MAX_MS / 1000
             self._spawn(self._ask_edges(tip, oldest), "refresh-log-edges")
 
     async def _ask_edges(self, tip: TopicIdPartition, not_older_than: float) -> None:

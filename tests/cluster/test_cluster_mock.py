@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -106,6 +107,10 @@ async def test_fetch_gives_whole_raw_batches(
         edges = await cluster.log_edges(tip)
         assert (edges.log_start_offset, edges.high_watermark) == (0, 500)
         assert cluster.cached_log_edges(tip) == edges
+        now = asyncio.get_running_loop().time()
+        assert cluster.knows_log_edges(tip, now - 60)
+        assert not cluster.knows_log_edges(tip, now + 1)
+        assert not cluster.knows_log_edges(replace(tip, partition=0), now - 60)
 
 
 async def test_out_of_range_is_an_answer(mock_producer: Producer, config: ClusterConfig) -> None:
