@@ -1,0 +1,195 @@
+"""Stored bytes of a partition's log to Arrow: headers, checksums, who counts, decompression, rows.
+
+What is damaged is told to the caller's `on_fault`, which raises, or returns to go on behind it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import crc32c
+import numpy as np
+
+from fetchproxy.pipeline.decoder import header_scan, record_rows
+from fetchproxy.pipeline.decoder.aborted_batches import AbortedBatches
+from fetchproxy.pipeline.decoder.arrow_batches import ArrowBatches, BrokenRecords, RowLimits
+from fetchproxy.pipeline.decoder.decompression import Arena
+from fetchproxy.pipeline.decoder.header_scan import ScannedHeaders, scan_headers
+from protocol.errors import MalformedMessage
+from protocol.record_batch import CRC_COVERS_FROM, HEADER_BYTES
+
+# Position in the log in bytes, offset, what is wrong. May raise, which ends the decoding.
+OnFault = Callable[[int, int, str], None]
+
+
+class LogDecoder:
+    """One partition's log, chunk by chunk; `on_fault` is told of each damaged batch once."""
+
+    def __init__(self, rows: ArrowBatches, on_fault: OnFault, *, goes_on: bool = False) -> None:
+        """`goes_on`: `on_fault` may return; then a batch is looked through before it gives rows."""
+        self._rows = rows
+        self._on_fault = on_fault
+        self._goes_on = goes_on
+        self._arena = Arena()
+
+    def decode(
+        self,
+        chunk: bytes | bytearray,
+        limits: RowLimits,
+        *,
+        position: int = 0,
+        first_offset: int = 0,
+        borders: Sequence[int] = (),
+        aborted: AbortedBatches | None = None,
+    ) -> Iterator[Any]:
+        """pyarrow.RecordBatches of a chunk that begins and ends between batches.
+
+        `position` and `first_offset` are the chunk's own in the log; behind broken headers reading
+        goes on at the next of `borders` (rising positions in the log where a batch begins). Batches
+        of `aborted` transactions give no rows; None: all do.
+        """
+        data = np.frombuffer(chunk, np.uint8)
+        data.flags.writeable = False
+        at = 0
+        while at < len(data):
+            headers = scan_headers(data, at, len(data))
+            yield from self._rows_of(data, headers, limits, position, aborted)
+            if headers.fault == header_scan.WHOLE:
+                return
+            if len(headers.table):
+                first_offset = int(headers.table[-1, header_scan.LAST_OFFSET]) + 1
+            what = f"batch {header_scan.FAULTS[headers.fault]}"
+            self._on_fault(position + headers.end, first_offset, what)
+            index = bisect_right(borders, position + headers.end)
+            at = borders[index] - position if index < len(borders) else len(data)
+
+    def _rows_of(
+        self,
+        data: Any,
+        headers: ScannedHeaders,
+        limits: RowLimits,
+        position: int,
+        aborted: AbortedBatches | None,
+    ) -> Iterator[Any]:
+        table = headers.table
+        in_range = (table[:, header_scan.LAST_OFFSET] >= limits.offset_from) & (
+            table[:, header_scan.BASE_OFFSET] < limits.offset_end
+        )
+        sound = self._sound(memoryview(data), table, np.flatnonzero(in_range), position)
+        # A batch without any timestamp has -1, which is also that of its records.
+        gives_rows = (
+            in_range
+            & ~headers.is_control
+            & (table[:, header_scan.MAX_TIMESTAMP] >= limits.timestamp_min)
+            & (table[:, header_scan.COUNT] > 0)
+        )
+        if aborted is not None:
+            gives_rows &= ~aborted.among(headers)
+        chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
+        codecs = headers.codec.tolist()
+        batches = _record_places(headers)
+        stored: list[int] = []  # consecutive ones that need no decompression
+        packed: list[int] = []  # consecutive ones in the arena
+        for i in chosen:
+            if codecs[i]:
+                if stored:
+                    yield from self._flush(data, batches, stored, limits, headers, position)
+                if not self._arena.has_room:
+                    yield from self._flush_arena(batches, packed, limits, headers, position)
+                if self._unpack(memoryview(data), batches, i, codecs[i], headers, position):
+                    packed.append(i)
+            else:
+                if packed:
+                    yield from self._flush_arena(batches, packed, limits, headers, position)
+                if self._looks_sound(data, batches[i], headers, i, position):
+                    stored.append(i)
+        yield from self._flush(data, batches, stored, limits, headers, position)
+        yield from self._flush_arena(batches, packed, limits, headers, position)
+
+    def _sound(self, view: memoryview, table: Any, indices: Any, position: int) -> set[int]:
+        """Those of `indices` whose bytes have the checksum that they state."""
+        sound = set()
+        columns = (header_scan.POSITION, header_scan.SIZE, header_scan.CRC, header_scan.BASE_OFFSET)
+        rows = table[indices][:, columns].tolist()
+        for i, (start, size, crc, base) in zip(indices.tolist(), rows, strict=True):
+            found = crc32c.crc32c(view[start + CRC_COVERS_FROM : start + size])
+            if found == crc:
+                sound.add(i)
+            else:
+                what = f"batch has CRC-32C {found:08x}, its header says {crc:08x}"
+                self._on_fault(position + start, base, what)
+        return sound
+
+    def _unpack(
+        self,
+        view: memoryview,
+        batches: Any,
+        i: int,
+        codec: int,
+        headers: ScannedHeaders,
+        position: int,
+    ) -> bool:
+        start, end = batches[i, record_rows.START], batches[i, record_rows.END]
+        try:
+            place = self._arena.add(codec, view[start:end])
+        except MalformedMessage as error:
+            self._fault_in(headers, i, position, str(error))
+            return False
+        batches[i, record_rows.START : record_rows.END + 1] = place
+        return self._looks_sound(self._arena.data, batches[i], headers, i, position)
+
+    def _looks_sound(
+        self, data: Any, batch: Any, headers: ScannedHeaders, i: int, position: int
+    ) -> bool:
+        if not self._goes_on:
+            return True
+        fault = record_rows.first_fault(data, batch)
+        if fault:
+            self._fault_in(headers, i, position, record_rows.FAULTS[fault])
+        return not fault
+
+    def _flush(
+        self,
+        data: Any,
+        batches: Any,
+        chosen: list[int],
+        limits: RowLimits,
+        headers: ScannedHeaders,
+        position: int,
+    ) -> Iterator[Any]:
+        try:
+            yield from self._rows.of(data, batches[chosen], limits)
+        except BrokenRecords as broken:
+            self._fault_in(headers, chosen[broken.index], position, broken.what)
+        chosen.clear()
+
+    def _flush_arena(
+        self,
+        batches: Any,
+        chosen: list[int],
+        limits: RowLimits,
+        headers: ScannedHeaders,
+        position: int,
+    ) -> Iterator[Any]:
+        yield from self._flush(self._arena.data, batches, chosen, limits, headers, position)
+        self._arena.clear()
+
+    def _fault_in(self, headers: ScannedHeaders, i: int, position: int, what: str) -> None:
+        place = position + int(headers.table[i, header_scan.POSITION])
+        self._on_fault(place, int(headers.table[i, header_scan.BASE_OFFSET]), what)
+
+
+def _record_places(headers: ScannedHeaders) -> Any:
+    """The batches as `record_rows` wants them, with the places of their stored records."""
+    table = headers.table
+    batches = np.empty((len(table), record_rows.BATCH_FIELDS), np.int64)
+    batches[:, record_rows.START] = table[:, header_scan.POSITION] + HEADER_BYTES
+    batches[:, record_rows.END] = table[:, header_scan.POSITION] + table[:, header_scan.SIZE]
+    batches[:, record_rows.COUNT] = table[:, header_scan.COUNT]
+    batches[:, record_rows.BASE_OFFSET] = table[:, header_scan.BASE_OFFSET]
+    batches[:, record_rows.BASE_TIMESTAMP] = table[:, header_scan.BASE_TIMESTAMP]
+    batches[:, record_rows.LOG_APPEND] = headers.is_log_append_time
+    batches[:, record_rows.APPEND_TIMESTAMP] = table[:, header_scan.MAX_TIMESTAMP]
+    return batches

@@ -1,0 +1,332 @@
+"""Batches of other people's builders to Arrow, against other people's readers."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_batches import (
+    BUILDERS,
+    CODECS,
+    READERS,
+    Record,
+    Row,
+    made_batch,
+    marker,
+    reseal,
+    rows_read_by,
+)
+
+from fetchproxy.model import AbortedTxn
+from fetchproxy.pipeline.decoder.aborted_batches import AbortedBatches
+from fetchproxy.pipeline.decoder.arrow_batches import (
+    BATCH_BYTES_MAX,
+    COLUMNS,
+    ROWS_MAX,
+    ArrowBatches,
+    RowLimits,
+    arrow_schema,
+)
+from fetchproxy.pipeline.decoder.log_decoder import LogDecoder, OnFault
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Fault = tuple[int, int, str]
+
+
+def raised(position: int, offset: int, what: str) -> None:
+    raise AssertionError(f"byte {position}, offset {offset}: {what}")
+
+
+def collected(faults: list[Fault]) -> OnFault:
+    return lambda position, offset, what: faults.append((position, offset, what))
+
+
+def decoded(
+    log: bytes,
+    limits: RowLimits | None = None,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    aborted: AbortedBatches | None = None,
+    **sizes: int,
+) -> list[Any]:
+    decoder = LogDecoder(ArrowBatches(columns, "orders", 7, **sizes), raised)
+    found = list(decoder.decode(log, limits or RowLimits(), aborted=aborted))
+    for batch in found:
+        batch.validate(full=True)
+        assert batch.schema == arrow_schema(columns)
+    return found
+
+
+def decoded_with_faults(
+    log: bytes, borders: Sequence[int] = (), position: int = 0
+) -> tuple[list[int], list[Fault]]:
+    """The offsets that are left, and what was said of the rest."""
+    faults: list[Fault] = []
+    decoder = LogDecoder(ArrowBatches(COLUMNS, "orders", 7), collected(faults), goes_on=True)
+    found = decoder.decode(log, RowLimits(), borders=borders, position=position)
+    return [o for batch in found for o in batch.column("offset").to_pylist()], faults
+
+
+def as_rows(batches: Sequence[Any]) -> list[Row]:
+    rows = []
+    for batch in batches:
+        for row in batch.to_pylist():
+            assert (row["topic"], row["partition"]) == ("orders", 7)
+            headers = row["headers"]
+            assert headers is None or headers, "no headers are null, as Spark's own source has them"
+            rows.append(
+                Row(
+                    row["key"],
+                    row["value"],
+                    row["offset"],
+                    (row["timestamp"] - EPOCH) // timedelta(milliseconds=1),
+                    row["timestampType"],
+                    tuple((h["key"], h["value"]) for h in headers or ()),
+                )
+            )
+    return rows
+
+
+def offsets(batches: Sequence[Any]) -> list[int]:
+    return [o for batch in batches for o in batch.column("offset").to_pylist()]
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+header_lists = st.lists(st.tuples(texts, st.none() | st.binary(max_size=40)), max_size=4)
+records = st.builds(
+    Record,
+    key=st.none() | st.binary(max_size=200),
+    value=st.none() | st.binary(max_size=300),
+    timestamp=st.integers(0, 2_000_000_000_000),
+    headers=header_lists.map(tuple),
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[bytes]:
+    batches, offset = [], draw(st.integers(0, 2**40))
+    for _ in range(draw(st.integers(1, 5))):
+        chosen = draw(st.lists(records, min_size=1, max_size=40))
+        batch = made_batch(
+            offset,
+            chosen,
+            codec=draw(st.sampled_from(CODECS)),
+            builder=draw(st.sampled_from(BUILDERS)),
+            append_time=draw(st.none() | st.integers(0, 2_000_000_000_000)),
+        )
+        batches.append(batch)
+        offset += len(chosen) + draw(st.integers(0, 10))
+    return batches
+
+
+@given(logs(), st.sampled_from(READERS), st.integers(1, 9), st.integers(200, 4000))
+def test_rows_are_those_of_other_readers(
+    batches: list[bytes], reader: Any, rows_max: int, batch_bytes_max: int
+) -> None:
+    found = decoded(b"".join(batches), rows_max=rows_max, batch_bytes_max=batch_bytes_max)
+    assert as_rows(found) == rows_read_by(reader, batches)
+    assert all(batch.num_rows <= rows_max for batch in found)
+
+
+@given(logs(), st.data())
+def test_limits_leave_out_what_lies_beyond_them(batches: list[bytes], data: st.DataObject) -> None:
+    every = rows_read_by(READERS[0], batches)
+    border = st.sampled_from([row.offset for row in every])
+    time = st.sampled_from([row.timestamp for row in every])
+    limits = RowLimits(
+        data.draw(border),
+        data.draw(border) + data.draw(st.integers(0, 1)),
+        data.draw(time),
+        data.draw(time),
+    )
+    assert as_rows(decoded(b"".join(batches), limits)) == [
+        row
+        for row in every
+        if limits.offset_from <= row.offset < limits.offset_end
+        and limits.timestamp_min <= row.timestamp <= limits.timestamp_max
+    ]
+
+
+@given(logs(), st.sets(st.sampled_from(COLUMNS)).map(sorted))
+def test_only_the_asked_columns_are_there(batches: list[bytes], columns: list[str]) -> None:
+    whole = pa.Table.from_batches(decoded(b"".join(batches)))
+    found = decoded(b"".join(batches), columns=columns)
+    if not columns:
+        assert sum(batch.num_rows for batch in found) == whole.num_rows
+    else:
+        assert pa.Table.from_batches(found) == whole.select(columns)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_many_rows_come_in_batches_of_bounded_size(codec: int) -> None:
+    many = [Record(b"k", bytes(90)) for _ in range(30_000)]
+    log = made_batch(0, many, codec=codec) + made_batch(30_000, many, codec=codec)
+    found = decoded(log)
+    assert offsets(found) == list(range(60_000))
+    assert [batch.num_rows for batch in found] == [ROWS_MAX] * 3
+    large = [Record(None, bytes(100_000)) for _ in range(100)]
+    found = decoded(made_batch(0, large, codec=codec))
+    assert offsets(found) == list(range(100))
+    assert max(batch.nbytes for batch in found) <= BATCH_BYTES_MAX
+    assert len(found) == 3
+
+
+def test_a_record_that_is_larger_than_a_batch_comes_alone() -> None:
+    sizes = (10, 5 * 1024 * 1024, 10, 20)
+    log = made_batch(0, [Record(None, bytes(size)) for size in sizes], codec=4)
+    found = decoded(log, columns=["value"])
+    assert [[len(value) for value in b.column(0).to_pylist()] for b in found] == [
+        [10],
+        [5 * 1024 * 1024],
+        [10, 20],
+    ]
+
+
+def test_a_batch_that_unpacks_to_more_than_the_arena() -> None:
+    large = [Record(None, bytes([i]) * 1_000_000) for i in range(40)]
+    for codec in CODECS:
+        log = made_batch(0, [Record()], codec=codec) + made_batch(1, large, codec=codec)
+        assert as_rows(decoded(log))[1:] == rows_read_by(READERS[0], [made_batch(1, large)])
+
+
+def test_control_batches_give_no_rows_and_committed_ones_leave_out_what_was_aborted() -> None:
+    def data(base: int, producer: int) -> bytes:
+        return made_batch(base, [Record()] * 10, producer_id=producer, transactional=True)
+
+    log = b"".join(
+        [
+            data(0, 1),
+            data(10, 2),
+            data(20, 1),
+            marker(30, 1, 0),
+            marker(31, 2, 1),
+            data(32, 1),
+            marker(42, 1, 1),
+            made_batch(43, [Record()] * 2),
+            made_batch(45, [Record()] * 2, producer_id=1),  # idempotent: in no transaction
+        ]
+    )
+    aborted = AbortedBatches([AbortedTxn(0, 30, 1, 31), AbortedTxn(44, 46, 1, 47)])
+    assert offsets(decoded(log)) == [*range(30), *range(32, 42), *range(43, 47)]
+    assert offsets(decoded(log, aborted=aborted)) == [
+        *range(10, 20),
+        *range(32, 42),
+        *range(43, 47),
+    ]
+    assert offsets(decoded(log, aborted=AbortedBatches(()))) == offsets(decoded(log))
+
+
+def test_no_timestamp_is_what_spark_makes_of_it() -> None:
+    batch = bytearray(made_batch(0, [Record(timestamp=0)]))
+    struct.pack_into(">qq", batch, 27, -1, -1)
+    assert [row.timestamp for row in as_rows(decoded(reseal(batch)))] == [-1]
+
+
+def test_a_timestamp_that_microseconds_cannot_say_is_a_fault() -> None:
+    batch = bytearray(made_batch(0, [Record(timestamp=0)]))
+    struct.pack_into(">qq", batch, 27, 2**62, 2**62)
+    log = reseal(batch) + made_batch(1, [Record()])
+    left, faults = decoded_with_faults(log)
+    assert left == [1]
+    assert faults == [(0, 0, "a timestamp is beyond what microseconds can say")]
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_flipped_bit_costs_its_batch_alone(codec: int) -> None:
+    batches = [made_batch(10 * i, [Record(value=bytes(50))] * 10, codec=codec) for i in range(3)]
+    start = len(batches[0])
+    damaged = bytearray(b"".join(batches))
+    damaged[start + 70] ^= 4
+    left, faults = decoded_with_faults(bytes(damaged))
+    assert left == [*range(10), *range(20, 30)]
+    [(position, offset, what)] = faults
+    assert (position, offset) == (start, 10)
+    assert "CRC-32C" in what
+
+
+def test_broken_records_under_a_right_checksum_give_no_row() -> None:
+    batch = bytearray(made_batch(10, [Record(value=bytes(20))] * 10))
+    batch[61 + 5 * (len(batch) - 61) // 10] = 0xFE  # the sixth record's length
+    log = made_batch(0, [Record()] * 10) + reseal(batch) + made_batch(20, [Record()])
+    left, faults = decoded_with_faults(log)
+    assert left == [*range(10), 20]
+    assert [offset for _, offset, _ in faults] == [10]
+    with pytest.raises(AssertionError, match="offset 10: "):
+        decoded(log)
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_broken_codec_stream_is_a_fault(codec: int) -> None:
+    batch = bytearray(made_batch(0, [Record(value=bytes(1000))] * 10, codec=codec))
+    for i in range(75, len(batch)):
+        batch[i] = 0xAA
+    left, faults = decoded_with_faults(reseal(batch) + made_batch(10, [Record()]))
+    assert left == [10]
+    assert len(faults) == 1
+
+
+def test_behind_broken_headers_reading_goes_on_at_the_next_border() -> None:
+    batches = [made_batch(10 * i, [Record(value=bytes(50))] * 10) for i in range(4)]
+    size = len(batches[0])
+    damaged = bytearray(b"".join(batches))
+    damaged[size + 16] = 1  # the magic
+    borders = [1000 + i * size for i in (0, 2, 3)]
+    left, faults = decoded_with_faults(bytes(damaged), borders, position=1000)
+    assert left == [*range(10), *range(20, 40)]
+    assert faults == [(1000 + size, 10, "batch has a magic other than 2")]
+    assert decoded_with_faults(bytes(damaged))[0] == [*range(10)]
+
+
+def test_a_cut_log_says_so() -> None:
+    log = made_batch(0, [Record()]) + made_batch(1, [Record()])
+    assert decoded_with_faults(log[:-1]) == ([0], [(len(log) // 2, 1, "batch is cut off")])
+    assert decoded_with_faults(log[:20]) == ([], [(0, 0, "batch is cut off")])
+
+
+@settings(max_examples=60)
+@given(logs(), st.data())
+def test_damage_gives_no_row_that_was_not_there(batches: list[bytes], data: st.DataObject) -> None:
+    log = bytearray(b"".join(batches))
+    start = data.draw(st.integers(0, len(log) - 1))
+    for at in range(start, min(len(log), start + data.draw(st.integers(1, 30)))):
+        log[at] ^= data.draw(st.integers(1, 255))
+    decoder = LogDecoder(ArrowBatches(COLUMNS, "orders", 7), lambda *_: None, goes_on=True)
+    # Base offset and leader epoch are not under the checksum: readers know them from the index.
+    found = as_rows(decoder.decode(bytes(log), RowLimits()))
+    there = [dataclasses.replace(r, offset=0) for r in rows_read_by(READERS[0], batches)]
+    assert all(dataclasses.replace(row, offset=0) in there for row in found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damage_under_a_right_checksum_never_leads_out_of_the_batch(seed: int) -> None:
+    """Compiled code reads by addresses: here it would crash, or read what lies behind the batch."""
+    dice = random.Random(seed)
+    record = Record(b"key", b"value", headers=(("h", b"x"), ("g", None)))
+    sound = made_batch(0, [record] * 5)
+    secret = made_batch(5, [Record(b"SECRET", b"SECRET")] * 5)
+    for _ in range(200):
+        damaged = bytearray(sound)
+        for _ in range(dice.randint(1, 4)):
+            damaged[dice.randrange(57, len(damaged))] = dice.randrange(256)
+        log = reseal(damaged) + secret
+        faults: list[Fault] = []
+        decoder = LogDecoder(
+            ArrowBatches(["key", "value"], "orders", 7), collected(faults), goes_on=True
+        )
+        batches = decoder.decode(log, RowLimits(), borders=[len(sound)])
+        found = [row for batch in batches for row in batch.to_pylist()]
+        of_it = found[:-5]
+        assert found[-5:] == [{"key": b"SECRET", "value": b"SECRET"}] * 5
+        assert not (faults and of_it)
+        assert not any(b"SECRET" in (field or b"") for row in of_it for field in row.values())
