@@ -14,7 +14,12 @@ import numpy as np
 
 from fetchproxy.pipeline.decoder import header_scan, record_rows
 from fetchproxy.pipeline.decoder.aborted_batches import AbortedBatches
-from fetchproxy.pipeline.decoder.arrow_batches import ArrowBatches, BrokenRecords, RowLimits
+from fetchproxy.pipeline.decoder.arrow_batches import (
+    OFFSET_MAX,
+    ArrowBatches,
+    BrokenRecords,
+    RowLimits,
+)
 from fetchproxy.pipeline.decoder.decompression import Arena
 from fetchproxy.pipeline.decoder.header_scan import ScannedHeaders, scan_headers
 from protocol.errors import MalformedMessage
@@ -41,25 +46,28 @@ class LogDecoder:
         *,
         position: int = 0,
         first_offset: int = 0,
+        last_offset: int = OFFSET_MAX,
         borders: Sequence[int] = (),
         aborted: AbortedBatches | None = None,
     ) -> Iterator[Any]:
         """pyarrow.RecordBatches of a chunk that begins and ends between batches.
 
-        `position` and `first_offset` are the chunk's own in the log; behind broken headers reading
-        goes on at the next of `borders` (rising positions in the log where a batch begins). Batches
-        of `aborted` transactions give no rows; None: all do.
+        `position` is the chunk's own in the log, its offsets lie between `first_offset` and
+        `last_offset`, both inclusive; behind broken headers reading goes on at the next of
+        `borders` (rising positions in the log where a batch begins). Batches of `aborted`
+        transactions give no rows; None: all do.
         """
         data = np.frombuffer(chunk, np.uint8)
         data.flags.writeable = False
         at = 0
         while at < len(data):
             headers = scan_headers(data, at, len(data))
-            yield from self._rows_of(data, headers, limits, position, aborted)
+            placed = self._in_place(headers.table, position, first_offset, last_offset)
+            yield from self._rows_of(data, headers, placed, limits, position, aborted)
             if headers.fault == header_scan.WHOLE:
                 return
-            if len(headers.table):
-                first_offset = int(headers.table[-1, header_scan.LAST_OFFSET]) + 1
+            if placed.any():
+                first_offset = int(headers.table[placed, header_scan.LAST_OFFSET].max()) + 1
             what = f"batch {header_scan.FAULTS[headers.fault]}"
             self._on_fault(position + headers.end, first_offset, what)
             index = bisect_right(borders, position + headers.end)
@@ -69,13 +77,16 @@ class LogDecoder:
         self,
         data: Any,
         headers: ScannedHeaders,
+        placed: Any,
         limits: RowLimits,
         position: int,
         aborted: AbortedBatches | None,
     ) -> Iterator[Any]:
         table = headers.table
-        in_range = (table[:, header_scan.LAST_OFFSET] >= limits.offset_from) & (
-            table[:, header_scan.BASE_OFFSET] < limits.offset_end
+        in_range = (
+            placed
+            & (table[:, header_scan.LAST_OFFSET] >= limits.offset_from)
+            & (table[:, header_scan.BASE_OFFSET] < limits.offset_end)
         )
         sound = self._sound(memoryview(data), table, np.flatnonzero(in_range), position)
         # A batch without any timestamp has -1, which is also that of its records.
@@ -107,6 +118,18 @@ class LogDecoder:
                     stored.append(i)
         yield from self._flush(data, batches, stored, limits, headers, position)
         yield from self._flush_arena(batches, packed, limits, headers, position)
+
+    def _in_place(self, table: Any, position: int, first_offset: int, last_offset: int) -> Any:
+        """A boolean for each batch: base offsets are not under the checksum, but they have to rise
+        within what the index says."""
+        bases, lasts = table[:, header_scan.BASE_OFFSET], table[:, header_scan.LAST_OFFSET]
+        placed = (bases >= first_offset) & (lasts <= last_offset)
+        inside = np.flatnonzero(placed)
+        placed[inside[1:][bases[inside[1:]] <= lasts[inside[:-1]]]] = False
+        for i in np.flatnonzero(~placed).tolist():
+            what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
+            self._on_fault(position + int(table[i, header_scan.POSITION]), int(bases[i]), what)
+        return placed
 
     def _sound(self, view: memoryview, table: Any, indices: Any, position: int) -> set[int]:
         """Those of `indices` whose bytes have the checksum that they state."""

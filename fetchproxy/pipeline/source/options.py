@@ -1,0 +1,265 @@
+"""The options of `format("remotelog")`: those of Spark's Kafka source as far as they make sense.
+
+A job moves by changing the format's name and adding `store`: `subscribe`, `subscribePattern` and
+`kafka.isolation.level` are understood as well, and options that only speak of brokers are passed
+over. Pure; any other option is refused, as a mistyped one would go unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.model import IsolationLevel
+
+# Stored bytes of one task: what Spark takes for files (spark.sql.files.maxPartitionBytes).
+PARTITION_BYTES_MAX = 128 * 1024 * 1024
+# Of one range read, index or transaction index, with its retries; then the task fails by name.
+READ_MAX_MS = 300_000
+# Of one partition's metadata; one of a million segments takes minutes from an object store.
+PLAN_MAX_MS = 600_000
+# Of one micro-batch of a stream, in stored bytes; 0: all there is.
+TRIGGER_BYTES_MAX = 0
+
+# Offsets as Spark's JSON has them (and Kafka's ListOffsets).
+LATEST, EARLIEST = -1, -2
+
+_STORE_SETTING = "store."
+_BROKERS_ONLY = re.compile(
+    r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix|maxoffsetspertrigger"
+    r"|minoffsetspertrigger|maxtriggerdelay|maxrecordsperpartition|path"
+)
+_KNOWN = {
+    name.lower(): name
+    for name in (
+        "store",
+        "topics",
+        "subscribe",
+        "topicPattern",
+        "subscribePattern",
+        "assign",
+        "startingOffsets",
+        "endingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
+        "startingOffsetsByTimestamp",
+        "endingOffsetsByTimestamp",
+        "startingOffsetsByTimestampStrategy",
+        "isolationLevel",
+        "includeHeaders",
+        "maxBytesPerPartition",
+        "maxBytesPerTrigger",
+        "minPartitions",
+        "failOnDataLoss",
+        "corruptBatches",
+        "corruptReport",
+        "metadataCacheDir",
+        "readMaxMs",
+        "planMaxMs",
+    )
+}
+
+
+class BoundKind(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSETS = "offsets"
+    TIMESTAMPS = "timestamps"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where reading begins or ends. `by_partition`: offsets, or timestamps in ms; those of a
+    timestamp for all partitions are in `everywhere`."""
+
+    kind: BoundKind
+    by_partition: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    everywhere: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChoice:
+    """One of the three is set. `assigned`: the partitions of each topic."""
+
+    names: frozenset[str] | None = None
+    pattern: str | None = None
+    assigned: Mapping[str, frozenset[int]] | None = None
+
+    def takes(self, topic: str, partition: int) -> bool:
+        if self.names is not None:
+            return topic in self.names
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return partition in (self.assigned or {}).get(topic, ())
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    store: str
+    topics: TopicChoice
+    starting: Bound
+    ending: Bound
+    # What a timestamp after the last record means as a start: an error, or the end.
+    starting_after_end_is_error: bool = True
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    include_headers: bool = False
+    partition_bytes_max: int = PARTITION_BYTES_MAX
+    trigger_bytes_max: int = TRIGGER_BYTES_MAX
+    partitions_min: int = 0
+    fail_on_data_loss: bool = True
+    skip_corrupt: bool = False
+    corrupt_report: str | None = None
+    metadata_cache_dir: str | None = None
+    read_max_ms: int = READ_MAX_MS
+    plan_max_ms: int = PLAN_MAX_MS
+    store_settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
+    """Names in any case. Raises ConfigError, naming the option."""
+    options = _Given({name.lower(): value for name, value in given.items()})
+    unknown = [
+        name
+        for name in options.values
+        if name not in _KNOWN
+        and not name.startswith(_STORE_SETTING)
+        and not _BROKERS_ONLY.fullmatch(name)
+    ]
+    if unknown:
+        known = ", ".join(sorted(_KNOWN.values()))
+        raise ConfigError(f"remotelog: unknown option {unknown[0]!r}; there are {known}")
+    store = options.text("store")
+    if not store:
+        raise ConfigError("remotelog: the option 'store' is needed, as s3://bucket/prefix")
+    default = BoundKind.LATEST if streaming else BoundKind.EARLIEST
+    return SourceOptions(
+        store=store,
+        topics=_topics(options),
+        starting=_bound(options, "starting", default, streaming=streaming),
+        ending=_bound(options, "ending", BoundKind.LATEST, streaming=streaming),
+        starting_after_end_is_error=options.one_of(
+            "startingOffsetsByTimestampStrategy", ("error", "latest")
+        )
+        == "error",
+        isolation=_isolation(options),
+        include_headers=options.boolean("includeHeaders", False),
+        partition_bytes_max=options.number("maxBytesPerPartition", PARTITION_BYTES_MAX, 1),
+        trigger_bytes_max=options.number("maxBytesPerTrigger", TRIGGER_BYTES_MAX, 0),
+        partitions_min=options.number("minPartitions", 0, 0),
+        fail_on_data_loss=options.boolean("failOnDataLoss", True),
+        skip_corrupt=options.one_of("corruptBatches", ("fail", "skip")) == "skip",
+        corrupt_report=options.text("corruptReport"),
+        metadata_cache_dir=options.text("metadataCacheDir"),
+        read_max_ms=options.number("readMaxMs", READ_MAX_MS, 1),
+        plan_max_ms=options.number("planMaxMs", PLAN_MAX_MS, 1),
+        store_settings={
+            name.removeprefix(_STORE_SETTING): value
+            for name, value in options.values.items()
+            if name.startswith(_STORE_SETTING)
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """`values` by lower-case name."""
+
+    values: Mapping[str, str]
+
+    def text(self, name: str) -> str | None:
+        return self.values.get(name.lower())
+
+    def boolean(self, name: str, default: bool) -> bool:
+        text = self.values.get(name.lower(), str(default)).lower()
+        if text not in ("true", "false"):
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected true or false")
+        return text == "true"
+
+    def number(self, name: str, default: int, least: int) -> int:
+        text = self.values.get(name.lower(), str(default))
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected a number from {least} on")
+        return int(text)
+
+    def one_of(self, name: str, choices: tuple[str, ...]) -> str:
+        """The first is the default."""
+        text = self.values.get(name.lower(), choices[0]).lower()
+        if text not in choices:
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected {' or '.join(choices)}")
+        return text
+
+    def json(self, name: str) -> Any:
+        try:
+            return json.loads(self.values[name.lower()])
+        except ValueError as error:
+            raise ConfigError(f"remotelog: {name} is no JSON: {error}") from None
+
+
+def _topics(options: _Given) -> TopicChoice:
+    names = options.text("topics") or options.text("subscribe")
+    pattern = options.text("topicPattern") or options.text("subscribePattern")
+    assign = options.text("assign")
+    if sum(1 for each in (names, pattern, assign) if each) != 1:
+        raise ConfigError("remotelog: give one of topics, topicPattern and assign")
+    if names:
+        return TopicChoice(names=frozenset(n.strip() for n in names.split(",") if n.strip()))
+    if pattern:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"remotelog: topicPattern {pattern!r}: {error}") from None
+        return TopicChoice(pattern=pattern)
+    assigned = options.json("assign")
+    try:
+        return TopicChoice(
+            assigned={topic: frozenset(map(int, chosen)) for topic, chosen in assigned.items()}
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError('remotelog: assign is not like {"topic": [0, 1]}') from None
+
+
+def _isolation(options: _Given) -> IsolationLevel:
+    name = "isolationLevel" if options.text("isolationLevel") else "kafka.isolation.level"
+    level = options.one_of(name, ("read_uncommitted", "read_committed"))
+    return IsolationLevel[level.upper()]
+
+
+def _bound(options: _Given, side: str, default: BoundKind, *, streaming: bool) -> Bound:
+    """By the precedence of Spark's source: a timestamp, timestamps by partition, offsets."""
+    timestamp = f"{side}Timestamp"
+    by_timestamp = f"{side}OffsetsByTimestamp"
+    offsets = f"{side}Offsets"
+    if options.text(timestamp) is not None:
+        return Bound(BoundKind.TIMESTAMPS, everywhere=options.number(timestamp, 0, 0))
+    if options.text(by_timestamp) is not None:
+        return Bound(BoundKind.TIMESTAMPS, _by_partition(by_timestamp, options.json(by_timestamp)))
+    text = (options.text(offsets) or default).lower()
+    if text in (BoundKind.EARLIEST, BoundKind.LATEST):
+        useless = BoundKind.LATEST if side == "starting" else BoundKind.EARLIEST
+        if text == useless and not streaming:
+            raise ConfigError(f"remotelog: {offsets} cannot be {text!r} in a batch query")
+        return Bound(BoundKind(text))
+    found = _by_partition(offsets, options.json(offsets))
+    useless_offset = LATEST if side == "starting" else EARLIEST
+    if not streaming and useless_offset in found.values():
+        raise ConfigError(f"remotelog: {offsets} cannot be {useless_offset} in a batch query")
+    return Bound(BoundKind.OFFSETS, found)
+
+
+def _by_partition(name: str, document: Any) -> dict[tuple[str, int], int]:
+    try:
+        found = {
+            (topic, int(partition)): int(value)
+            for topic, partitions in document.items()
+            for partition, value in partitions.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(f'remotelog: {name} is not like {{"topic": {{"0": 23}}}}') from None
+    if any(value < EARLIEST for value in found.values()):
+        raise ConfigError(f"remotelog: {name} has a number below {EARLIEST}")
+    return found

@@ -1,0 +1,175 @@
+"""Which task reads which bytes of which segments. Pure: from the metadata's views alone.
+
+A task is a run of parts of one partition, of about `partition_bytes_max` stored bytes. A part is a
+whole segment, or a piece of a large one: from a byte up to another, which whoever reads it moves to
+the segment's index borders, the same for both neighbours, so that each batch is in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from fetchproxy.errors import FetchProxyError
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+
+# With minPartitions, tasks are not made smaller than this: below it a task's own cost is the most.
+PARTITION_BYTES_MIN = 1024 * 1024
+
+
+class DataLoss(FetchProxyError):
+    """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
+
+
+class OffsetSpan(NamedTuple):
+    """`start` up to but not `end`."""
+
+    start: int
+    end: int
+
+
+class SegmentPart(NamedTuple):
+    """A tuple of numbers, as there may be millions to be sent: `metadata` has what stores ask for.
+
+    Bytes `byte_from` up to but not `byte_to` of the log; of their records those with the offsets
+    `offset_from` up to but not `offset_end`.
+    """
+
+    segment_id: bytes
+    start_offset: int
+    stored_end_offset: int
+    size_bytes: int
+    has_aborted_txns: bool
+    byte_from: int
+    byte_to: int
+    offset_from: int
+    offset_end: int
+
+    def metadata(self, tip: TopicIdPartition) -> RemoteLogSegmentMetadata:
+        """With what is needed to read the segment's objects; the rest is not known any more."""
+        return RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(tip, UUID(bytes=self.segment_id)),
+            start_offset=self.start_offset,
+            end_offset=self.stored_end_offset,
+            max_timestamp_ms=-1,
+            event_timestamp_ms=-1,
+            segment_leader_epochs=(),
+            segment_size_bytes=self.size_bytes,
+            state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+            has_aborted_txns=self.has_aborted_txns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """What one Spark task reads, in the order of offsets."""
+
+    tip: TopicIdPartition
+    parts: tuple[SegmentPart, ...]
+
+    @property
+    def offsets(self) -> OffsetSpan:
+        return OffsetSpan(self.parts[0].offset_from, self.parts[-1].offset_end)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.byte_to - part.byte_from for part in self.parts)
+
+
+def plan_tasks(
+    views: Mapping[TopicIdPartition, PartitionView],
+    spans: Mapping[TopicIdPartition, OffsetSpan],
+    *,
+    partition_bytes_max: int,
+    partitions_min: int = 0,
+) -> list[ReadTask]:
+    """By topic, partition and offset; of `spans` what the views hold."""
+    if partitions_min:
+        total = sum(
+            part.size_bytes
+            for tip, span in spans.items()
+            for part in _parts(views[tip], span, 2**63 - 1)
+        )
+        wanted = max(PARTITION_BYTES_MIN, -(-total // partitions_min))
+        partition_bytes_max = min(partition_bytes_max, wanted)
+    ordered = sorted(spans, key=lambda tip: (tip.topic, tip.partition, tip.topic_id))
+    return [task for tip in ordered for task in _tasks(views[tip], spans[tip], partition_bytes_max)]
+
+
+def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[ReadTask]:
+    gathered: list[SegmentPart] = []
+    gathered_bytes = 0
+    for part in _parts(view, span, bytes_max):
+        part_bytes = part.byte_to - part.byte_from
+        if gathered and gathered_bytes + part_bytes > bytes_max:
+            yield ReadTask(view.tip, tuple(gathered))
+            gathered, gathered_bytes = [], 0
+        gathered.append(part)
+        gathered_bytes += part_bytes
+    if gathered:
+        yield ReadTask(view.tip, tuple(gathered))
+
+
+def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[SegmentPart]:
+    """Neighbours may overlap: what the one before has is not read again."""
+    next_offset = max(span.start, view.raised_log_start)
+    if span.end <= next_offset:
+        return
+    index = view.segments.index_at_or_after(next_offset)
+    segments = iter(view.segments) if index == 0 else _from(view, index)
+    for segment in segments:
+        if segment.start_offset >= span.end:
+            return
+        offset_from = max(segment.start_offset, next_offset)
+        offset_end = min(segment.end_offset + 1, span.end)
+        if offset_from < offset_end and segment.segment_size_bytes:
+            yield from _pieces(segment, offset_from, offset_end, bytes_max)
+        next_offset = max(next_offset, offset_end)
+
+
+def _from(view: PartitionView, index: int) -> Iterator[RemoteLogSegmentMetadata]:
+    return (view.segments[i] for i in range(index, len(view.segments)))
+
+
+def _pieces(
+    segment: RemoteLogSegmentMetadata, offset_from: int, offset_end: int, bytes_max: int
+) -> Iterator[SegmentPart]:
+    size = segment.segment_size_bytes
+    count = -(-size // bytes_max)
+    for number in range(count):
+        yield SegmentPart(
+            segment.segment_id.id.bytes,
+            segment.start_offset,
+            segment.stored_end_offset,
+            size,
+            segment.has_aborted_txns,
+            size * number // count,
+            size * (number + 1) // count,
+            offset_from,
+            offset_end,
+        )
+
+
+def check_no_loss(view: PartitionView, span: OffsetSpan) -> None:
+    """Raises DataLoss where the archive has a hole, or knows too little, within `span`."""
+    for first, last in view.gaps():
+        if first < span.end and last >= span.start:
+            raise DataLoss(
+                f"{view.tip}: offsets {first} to {last} were lost before they could be archived; "
+                "with failOnDataLoss=false they are passed over"
+            )
+    for base in view.unreadable:
+        if span.start <= base < span.end and not view.covers(base):
+            raise DataLoss(
+                f"{view.tip}: the metadata of the segment at offset {base} cannot be read; "
+                "`fetchproxy verify --repair` may mend it, and with failOnDataLoss=false it is "
+                "passed over"
+            )

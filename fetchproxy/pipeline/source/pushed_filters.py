@@ -1,0 +1,102 @@
+"""Filters of a query on topic, partition, offset and timestamp, as ranges for planner and reader.
+
+Spark hands them over from 4.1 on (spark.sql.python.filterPushdown.enabled); its filter classes are
+told by their names, as older releases have none. What cannot be said exactly is left to Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_RANGES = ("EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual")
+_NEVER_NULL = ("topic", "partition", "offset", "timestamp")
+
+
+@dataclass(slots=True)
+class Range:
+    """Both inclusive."""
+
+    least: int = -(2**63)
+    most: int = 2**63 - 1
+
+    def narrow(self, comparison: str, lower: int, upper: int) -> None:
+        """`lower` and `upper` are the numbers at or around the value: the same, if it is one."""
+        if comparison in ("EqualTo", "GreaterThanOrEqual"):
+            self.least = max(self.least, upper)
+        if comparison in ("EqualTo", "LessThanOrEqual"):
+            self.most = min(self.most, lower)
+        if comparison == "GreaterThan":
+            self.least = max(self.least, lower + 1)
+        if comparison == "LessThan":
+            self.most = min(self.most, upper - 1)
+
+    def has(self, number: int) -> bool:
+        return self.least <= number <= self.most
+
+
+@dataclass(slots=True)
+class PushedFilters:
+    """Sets are None where nothing was said. Timestamps are in ms."""
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    partition: Range = field(default_factory=Range)
+    offset: Range = field(default_factory=Range)
+    timestamp: Range = field(default_factory=Range)
+
+    def push(self, filters: Iterable[Any]) -> list[Any]:
+        """Takes what it can, all of which holds at once; returns the rest."""
+        return [each for each in filters if not self._take(each)]
+
+    def takes_partition(self, topic: str, partition: int) -> bool:
+        return (
+            (self.topics is None or topic in self.topics)
+            and (self.partitions is None or partition in self.partitions)
+            and self.partition.has(partition)
+        )
+
+    def _take(self, each: Any) -> bool:
+        kind = type(each).__name__
+        path: tuple[str, ...] = getattr(each, "attribute", ())
+        value: Any = getattr(each, "value", None)
+        if len(path) != 1 or path[0] not in _NEVER_NULL:
+            return False
+        name = path[0]
+        if kind == "IsNotNull":
+            return True
+        if kind == "In":
+            return self._take_set(name, value)
+        if name == "topic":
+            return kind == "EqualTo" and self._take_set(name, (value,))
+        if kind not in _RANGES or value is None:
+            return False
+        if name == "timestamp":
+            return self._take_timestamp(kind, value)
+        if not isinstance(value, int):
+            return False
+        (self.partition if name == "partition" else self.offset).narrow(kind, value, value)
+        return True
+
+    def _take_set(self, name: str, values: Iterable[Any]) -> bool:
+        """A null among them equals nothing."""
+        known = frozenset(value for value in values if value is not None)
+        if name == "topic":
+            self.topics = known if self.topics is None else self.topics & known
+        elif name == "partition":
+            self.partitions = known if self.partitions is None else self.partitions & known
+        else:
+            return False
+        return True
+
+    def _take_timestamp(self, kind: str, value: Any) -> bool:
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return False
+        since = value - _EPOCH
+        lower = since // _MILLISECOND
+        self.timestamp.narrow(kind, lower, -(-since // _MILLISECOND))
+        return True

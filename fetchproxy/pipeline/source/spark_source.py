@@ -1,0 +1,117 @@
+"""`spark.read.format("remotelog")`: the archive as Spark's own Kafka source shows the topic.
+
+    spark.dataSource.register(RemoteLogDataSource)
+    spark.read.format("remotelog").option("store", "s3://…").option("topics", "orders").load()
+
+Planning happens on the driver and reads metadata alone; each task reads its ranges of segments from
+the store itself. A schema of the user's says which columns are built: Spark has no other way to say
+so to a Python data source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.pipeline.source.archive_reading import Spans, Views, plan_input
+from fetchproxy.pipeline.source.options import SourceOptions, parse_options
+from fetchproxy.pipeline.source.planning import OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.pipeline.source.pushed_filters import PushedFilters
+from fetchproxy.pipeline.source.spark_partition import RemoteLogPartition
+from fetchproxy.pipeline.source.stream_source import RemoteLogStreamReader
+from fetchproxy.pipeline.source.task_reader import RowFilter, read_task
+
+NAME = "remotelog"
+
+# As Spark's KafkaRecordToRowConverter has them.
+_COLUMN_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+
+
+class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        headers = parse_options(dict(self.options), streaming=True).include_headers
+        return ", ".join(
+            f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if headers or name != "headers"
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return RemoteLogReader(parse_options(dict(self.options)), chosen_columns(schema))
+
+    def streamReader(self, schema: StructType) -> RemoteLogStreamReader:
+        options = parse_options(dict(self.options), streaming=True)
+        return RemoteLogStreamReader(options, chosen_columns(schema))
+
+
+def chosen_columns(schema: StructType) -> tuple[str, ...]:
+    """Raises ConfigError where the user's schema has a column that there is not, or of another
+    type."""
+    for column in schema.fields:
+        expected = _COLUMN_TYPES.get(column.name)
+        if expected is None:
+            known = ", ".join(_COLUMN_TYPES)
+            raise ConfigError(f"remotelog: no column {column.name!r}; there are {known}")
+        if column.dataType.simpleString() != expected:
+            raise ConfigError(
+                f"remotelog: column {column.name} is {expected}, "
+                f"not {column.dataType.simpleString()}"
+            )
+    return tuple(column.name for column in schema.fields)
+
+
+class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = columns
+        self._filters = PushedFilters()
+
+    def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
+        """From Spark 4.1 on; yields those that Spark has to apply itself."""
+        self._filters = PushedFilters()
+        return iter(self._filters.push(filters))
+
+    def partitions(self) -> Sequence[RemoteLogPartition]:
+        views, spans = plan_input(self._options)
+        tasks = tasks_of(self._options, views, spans, self._filters)
+        return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+
+    def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
+        if partition.task is None:
+            return iter(())
+        times = self._filters.timestamp
+        rows = RowFilter(times.least, times.most)
+        return read_task(self._options, partition.task, self._columns, rows)
+
+
+def tasks_of(
+    options: SourceOptions, views: Views, spans: Spans, filters: PushedFilters | None = None
+) -> list[ReadTask]:
+    """What of `spans` the filters leave, as tasks. Pure."""
+    wanted = filters or PushedFilters()
+    chosen: Mapping[Any, OffsetSpan] = {
+        tip: OffsetSpan(max(span.start, wanted.offset.least), min(span.end, wanted.offset.most + 1))
+        for tip, span in spans.items()
+        if wanted.takes_partition(tip.topic, tip.partition)
+    }
+    return plan_tasks(
+        views,
+        chosen,
+        partition_bytes_max=options.partition_bytes_max,
+        partitions_min=options.partitions_min,
+    )

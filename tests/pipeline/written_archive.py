@@ -1,0 +1,93 @@
+"""An archive in a folder, of given batches, without brokers or archiver. Not a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from uuid import UUID, uuid5
+
+from fetchproxy.index.leader_epochs import encode_epochs
+from fetchproxy.index.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.index.transaction_index import encode_aborted
+from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.model import (
+    AbortedTxn,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.record_batch import walk
+
+TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+
+
+class WrittenArchive:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = folder.as_uri()
+        self.segments: list[RemoteLogSegmentMetadata] = []
+
+    def add(
+        self,
+        batches: Iterable[bytes],
+        *,
+        tip: TopicIdPartition = TIP,
+        start: int | None = None,
+        aborted: Sequence[AbortedTxn] = (),
+        interval_bytes: int = 300,
+        event_timestamp_ms: int = 0,
+    ) -> RemoteLogSegmentMetadata:
+        """A finished segment."""
+        return asyncio.run(
+            self._add(b"".join(batches), tip, start, aborted, interval_bytes, event_timestamp_ms)
+        )
+
+    async def _add(
+        self,
+        log: bytes,
+        tip: TopicIdPartition,
+        start: int | None,
+        aborted: Sequence[AbortedTxn],
+        interval_bytes: int,
+        event_timestamp_ms: int,
+    ) -> RemoteLogSegmentMetadata:
+        headers = list(walk(log))
+        first = headers[0].base_offset if start is None else start
+        metadata = RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(tip, uuid5(tip.topic_id, f"{len(self.segments)}")),
+            start_offset=first,
+            end_offset=headers[-1].last_offset,
+            max_timestamp_ms=max(header.max_timestamp for header in headers),
+            event_timestamp_ms=event_timestamp_ms,
+            segment_leader_epochs=(EpochStart(0, first),),
+            segment_size_bytes=len(log),
+            state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+            has_aborted_txns=bool(aborted),
+        )
+        store = FilesystemObjectStore(self.folder, create=True)
+        async with RemoteStorageManager(store) as rsm:
+            index = RemoteLogIndexBuilder(rsm.object_key(metadata, SegmentFile.LOG), interval_bytes)
+            for header in headers:
+                index.add(header)
+            objects = {
+                SegmentFile.LOG: log,
+                SegmentFile.INDEX: index.finish(),
+                SegmentFile.EPOCHS: encode_epochs(metadata.segment_leader_epochs),
+            }
+            if aborted:
+                objects[SegmentFile.TXN] = encode_aborted(aborted)
+            for file, content in objects.items():
+                await store.put(rsm.object_key(metadata, file), content)
+            await rsm.put_segment_metadata(metadata, encode_segment(metadata))
+        self.segments.append(metadata)
+        return metadata
+
+    def path(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> Path:
+        rsm = RemoteStorageManager(FilesystemObjectStore(self.folder))
+        return self.folder / rsm.object_key(metadata, file)
