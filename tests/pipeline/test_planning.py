@@ -1,0 +1,193 @@
+"""Tasks cover what is asked for, once, whatever the segments look like."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.pipeline.source.planning import (
+    PARTITION_BYTES_MIN,
+    DataLoss,
+    OffsetSpan,
+    ReadTask,
+    check_no_loss,
+    plan_tasks,
+)
+from fetchproxy.pipeline.source.pushed_filters import PushedFilters
+
+TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+
+
+def segment(start: int, end: int, size: int, number: int = 0) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(TIP, UUID(int=start * 1000 + number)),
+        start_offset=start,
+        end_offset=end,
+        max_timestamp_ms=end,
+        event_timestamp_ms=number,
+        segment_leader_epochs=(EpochStart(0, start),),
+        segment_size_bytes=size,
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        has_aborted_txns=False,
+    )
+
+
+def planned(view: PartitionView, span: OffsetSpan, bytes_max: int) -> list[ReadTask]:
+    return plan_tasks({TIP: view}, {TIP: span}, partition_bytes_max=bytes_max)
+
+
+def covered(tasks: list[ReadTask], view: PartitionView) -> list[int]:
+    """The offsets that tasks read, if each byte of a segment held an equal share of them."""
+    found = []
+    for task in tasks:
+        for part in task.parts:
+            count = part.stored_end_offset - part.start_offset + 1
+            # A batch belongs to the piece in which it begins.
+            for n in range(count):
+                begins = n * part.size_bytes // count
+                offset = part.start_offset + n
+                in_piece = part.byte_from <= begins < part.byte_to
+                if in_piece and part.offset_from <= offset < part.offset_end:
+                    found.append(offset)
+    return found
+
+
+@st.composite
+def archives(draw: st.DrawFn) -> PartitionView:
+    segments, offset = [], draw(st.integers(0, 50))
+    for number in range(draw(st.integers(1, 8))):
+        offset += draw(st.sampled_from([0, 0, 0, 5]))  # a recorded gap
+        end = offset + draw(st.integers(0, 30))
+        overlap = draw(st.sampled_from([0, 0, 3]))
+        start = max(0, offset - overlap)
+        segments.append(segment(start, end, draw(st.integers(40, 400)), number))
+        offset = end + 1
+    raised = draw(st.sampled_from([0, 0, segments[0].start_offset + 2]))
+    return build_view(TIP, segments, 0.0, raised_log_start=raised)
+
+
+@given(archives(), st.data())
+def test_every_offset_that_is_asked_for_is_read_once_and_in_order(
+    view: PartitionView, data: st.DataObject
+) -> None:
+    every = [o for s in view.segments for o in range(s.start_offset, s.end_offset + 1)]
+    there = sorted({o for o in every if o >= view.raised_log_start})
+    ends = st.integers(0, max(every) + 10)
+    span = OffsetSpan(data.draw(ends), data.draw(ends))
+    tasks = planned(view, span, data.draw(st.integers(20, 2000)))
+    assert covered(tasks, view) == [o for o in there if span.start <= o < span.end]
+
+
+@given(archives(), st.integers(20, 2000))
+def test_tasks_are_of_the_asked_size(view: PartitionView, bytes_max: int) -> None:
+    tasks = planned(view, OffsetSpan(0, 10_000), bytes_max)
+    assert all(task.size_bytes <= bytes_max for task in tasks)
+    # No two neighbours would have fitted into one.
+    for one, other in pairwise(tasks):
+        first = other.parts[0]
+        assert one.size_bytes + first.byte_to - first.byte_from > bytes_max
+
+
+def test_more_partitions_are_made_where_that_is_asked_for() -> None:
+    view = build_view(TIP, [segment(0, 999, 64 * PARTITION_BYTES_MIN)], 0.0)
+    counts = [
+        len(
+            plan_tasks(
+                {TIP: view},
+                {TIP: OffsetSpan(0, 1000)},
+                partition_bytes_max=32 * PARTITION_BYTES_MIN,
+                partitions_min=wanted,
+            )
+        )
+        for wanted in (0, 2, 8, 10_000)
+    ]
+    assert counts == [2, 2, 8, 64]  # none is smaller than PARTITION_BYTES_MIN
+
+
+def test_a_gap_is_a_loss_only_where_it_is_asked_for() -> None:
+    view = build_view(TIP, [segment(0, 9, 100), segment(20, 29, 100)], 0.0)
+    check_no_loss(view, OffsetSpan(0, 10))
+    check_no_loss(view, OffsetSpan(20, 30))
+    with pytest.raises(DataLoss, match="orders-0: offsets 10 to 19 were lost"):
+        check_no_loss(view, OffsetSpan(5, 11))
+    with pytest.raises(DataLoss, match="offsets 10 to 19"):
+        check_no_loss(view, OffsetSpan(19, 25))
+
+
+def test_metadata_that_cannot_be_read_are_a_loss() -> None:
+    view = build_view(TIP, [segment(0, 9, 100), segment(20, 29, 100)], 0.0, unreadable=[10])
+    with pytest.raises(DataLoss, match="segment at offset 10 cannot be read"):
+        check_no_loss(view, OffsetSpan(5, 25))
+
+
+def filter_of(kind: str, name: str, value: Any = None) -> Any:
+    made = type(kind, (SimpleNamespace,), {})
+    return made(attribute=(name,), value=value)
+
+
+def test_filters_become_ranges_and_the_rest_stays_with_spark() -> None:
+    from datetime import UTC, datetime
+
+    time = datetime(2026, 1, 1, microsecond=1500, tzinfo=UTC)
+    ms = int(time.timestamp()) * 1000
+    left = [
+        filter_of("EqualTo", "key", b"x"),
+        filter_of("StringStartsWith", "topic", "ord"),
+        filter_of("EqualNullSafe", "offset", 5),
+        filter_of("In", "offset", (1, 2)),
+    ]
+    filters = PushedFilters()
+    taken = [
+        filter_of("IsNotNull", "offset"),
+        filter_of("In", "topic", ("orders", "payments", None)),
+        filter_of("EqualTo", "topic", "orders"),
+        filter_of("LessThan", "partition", 3),
+        filter_of("GreaterThan", "offset", 10),
+        filter_of("LessThanOrEqual", "offset", 20),
+        filter_of("GreaterThanOrEqual", "timestamp", time),
+        filter_of("LessThan", "timestamp", time),
+    ]
+    assert filters.push([*taken, *left]) == left
+    assert filters.takes_partition("orders", 2)
+    assert not filters.takes_partition("orders", 3)
+    assert not filters.takes_partition("payments", 0)
+    assert (filters.offset.least, filters.offset.most) == (11, 20)
+    assert (filters.timestamp.least, filters.timestamp.most) == (ms + 2, ms + 1)
+
+
+@given(
+    st.integers(-3, 3),
+    st.integers(0, 999),
+    st.sampled_from(
+        ["EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual"]
+    ),
+)
+def test_filters_on_timestamps_keep_what_spark_would_keep(ms: int, us: int, kind: str) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms, microseconds=us)
+    compare = {
+        "EqualTo": int.__eq__,
+        "GreaterThan": int.__gt__,
+        "GreaterThanOrEqual": int.__ge__,
+        "LessThan": int.__lt__,
+        "LessThanOrEqual": int.__le__,
+    }[kind]
+    filters = PushedFilters()
+    assert filters.push([filter_of(kind, "timestamp", time)]) == []
+    for row_ms in range(-6, 7):
+        assert filters.timestamp.has(row_ms) == compare(row_ms * 1000, ms * 1000 + us)

@@ -1,0 +1,289 @@
+"""A folder's archive, planned and read as Spark's planner and tasks do, without Spark."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from made_batches import CODECS, READERS, Record, made_batch, marker, rows_read_by
+from written_archive import TIP, WrittenArchive
+
+from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, StorageUnavailable
+from fetchproxy.metadata.metadata_cache import MetadataCache
+from fetchproxy.model import AbortedTxn, TopicIdPartition
+from fetchproxy.pipeline.source import task_reader
+from fetchproxy.pipeline.source.archive_reading import plan_input
+from fetchproxy.pipeline.source.options import SourceOptions, parse_options
+from fetchproxy.pipeline.source.planning import DataLoss, ReadTask, plan_tasks
+from fetchproxy.pipeline.source.task_reader import RowFilter, read_task
+from fetchproxy.storage.layout import SegmentFile
+
+
+def batches_of(base: int, count: int = 10, each: int = 10, **more: Any) -> list[bytes]:
+    """Consecutive ones; a record's timestamp is its offset."""
+    return [
+        made_batch(
+            start,
+            [Record(b"k", b"v%d" % (start + i), start + i) for i in range(each)],
+            codec=CODECS[start // each % len(CODECS)],
+            **more,
+        )
+        for start in range(base, base + count * each, each)
+    ]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    """Offsets 0 to 299 in three segments."""
+    made = WrittenArchive(tmp_path / "archive")
+    for base in (0, 100, 200):
+        made.add(batches_of(base))
+    return made
+
+
+def options_of(archive: WrittenArchive, **options: str) -> SourceOptions:
+    return parse_options({"store": archive.url, "topics": "orders", **options})
+
+
+def tasks_of(options: SourceOptions) -> list[ReadTask]:
+    views, spans = plan_input(options)
+    return plan_tasks(
+        views,
+        spans,
+        partition_bytes_max=options.partition_bytes_max,
+        partitions_min=options.partitions_min,
+    )
+
+
+def offsets_read(archive: WrittenArchive, **options: str) -> list[int]:
+    chosen = options_of(archive, **options)
+    return [
+        offset
+        for task in tasks_of(chosen)
+        for batch in read_task(chosen, task, ["offset"])
+        for offset in batch.column("offset").to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("bytes_max", [400, 1500, 10**9])
+def test_what_is_read_is_what_was_written(archive: WrittenArchive, bytes_max: int) -> None:
+    options = options_of(archive, maxBytesPerPartition=str(bytes_max))
+    found = [
+        (row["offset"], row["value"])
+        for task in tasks_of(options)
+        for batch in read_task(options, task, ["offset", "value"])
+        for row in batch.to_pylist()
+    ]
+    written = rows_read_by(READERS[0], [b for base in (0, 100, 200) for b in batches_of(base)])
+    assert found == [(row.offset, row.value) for row in written]
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "last"),
+    [
+        ({"startingOffsets": '{"orders": {"0": 55}}'}, 55, 299),
+        ({"endingOffsets": '{"orders": {"0": 105}}'}, 0, 104),
+        ({"startingTimestamp": "123"}, 123, 299),
+        ({"startingTimestamp": "123", "endingTimestamp": "201"}, 123, 200),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": 99}}'}, 99, 299),
+        ({"endingOffsetsByTimestamp": '{"orders": {"0": 100000}}'}, 0, 299),
+    ],
+)
+def test_offsets_and_timestamps_say_where_reading_begins_and_ends(
+    archive: WrittenArchive, options: Mapping[str, str], first: int, last: int
+) -> None:
+    found = offsets_read(archive, **options, maxBytesPerPartition="700")
+    assert found == list(range(first, last + 1))
+
+
+def test_a_timestamp_after_the_last_record(archive: WrittenArchive) -> None:
+    with pytest.raises(ConfigError, match="no record of orders-0 has the starting timestamp"):
+        offsets_read(archive, startingTimestamp="300")
+    late = {"startingTimestamp": "300", "startingOffsetsByTimestampStrategy": "latest"}
+    assert offsets_read(archive, **late) == []
+
+
+def test_offsets_outside_of_the_archive_are_a_loss(archive: WrittenArchive) -> None:
+    beyond = {"endingOffsets": '{"orders": {"0": 301}}'}
+    with pytest.raises(DataLoss, match="offset 301 is not in the archive, which has 0 to 299"):
+        offsets_read(archive, **beyond)
+    assert offsets_read(archive, **beyond, failOnDataLoss="false") == list(range(300))
+    archive.add(batches_of(400), start=320)
+    with pytest.raises(DataLoss, match="offsets 300 to 319 were lost"):
+        offsets_read(archive)
+    both = [*range(300), *range(400, 500)]
+    assert offsets_read(archive, failOnDataLoss="false") == both
+
+
+def test_partitions_have_to_be_named_all_or_none(archive: WrittenArchive) -> None:
+    archive.add(batches_of(0), tip=TopicIdPartition(UUID(int=1), "orders", 1))
+    with pytest.raises(ConfigError, match="startingOffsets names partitions, but not"):
+        offsets_read(archive, startingOffsets='{"orders": {"0": 5}}')
+    with pytest.raises(ConfigError, match="which is not in the archive"):
+        offsets_read(archive, startingOffsets='{"orders": {"0": 5, "1": 5, "2": 5}}')
+    assert len(offsets_read(archive, startingOffsets='{"orders": {"0": 5, "1": -2}}')) == 395
+
+
+def test_a_topics_last_incarnation_counts(archive: WrittenArchive) -> None:
+    again = TopicIdPartition(UUID(int=2), "orders", 0)
+    archive.add(batches_of(0, count=1), tip=again, event_timestamp_ms=1)
+    assert offsets_read(archive) == list(range(10))
+
+
+def test_read_committed(tmp_path: Path) -> None:
+    archive = WrittenArchive(tmp_path)
+    data: dict[str, Any] = {"producer_id": 7, "transactional": True}
+    archive.add(
+        [*batches_of(0, 2, **data), *batches_of(20, 1), marker(30, 7, 0), *batches_of(31, 1)],
+        aborted=[AbortedTxn(0, 30, 7, 31)],
+        interval_bytes=1,
+    )
+    every = [*range(30), *range(31, 41)]
+    assert offsets_read(archive) == every
+    for bytes_max in ("200", "100000"):
+        found = offsets_read(
+            archive, isolationLevel="read_committed", maxBytesPerPartition=bytes_max
+        )
+        assert found == every[20:]
+
+
+def test_rows_are_filtered_by_timestamp(archive: WrittenArchive) -> None:
+    options = options_of(archive)
+    [task] = tasks_of(options)
+    batches = read_task(options, task, ["offset"], RowFilter(50, 61))
+    assert [o for b in batches for o in b.column(0).to_pylist()] == list(range(50, 62))
+
+
+def test_planning_from_an_archivers_cache_files(archive: WrittenArchive, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with MetadataCache(folder) as cache:
+        file = cache.file(TIP)
+        file.load()
+        file.append(archive.segments, 3)
+        # The archiver's, who still has the folder, and may be writing.
+        assert offsets_read(archive, metadataCacheDir=str(folder)) == list(range(300))
+    with pytest.raises(ConfigError, match="no such folder"):
+        offsets_read(archive, metadataCacheDir=str(tmp_path / "none"))
+
+
+# --- what goes wrong ---
+
+
+def damage(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def test_a_corrupt_batch_is_named(archive: WrittenArchive) -> None:
+    path = archive.path(archive.segments[1], SegmentFile.LOG)
+    damage(path, len(batches_of(100)[0]) + 65)
+    with pytest.raises(CorruptSegment) as raised:
+        offsets_read(archive)
+    place = len(batches_of(100)[0])
+    assert f"orders-0, offset 110: {path.relative_to(archive.folder)}, byte {place}" in str(
+        raised.value
+    )
+
+
+def test_corrupt_batches_are_skipped_and_counted(archive: WrittenArchive, tmp_path: Path) -> None:
+    path = archive.path(archive.segments[1], SegmentFile.LOG)
+    sizes = [len(batch) for batch in batches_of(100)]
+    damage(path, sizes[0] + 65)  # a record of the second
+    damage(path, sum(sizes[:4]) + 16)  # the magic of the fifth
+    report = tmp_path / "report"
+    found = offsets_read(archive, corruptBatches="skip", corruptReport=str(report))
+    lost = set(range(300)) - set(found)
+    assert set(range(110, 120)) | set(range(140, 150)) <= lost
+    assert len(lost) <= 60  # behind a broken header up to the next index border
+    lines = [json.loads(line) for f in report.iterdir() for line in f.read_text().splitlines()]
+    assert [line["offset"] for line in lines] == [110, 140]
+    assert all(line["topic"] == "orders" and line["partition"] == 0 for line in lines)
+    assert {line["object"] for line in lines} == {str(path.relative_to(archive.folder))}
+
+
+def test_a_base_offset_that_is_wrong_is_seen(archive: WrittenArchive) -> None:
+    """It is not under the checksum."""
+    path = archive.path(archive.segments[0], SegmentFile.LOG)
+    damage(path, sum(len(batch) for batch in batches_of(0)[:3]) + 1)
+    with pytest.raises(CorruptSegment, match="where others belong"):
+        offsets_read(archive)
+    found = offsets_read(archive, corruptBatches="skip")
+    assert found == [*range(30), *range(40, 300)]
+
+
+def test_a_log_that_ends_early(archive: WrittenArchive) -> None:
+    path = archive.path(archive.segments[2], SegmentFile.LOG)
+    path.write_bytes(path.read_bytes()[: -len(batches_of(200)[-1])])
+    with pytest.raises(CorruptSegment, match="the log ends, its index goes on"):
+        offsets_read(archive)
+    assert offsets_read(archive, corruptBatches="skip") == list(range(290))
+
+
+@pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])
+def test_a_missing_object_is_named(archive: WrittenArchive, file: SegmentFile) -> None:
+    path = archive.path(archive.segments[1], file)
+    path.unlink()
+    with pytest.raises(ObjectNotFound, match="orders-0, offsets 100 to 199: ") as raised:
+        offsets_read(archive)
+    assert str(path.relative_to(archive.folder)) in str(raised.value)
+    found = offsets_read(archive, failOnDataLoss="false")
+    assert found == [*range(100), *range(200, 300)]
+
+
+def test_a_damaged_index_is_named_with_what_helps(archive: WrittenArchive) -> None:
+    damage(archive.path(archive.segments[1], SegmentFile.INDEX), 40)
+    with pytest.raises(CorruptSegment, match=r"index: .*verify --repair"):
+        offsets_read(archive)
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(
+    archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = FailingReads(monkeypatch, failures=3)
+    assert offsets_read(archive) == list(range(300))
+    assert failing.left == 0
+
+
+def test_a_store_that_goes_on_failing_ends_the_task_by_name(
+    archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FailingReads(monkeypatch, failures=10**6)
+    with pytest.raises(StorageUnavailable) as raised:
+        offsets_read(archive, readMaxMs="400")
+    assert "orders-0, offsets 0 to 99" in str(raised.value)
+    assert "not read within 0.4 s; last: out of order" in str(raised.value)
+
+
+class FailingReads:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+        self.left = failures
+        read = task_reader.StoreThread.begin
+
+        def begin(thread: Any, what: str, ask: Any) -> Any:
+            async def failing() -> bytes:
+                if self.left:
+                    self.left -= 1
+                    raise StorageUnavailable("out of order")
+                found: bytes = await ask()
+                return found
+
+            return read(thread, what, failing)
+
+        monkeypatch.setattr(task_reader.StoreThread, "begin", begin)
+
+
+def test_reading_leaves_no_thread_behind_also_where_nobody_reads_on(
+    archive: WrittenArchive,
+) -> None:
+    options = options_of(archive)
+    for task in tasks_of(options):
+        rows = read_task(options, task, ["offset"])
+        next(rows)
+        rows.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name == "store"]
