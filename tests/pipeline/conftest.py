@@ -1,8 +1,24 @@
-"""The decoder needs pyarrow and numba, which come with the extra `spark` and with `dev`."""
+"""Spark sessions for the tests of the pipeline, and the modules beside other folders' tests."""
 
 from __future__ import annotations
 
-import pytest
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-pytest.importorskip("pyarrow")
-pytest.importorskip("numba")
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
+sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
+
+from folder_fixture import folder_fixture
+from spark_program import SparkProgram
+
+FindSpark = Callable[[str, Callable[[], SparkProgram]], SparkProgram]
+
+
+@folder_fixture
+def spark(find_part: FindSpark) -> Iterator[SparkProgram]:
+    """One Spark session, with Spark's Kafka source and `remotelog`, for a folder's tests."""
+    program = find_part("spark", SparkProgram)
+    yield program
+    program.close()

@@ -1,0 +1,145 @@
+"""`python -m benchmarks.pipeline_spark QUESTION ANSWER`: queries of one Spark session, timed.
+
+The program of benchmarks.pipeline: PySpark is in the lab's cache alone. Both sources answer the
+same query, in turn; their answers have to be the same, or nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource
+
+# Every column is looked at, and no two records' bytes can be exchanged unnoticed for each other.
+ALL_COLUMNS = (
+    "count(*)",
+    "sum(length(key))",
+    "sum(length(value))",
+    "count(DISTINCT topic)",
+    "sum(partition)",
+    "sum(offset)",
+    "max(timestamp)",
+    "sum(timestampType)",
+)
+ONE_COLUMN = ("sum(length(value))",)
+
+
+class WorkerMemory(threading.Thread):
+    """Watches this process's Python children: the most that one of them has ever taken, in MiB."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peaks: dict[int, float] = {}
+
+    def run(self) -> None:
+        while True:
+            for pid in _descendants(os.getpid()):
+                peak = _peak_mib(pid)
+                if peak is not None:
+                    self.peaks[pid] = max(peak, self.peaks.get(pid, 0.0))
+            time.sleep(0.2)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += (task / "children").read_text().split()
+    except OSError:
+        return []
+    found = sorted({int(child) for child in children})
+    return found + [each for child in found for each in _descendants(child)]
+
+
+def _peak_mib(pid: int) -> float | None:
+    """Of a Python worker; None for other processes."""
+    try:
+        if b"pyspark" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return None
+        if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+            return None
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return None
+
+
+class Contest:
+    def __init__(self, spark: SparkSession, question: dict[str, Any]) -> None:
+        self._spark = spark
+        self._question = question
+
+    def kafka(self, topics: list[str], schema: str | None) -> DataFrame:
+        """It has no way to leave columns out."""
+        del schema
+        options = {
+            "kafka.bootstrap.servers": self._question["bootstrap"],
+            "subscribe": ",".join(topics),
+        }
+        return self._spark.read.format("kafka").options(**options).load()
+
+    def remotelog(self, topics: list[str], schema: str | None) -> DataFrame:
+        options = {"store": self._question["store"], "topics": ",".join(topics)}
+        reader = self._spark.read.format("remotelog").options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    def seconds(self, size: str, columns: str) -> dict[str, list[float]]:
+        topics = self._question["topics"][size]
+        wanted = ALL_COLUMNS if columns == "all" else ONE_COLUMN
+        schema = None if columns == "all" else "value binary"
+        taken: dict[str, list[float]] = {"kafka": [], "remotelog": []}
+        sources = [("kafka", self.kafka), ("remotelog", self.remotelog)]
+        for number in range(self._question["rounds"]):
+            answers = []
+            for name, source in sources[:: -1 if number % 2 else 1]:
+                began = time.perf_counter()
+                answers.append(source(topics, schema).selectExpr(*wanted).collect())
+                taken[name].append(time.perf_counter() - began)
+            if answers[0] != answers[1]:
+                raise RuntimeError(f"{size} B: the sources differ: {answers}")
+            if columns == "all" and answers[0][0][0] != self._question["counts"][size]:
+                raise RuntimeError(f"{size} B: {answers[0][0][0]} rows")
+        return taken
+
+
+def main(asked: str, answer: str) -> None:
+    question = json.loads(Path(asked).read_text())
+    settings = {
+        "spark.driver.extraClassPath": question["jars"],
+        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": f"{question['folder']}/local",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    builder = SparkSession.builder.master(f"local[{os.cpu_count()}]").appName("benchmark")
+    spark = builder.config(map=settings).getOrCreate()
+    spark.dataSource.register(RemoteLogDataSource)
+    contest = Contest(spark, question)
+    memory = WorkerMemory()
+    memory.start()
+    for source in (contest.kafka, contest.remotelog):  # warm: classes, workers, compiled code
+        source(question["topics"]["100"][:1], None).limit(1000).count()
+    seconds = {
+        f"{size} {columns}": contest.seconds(size, columns)
+        for size in question["topics"]
+        for columns in ("all", "one")
+    }
+    found = {"seconds": seconds, "worker_mib": sorted(memory.peaks.values())[-1:] or [0.0]}
+    Path(answer).write_text(json.dumps(found))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,218 @@
+"""A Spark session in a process of its own, asked by lines of JSON: `python spark_program.py JARS`.
+
+PySpark is in the lab's cache alone, so no test imports it. A request is [verb, arguments…], its
+answer {"found": …} or {"error": …}. Rows come as `as_row` makes them. Not a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).parents[2]
+
+
+class SparkProgram:
+    """The test's side. Raises PartMissing where the lab has no Spark."""
+
+    def __init__(self) -> None:
+        from lab.spark import kafka_connector, spark_environment
+
+        environment = {**os.environ, **spark_environment()}
+        environment["PYTHONPATH"] = f"{PROJECT}:{environment['PYTHONPATH']}"
+        jars = ":".join(map(str, kafka_connector()))
+        self._folder = tempfile.TemporaryDirectory(prefix="pipeline-spark-")
+        self.log = Path(self._folder.name, "spark.log")
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, self._folder.name, jars],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                cwd=self._folder.name,
+                text=True,
+            )
+
+    def ask(self, *request: Any, timeout_s: float = 600.0) -> Any:
+        """What the verb has found; AssertionError with what Spark said where it failed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        limit = threading.Timer(timeout_s, self._process.kill)
+        limit.start()
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
+        assert line, f"Spark has ended\n{self.log.read_text(errors='replace')[-3000:]}"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SparkSays(answer["error"])
+        return answer["found"]
+
+    def rows(self, source: str, options: Mapping[str, str], schema: str | None = None) -> list[Any]:
+        found: list[Any] = self.ask("rows", source, options, schema)
+        return found
+
+    def close(self) -> None:
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+        self._folder.cleanup()
+
+
+class SparkSays(Exception):
+    """What a query failed with."""
+
+
+# --- the other process ---
+
+
+class Verbs:
+    def __init__(self, folder: Path, jars: str) -> None:
+        from pyspark.sql import SparkSession
+
+        from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource
+
+        settings = {
+            "spark.driver.extraClassPath": jars,
+            "spark.driver.memory": "768m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.sql.shuffle.partitions": "1",
+            "spark.sql.session.timeZone": "UTC",
+        }
+        # Two threads; a task that fails may be run once more.
+        builder = SparkSession.builder.master("local[2,2]").appName("pipeline")
+        self.spark = builder.config(map=settings).getOrCreate()
+        self.spark.dataSource.register(RemoteLogDataSource)
+        self._streams = 0
+
+    def rows(self, source: str, options: dict[str, str], schema: str | None) -> list[Any]:
+        reader = self.spark.read.format(source).options(**options)
+        return _rows((reader.schema(schema) if schema else reader).load())
+
+    def schema(self, source: str, options: dict[str, str]) -> Any:
+        return json.loads(self.spark.read.format(source).options(**options).load().schema.json())
+
+    def produce(self, options: dict[str, str], rows: list[list[Any]]) -> None:
+        """Rows of key, value, partition and headers, as Spark's Kafka sink (a Java producer)
+        writes them; bytes as latin-1."""
+        made = [
+            (
+                None if key is None else key.encode("latin-1"),
+                None if value is None else value.encode("latin-1"),
+                partition,
+                [(k, None if v is None else v.encode("latin-1")) for k, v in headers] or None,
+            )
+            for key, value, partition, headers in rows
+        ]
+        schema = (
+            "key binary, value binary, partition int, "
+            "headers array<struct<key:string,value:binary>>"
+        )
+        frame = self.spark.createDataFrame(made, schema).coalesce(1)
+        frame.write.format("kafka").options(includeHeaders="true", **options).save()
+
+    def stream(self, options: dict[str, str], checkpoint: str) -> list[Any]:
+        """What a query of `remotelog` adds to what the checkpoint has seen."""
+        return self._run(self.spark.readStream.format("remotelog").options(**options), checkpoint)
+
+    def crossing(self, options: dict[str, str]) -> list[Any]:
+        from fetchproxy.pipeline.source.archive_then_live import archive_then_live
+
+        return _rows(archive_then_live(self.spark, options))
+
+    def crossing_stream(self, options: dict[str, str], checkpoint: str) -> list[Any]:
+        from fetchproxy.pipeline.source.archive_then_live import archive_then_live
+
+        at = f"{checkpoint}-crossing.json"
+        return self._finish(archive_then_live(self.spark, options, crossing_at=at), checkpoint)
+
+    def sql(self, view: str, options: dict[str, str], query: str) -> list[Any]:
+        frame = self.spark.read.format("remotelog").options(**options).load()
+        frame.createOrReplaceTempView(view)
+        return [list(row) for row in self.spark.sql(query).collect()]
+
+    def _run(self, reader: Any, checkpoint: str) -> list[Any]:
+        return self._finish(reader.load(), checkpoint)
+
+    def _finish(self, frame: Any, checkpoint: str) -> list[Any]:
+        """One pass over what is there now; the checkpoint keeps how far it came."""
+        self._streams += 1
+        folder = f"{checkpoint}-rows-{self._streams}"
+        query = (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", checkpoint)
+            .option("path", folder)
+            .trigger(processingTime="1 second")
+            .start()
+        )
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        if not any(Path(folder).glob("*.parquet")):
+            return []
+        return _rows(self.spark.read.parquet(str(Path(folder, "*.parquet"))))
+
+
+def as_row(row: Any) -> list[Any]:
+    """Key, value, topic, partition, offset, timestamp in µs, its type, headers; bytes as hex."""
+    headers = row["headers"]
+    return [
+        _hex(row["key"]),
+        _hex(row["value"]),
+        row["topic"],
+        row["partition"],
+        row["offset"],
+        row["us"],
+        row["timestampType"],
+        headers and [[each["key"], _hex(each["value"])] for each in headers],
+    ]
+
+
+def _hex(field: Any) -> Any:
+    return field.hex() if isinstance(field, bytes | bytearray) else field
+
+
+def _rows(frame: Any) -> list[Any]:
+    """In the order of partitions and offsets; as they come where a schema has left columns out."""
+    if "headers" not in frame.columns:
+        return [[_hex(field) for field in row] for row in frame.collect()]
+    timed = frame.selectExpr("*", "unix_micros(timestamp) AS us")
+    return [as_row(row) for row in timed.orderBy("topic", "partition", "offset").collect()]
+
+
+def main(folder: str, jars: str) -> None:
+    # Whatever else of this process writes to stdout goes to stderr: stdout has answers only.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        verbs = Verbs(Path(folder), jars)
+        for line in sys.stdin:
+            verb, *arguments = json.loads(line)
+            try:
+                answer: dict[str, Any] = {"found": getattr(verbs, verb)(*arguments)}
+            except Exception as error:  # noqa: BLE001 - the asker is told
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        verbs.spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

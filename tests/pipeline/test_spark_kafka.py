@@ -1,0 +1,239 @@
+"""The judge: what Spark's own Kafka source gave before the brokers forgot it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archived_topics import SETTINGS
+from confluent_kafka import Producer
+from proxy_process import ProxyProcess
+from spark_program import PROJECT, SparkProgram, SparkSays
+from topic_data import archived_ends, trim
+
+from lab.kafka import KafkaServer
+
+LEVELS = ("read_uncommitted", "read_committed")
+SPARK_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+PARTITIONS = 2
+
+
+def records(count: int, first: int = 0) -> list[list[Any]]:
+    """Key, value, partition, headers: with nulls, empty ones, and headers on every third."""
+    made: list[list[Any]] = []
+    for n in range(first, first + count):
+        key = None if n % 7 == 0 else "" if n % 11 == 0 else f"key {n}"
+        value = None if n % 13 == 0 else f"\xff value {n} " * (n % 40)
+        headers = [["h", "x" * (n % 5)], ["null", None], ["", ""]] if n % 3 == 0 else []
+        made.append([key, value, n % PARTITIONS, headers])
+    return made
+
+
+def archive_now(kafka: KafkaServer, store: Path, topics: str) -> None:
+    store.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "fetchproxy", "archive", "--once"]
+    command += ["--bootstrap", kafka.bootstrap, "--store", store.as_uri(), "--archive", topics]
+    for key, value in SETTINGS.items():
+        command += ["--set", f"{key}={value}"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def forget_all(kafka: KafkaServer, store: Path, topic: str) -> None:
+    """The brokers keep nothing of what is archived."""
+    ends = archived_ends(store.as_uri(), topic)
+    assert ends
+    trim(kafka.bootstrap, topic, ends)
+
+
+def write_transactions(kafka: KafkaServer, topic: str, codec: str) -> None:
+    """Every third is aborted; plain records between."""
+    settings = {"bootstrap.servers": kafka.bootstrap, "compression.type": codec}
+    producer = Producer({**settings, "transactional.id": topic})
+    producer.init_transactions(60)
+    plain = Producer(settings)
+    for transaction in range(12):
+        producer.begin_transaction()
+        for n in range(60):
+            value = f"{transaction} {n} ".encode() * 20
+            producer.produce(topic, value, str(n).encode(), n % PARTITIONS, headers={"t": b"1"})
+        assert producer.flush(60) == 0
+        if transaction % 3 == 2:
+            producer.abort_transaction(60)
+        else:
+            producer.commit_transaction(60)
+        for p in range(PARTITIONS):
+            plain.produce(topic, b"plain", None, p)
+        assert plain.flush(60) == 0
+
+
+def remote(store: Path, topic: str, level: str = LEVELS[0], **options: str) -> dict[str, str]:
+    small = {"maxBytesPerPartition": "60000"}  # several tasks, also within a segment
+    chosen = {"store": store.as_uri(), "topics": topic, "isolationLevel": level}
+    return {**small, **chosen, "includeHeaders": "true", **options}
+
+
+def live(kafka: str, topic: str, level: str = LEVELS[0], **options: str) -> dict[str, str]:
+    chosen = {"kafka.bootstrap.servers": kafka, "subscribe": topic, "includeHeaders": "true"}
+    return {**chosen, "kafka.isolation.level": level, **options}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+CreateTopic = Callable[..., str]
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.parametrize("time", ["CreateTime", "LogAppendTime"])
+@pytest.mark.parametrize("codec", SPARK_CODECS)
+def test_rows_are_those_of_sparks_kafka_source(
+    spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    codec: str,
+    time: str,
+) -> None:
+    """Written by the Java producer: xerial snappy, its own lz4 frames and zstd streams."""
+    topic = create_topic(PARTITIONS, {"message.timestamp.type": time})
+    brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
+    written = {"kafka.compression.type": codec, "topic": topic, "kafka.batch.size": "20000"}
+    spark.ask("produce", {**brokers, **written}, records(3000))
+    before = spark.rows("kafka", live(kafka_server.bootstrap, topic))
+    schema = spark.ask("schema", "kafka", live(kafka_server.bootstrap, topic))
+    archive_now(kafka_server, store, topic)
+    forget_all(kafka_server, store, topic)
+    assert len(before) == 3000
+    assert {row[6] for row in before} == {int(time == "LogAppendTime")}
+    assert spark.rows("remotelog", remote(store, topic)) == before
+    assert spark.ask("schema", "remotelog", remote(store, topic)) == schema
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", SPARK_CODECS)
+def test_transactions_at_both_levels(
+    spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    codec: str,
+) -> None:
+    """Written by librdkafka, through the proxy, and before the brokers were trimmed."""
+    topic = create_topic(PARTITIONS)
+    write_transactions(kafka_server, topic, codec)
+    before = {
+        level: spark.rows("kafka", live(kafka_server.bootstrap, topic, level)) for level in LEVELS
+    }
+    archive_now(kafka_server, store, topic)
+    forget_all(kafka_server, store, topic)
+    assert len(before["read_uncommitted"]) == 12 * 60 + 24
+    assert len(before["read_committed"]) == 8 * 60 + 24
+    for level in LEVELS:
+        assert spark.rows("remotelog", remote(store, topic, level)) == before[level]
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_sparks_kafka_source_reads_archived_offsets_through_the_proxy(
+    spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    topic = create_topic(PARTITIONS)
+    write_transactions(kafka_server, topic, "zstd")
+    before = {
+        level: spark.rows("kafka", live(kafka_server.bootstrap, topic, level)) for level in LEVELS
+    }
+    archive_now(kafka_server, store, topic)
+    forget_all(kafka_server, store, topic)
+    with ProxyProcess(kafka_server.bootstrap, store.as_uri(), tmp_path) as proxy:
+        for level in LEVELS:
+            assert spark.rows("kafka", live(proxy.bootstrap, topic, level)) == before[level]
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_archive_then_live_has_no_gap_and_no_duplicate(
+    spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    topic = create_topic(PARTITIONS)
+    brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
+    written = {**brokers, "topic": topic}
+    spark.ask("produce", written, records(1000))
+    archive_now(kafka_server, store, topic)
+    crossing = archived_ends(store.as_uri(), topic)
+    spark.ask("produce", written, records(500, 1000))
+    every = spark.rows("kafka", live(kafka_server.bootstrap, topic))
+    # Half of the history is on the brokers as well: none of it may come twice.
+    trim(kafka_server.bootstrap, topic, {p: end // 2 for p, end in crossing.items()})
+    both = {**remote(store, topic), **brokers}
+    assert spark.ask("crossing", both) == every
+    # A stream, stopped and started again while the archive and the topic go on.
+    checkpoint = str(tmp_path / "checkpoint")
+    first = spark.ask("crossing_stream", both, checkpoint)
+    assert first == every
+    spark.ask("produce", written, records(300, 1500))
+    archive_now(kafka_server, store, topic)
+    later = spark.ask("crossing_stream", both, checkpoint)
+    assert len(later) == 300
+    now = spark.rows("kafka", live(kafka_server.bootstrap, topic))
+    seen = {(row[3], row[4]) for row in first + later}
+    assert len(seen) == len(first) + len(later)
+    assert {(row[3], row[4]) for row in now} <= seen
+    pinned = Path(f"{checkpoint}-crossing.json")
+    assert json.loads(pinned.read_text()) == {topic: {str(p): end for p, end in crossing.items()}}
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_archive_then_live_fails_where_the_brokers_have_forgotten_the_crossing(
+    spark: SparkProgram, kafka_server: KafkaServer, create_topic: CreateTopic, store: Path
+) -> None:
+    topic = create_topic(PARTITIONS)
+    brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
+    spark.ask("produce", {**brokers, "topic": topic}, records(200))
+    archive_now(kafka_server, store, topic)
+    spark.ask("produce", {**brokers, "topic": topic}, records(200, 200))
+    trim(kafka_server.bootstrap, topic, dict.fromkeys(range(PARTITIONS), 150))
+    with pytest.raises(SparkSays, match=r"(?i)offset|data.?loss"):
+        spark.ask("crossing", {**remote(store, topic), **brokers})
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_a_stream_follows_the_archive_and_goes_on_after_a_restart(
+    spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    topic = create_topic(PARTITIONS)
+    written = {"kafka.bootstrap.servers": kafka_server.bootstrap, "topic": topic}
+    options = remote(store, topic, startingOffsets="earliest", maxBytesPerTrigger="50000")
+    checkpoint = str(tmp_path / "checkpoint")
+    seen: list[Any] = []
+    for round_ in range(3):
+        spark.ask("produce", written, records(500, 500 * round_))
+        archive_now(kafka_server, store, topic)
+        seen += spark.ask("stream", options, checkpoint)
+        assert len(seen) == 500 * (round_ + 1)
+    assert spark.ask("stream", options, checkpoint) == []
+    every = spark.rows("kafka", live(kafka_server.bootstrap, topic))
+    assert sorted(seen, key=lambda row: (row[3], row[4])) == every
