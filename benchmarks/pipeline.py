@@ -143,6 +143,8 @@ def rows_of(
         *rates,
         row("planning: segments", "", plans["segments"]),
         row("planning, cache files to tasks", "s", plans["planning_s"], at_most=PLANNING_S_MAX),
+        # On a machine that has nothing else to do it is the time on the wall, too.
+        row("planning, time of one core", "s", plans["planning_cpu_s"]),
         row("planning: tasks, pickled for Spark", "s", plans["pickling_s"]),
         row("planning: memory", "MiB", plans["memory_mib"]),
         row("a Python worker's memory, at its most", "MiB", memory, at_most=WORKER_MIB_MAX),

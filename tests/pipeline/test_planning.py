@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,12 @@ def test_every_offset_that_is_asked_for_is_read_once_and_in_order(
     span = OffsetSpan(data.draw(ends), data.draw(ends))
     tasks = planned(view, span, data.draw(st.integers(20, 2000)))
     assert covered(tasks, view) == [o for o in there if span.start <= o < span.end]
+
+
+@given(archives(), st.integers(20, 2000))
+def test_tasks_survive_the_way_to_an_executor(view: PartitionView, bytes_max: int) -> None:
+    tasks = planned(view, OffsetSpan(0, 10_000), bytes_max)
+    assert pickle.loads(pickle.dumps(tasks)) == tasks
 
 
 @given(archives(), st.integers(20, 2000))

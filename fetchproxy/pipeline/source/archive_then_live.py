@@ -54,10 +54,13 @@ def archive_then_live(
         crossing = find_crossing(spark, options, parsed)
         if crossing_at is not None:
             _keep_crossing(spark, crossing_at, crossing)
-    source = spark.readStream if streaming else spark.read
-    history = source.format(NAME).options(**_history_options(options, parsed, crossing)).load()
-    live = source.format("kafka").options(**_live_options(options, parsed, crossing)).load()
-    return history.unionByName(live)
+
+    def read(source: str, chosen: Mapping[str, str]) -> DataFrame:
+        reader = spark.readStream if streaming else spark.read  # each keeps its options for good
+        return reader.format(source).options(**chosen).load()
+
+    history = read(NAME, _history_options(options, parsed, crossing))
+    return history.unionByName(read("kafka", _live_options(options, parsed, crossing)))
 
 
 def find_crossing(
