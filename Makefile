@@ -12,7 +12,7 @@ STORE ?= file
 MINUTES ?= 30
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-metadata soak lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-metadata bench-pipeline soak lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -83,6 +83,10 @@ bench-connections: venv  ## what thousands of connections and partitions cost
 
 bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory, cold start, look-ups
 	$(BIN)/python -m benchmarks metadata
+
+bench-pipeline: venv  ## reading the archive on Spark, next to Spark's Kafka source on a broker
+	$(BIN)/python -m lab setup kafka spark
+	$(BIN)/python -m benchmarks.pipeline
 
 soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
 	$(BIN)/python -m lab setup kafka s3

@@ -101,6 +101,7 @@ class Verbs:
         self.spark = builder.config(map=settings).getOrCreate()
         self.spark.dataSource.register(RemoteLogDataSource)
         self._streams = 0
+        self._folder = folder
 
     def rows(self, source: str, options: dict[str, str], schema: str | None) -> list[Any]:
         reader = self.spark.read.format(source).options(**options)
@@ -147,6 +148,41 @@ class Verbs:
         frame = self.spark.read.format("remotelog").options(**options).load()
         frame.createOrReplaceTempView(view)
         return [list(row) for row in self.spark.sql(query).collect()]
+
+    def statements(self, statements: list[str]) -> list[Any]:
+        """The rows of the last one."""
+        frame = [self.spark.sql(each) for each in statements][-1]
+        return [[_hex(field) for field in row] for row in frame.collect()]
+
+    def rows_with_a_killed_worker(self, options: dict[str, str], signal_number: int) -> Any:
+        """As `rows`, but the worker that has read the first task's rows is killed then, once."""
+        from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource, RemoteLogReader
+
+        killed = Path(self._folder, "killed")
+        killed.unlink(missing_ok=True)
+
+        class DyingReader(RemoteLogReader):
+            def read(self, partition: Any) -> Any:
+                for batch in super().read(partition):
+                    yield batch
+                    try:
+                        os.close(os.open(killed, os.O_CREAT | os.O_EXCL))
+                    except FileExistsError:
+                        continue
+                    os.kill(os.getpid(), signal_number)
+
+        class DyingSource(RemoteLogDataSource):
+            @classmethod
+            def name(cls) -> str:
+                return "dying"
+
+            def reader(self, schema: Any) -> Any:
+                made = super().reader(schema)
+                return DyingReader(made._options, made._columns)
+
+        self.spark.dataSource.register(DyingSource)
+        rows = _rows(self.spark.read.format("dying").options(**options).load())
+        return {"rows": rows, "killed": int(killed.exists())}
 
     def _run(self, reader: Any, checkpoint: str) -> list[Any]:
         return self._finish(reader.load(), checkpoint)

@@ -1,0 +1,33 @@
+"""An archived topic as a DataFrame: how many orders a day, from the archive alone.
+
+spark-submit examples/archived_topic.py s3://archive/kafka orders
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource
+
+
+def main(store: str, topic: str) -> None:
+    spark = SparkSession.builder.appName("orders a day").getOrCreate()
+    spark.dataSource.register(RemoteLogDataSource)
+    records = (
+        spark.read.format("remotelog")
+        .schema("value binary, timestamp timestamp")  # no other column is built
+        .options(store=store, topics=topic, isolationLevel="read_committed")
+        .load()
+    )
+    days = records.groupBy(f.to_date("timestamp").alias("day")).agg(
+        f.count("*").alias("records"), f.sum(f.length("value")).alias("bytes")
+    )
+    days.orderBy("day").show(100)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

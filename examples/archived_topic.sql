@@ -1,0 +1,20 @@
+-- The last hour before an incident, from the archive. In a session that has registered the source
+-- (spark.dataSource.register(RemoteLogDataSource)):
+CREATE TEMPORARY VIEW archived_orders
+USING remotelog
+OPTIONS (
+  store 's3://archive/kafka',
+  topics 'orders',
+  startingTimestamp '1767225600000',
+  endingTimestamp '1767229200000',
+  includeHeaders 'true'
+);
+
+SELECT partition, offset, timestamp,
+       CAST(key AS STRING) AS key,
+       get_json_object(CAST(value AS STRING), '$.state') AS state,
+       filter(headers, h -> h.key = 'trace-id')[0].value AS trace_id
+FROM archived_orders
+WHERE get_json_object(CAST(value AS STRING), '$.state') = 'failed'
+ORDER BY timestamp
+LIMIT 100;
