@@ -1,0 +1,125 @@
+"""What a stream sees of an archive that grows, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from made_batches import Record, made_batch
+from written_archive import TIP, WrittenArchive
+
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline.source.followed_archive import FollowedArchive, StreamOffset
+from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, ReadTask
+from fetchproxy.storage.layout import SegmentFile
+
+OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
+
+
+def add(archive: WrittenArchive, base: int, tip: TopicIdPartition = TIP) -> None:
+    """Ten records, 1,000 bytes each."""
+    archive.add([made_batch(base, [Record(value=bytes(1000), timestamp=base)] * 10)], tip=tip)
+
+
+@contextmanager
+def followed(archive: WrittenArchive, **options: str) -> Iterator[FollowedArchive]:
+    given = {"store": archive.url, "topics": "orders", "startingOffsets": "earliest", **options}
+    made = FollowedArchive(parse_options(given, streaming=True))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def spans(tasks: list[ReadTask]) -> list[tuple[int, OffsetSpan]]:
+    return [(task.tip.partition, task.offsets) for task in tasks]
+
+
+def at(**offsets: int) -> StreamOffset:
+    """`at(_0=5, _1=7)`"""
+    return {"orders": {name[1:]: offset for name, offset in offsets.items()}}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    made = WrittenArchive(tmp_path)
+    for base in (0, 10, 20):
+        add(made, base)
+    return made
+
+
+def test_it_begins_where_it_is_told(archive: WrittenArchive) -> None:
+    for options, first in (
+        ({}, 0),
+        ({"startingOffsets": "latest"}, 30),
+        ({"startingOffsets": '{"orders": {"0": 7}}'}, 7),
+        ({"startingTimestamp": "15"}, 20),
+    ):
+        with followed(archive, **options) as stream:
+            assert stream.initial() == at(_0=first)
+
+
+def test_what_is_new_is_read_and_nothing_else(archive: WrittenArchive) -> None:
+    with followed(archive) as stream:
+        start, end = stream.initial(), stream.latest()
+        assert spans(stream.tasks(start, end)) == [(0, OffsetSpan(0, 30))]
+        assert stream.latest() == end
+        add(archive, 30)
+        add(archive, 0, OTHER)  # a partition that appears later
+        grown = stream.latest()
+        assert grown == at(_0=40, _1=10)
+        found = spans(stream.tasks(end, grown))
+        assert found == [(0, OffsetSpan(30, 40)), (1, OffsetSpan(0, 10))]
+
+
+def test_a_restart_goes_on_from_the_checkpoint(archive: WrittenArchive) -> None:
+    with followed(archive) as stream:
+        end = stream.latest()
+    add(archive, 30)
+    with followed(archive) as stream:
+        # Spark repeats the batch that was under way, and asks for what is new then.
+        assert spans(stream.tasks(at(_0=12), end)) == [(0, OffsetSpan(12, 30))]
+        assert spans(stream.tasks(end, stream.latest())) == [(0, OffsetSpan(30, 40))]
+
+
+def test_a_micro_batch_takes_whole_segments_up_to_the_limit(archive: WrittenArchive) -> None:
+    with followed(archive, maxBytesPerTrigger="15000") as stream:
+        start, ends = stream.initial(), []
+        while (end := stream.latest()) != start:
+            ends.append(end)
+            stream.tasks(start, end)
+            start = end
+        assert ends == [at(_0=20), at(_0=30)]
+    with followed(archive, maxBytesPerTrigger="1") as stream:
+        stream.initial()
+        assert stream.latest() == at(_0=10)  # one segment in any case
+
+
+def test_it_ends_where_it_is_told_although_that_is_not_archived_yet(
+    archive: WrittenArchive,
+) -> None:
+    with followed(archive, endingOffsets='{"orders": {"0": 35}}') as stream:
+        assert stream.latest() == at(_0=30)
+        add(archive, 30)
+        assert stream.latest() == at(_0=35)
+
+
+def test_what_was_deleted_before_it_was_read_is_a_loss(archive: WrittenArchive) -> None:
+    def forget_first() -> None:
+        for file in (SegmentFile.METADATA, SegmentFile.LOG, SegmentFile.INDEX):
+            archive.path(archive.segments[0], file).unlink()
+
+    with followed(archive) as stream, followed(archive, failOnDataLoss="false") as lenient:
+        start = stream.initial()
+        forget_first()
+        end = stream.latest()
+        with pytest.raises(DataLoss, match="offset 0 is not in the archive any more, which begins"):
+            stream.tasks(start, end)
+        assert lenient.latest() == end
+        assert spans(lenient.tasks(start, end)) == [(0, OffsetSpan(10, 30))]
+        with pytest.raises(DataLoss, match="gone-0 is not in the archive any more"):
+            stream.tasks({"gone": {"0": 1}}, {"gone": {"0": 5}})
