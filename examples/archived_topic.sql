@@ -13,7 +13,7 @@ OPTIONS (
 SELECT partition, offset, timestamp,
        CAST(key AS STRING) AS key,
        get_json_object(CAST(value AS STRING), '$.state') AS state,
-       filter(headers, h -> h.key = 'trace-id')[0].value AS trace_id
+       get(filter(headers, h -> h.key = 'trace-id'), 0).value AS trace_id
 FROM archived_orders
 WHERE get_json_object(CAST(value AS STRING), '$.state') = 'failed'
 ORDER BY timestamp
