@@ -3,8 +3,7 @@
 An immutable sequence by offset, made of blocks of up to 256 rows. A change makes a new sequence
 that shares all blocks but one, so a view may keep the old one, and a change costs about the same in
 a partition of ten segments as in one of a hundred thousand. Values of `RemoteLogSegmentMetadata`
-are made where somebody asks for one. Knows nothing of states and of which copies are shown:
-`segment_table`.
+are made where somebody asks for one. States, and which copies are shown: `segment_table`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class SegmentExtent(NamedTuple):
     segment_id: bytes
     start_offset: int
     end_offset: int
-    stored_end_offset: int  # above `end_offset` nobody may read
+    stored_end_offset: int
     size_bytes: int
     has_aborted_txns: bool
 
@@ -188,7 +187,6 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     def of_columns(cls, tip: TopicIdPartition, columns: Columns) -> SegmentRows:
         return cls(tip, _cut(columns))
 
-    # --- a sequence ---
     def __len__(self) -> int:
         return self._firsts[-1]
 
@@ -281,18 +279,14 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     def extents(self, index: int = 0) -> Iterator[SegmentExtent]:
         """Of each segment from `index` on, at a tenth of what a segment's value costs."""
-        if index >= len(self):
-            return
         number = bisect_right(self._firsts, index) - 1
-        skipped = index - self._firsts[number]
         for block in self._blocks[number:]:
+            skipped = max(0, index - self._firsts[number])
             rows = ROW.iter_unpack(memoryview(block.rows)[skipped * ROW.size :])
-            clipped = block.clipped
+            number += 1
             for row, end in zip(rows, block.ends[skipped:], strict=True):
-                raw_id, start, _, _, size, aborted = row
-                stored_end = clipped.get(raw_id, end) if clipped else end
-                yield SegmentExtent(raw_id, start, end, stored_end, size, aborted != 0)
-            skipped = 0
+                i, start, _, _, size, aborted = row
+                yield SegmentExtent(i, start, end, block.clipped.get(i, end), size, aborted != 0)
 
     def bounds(self) -> Iterator[tuple[int, int]]:
         """(start offset, end offset) of each, both inclusive."""
@@ -369,7 +363,6 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         blocks = (*self._blocks[:left], *_cut(merged), *self._blocks[right:])
         return SegmentRows(self._tip, blocks)
 
-    # --- values ---
     def _place(self, index: int) -> tuple[_Block, int]:
         number = bisect_right(self._firsts, index) - 1
         return self._blocks[number], index - self._firsts[number]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.metadata import segment_rows
-from fetchproxy.metadata.segment_rows import SegmentRows
+from fetchproxy.metadata.segment_rows import SegmentExtent, SegmentRows
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
 from tests.metadata.segment_values import TIP, any_segments, segment
 
@@ -67,6 +67,19 @@ def test_it_is_a_sequence(plain: list[RemoteLogSegmentMetadata], data: st.DataOb
 def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> None:
     rows = SegmentRows.of(TIP, plain)
     assert list(rows.bounds()) == [(s.start_offset, s.end_offset) for s in plain]
+    extents = [
+        SegmentExtent(
+            s.segment_id.id.bytes,
+            s.start_offset,
+            s.end_offset,
+            s.stored_end_offset,
+            s.segment_size_bytes,
+            s.has_aborted_txns,
+        )
+        for s in plain
+    ]
+    for index in range(len(plain) + 1):
+        assert list(rows.extents(index)) == extents[index:]
     for offset in range(-1, (plain[-1].end_offset if plain else 0) + 2):
         expected = [i for i, s in enumerate(plain) if s.end_offset >= offset]
         assert rows.index_at_or_after(offset) == (expected or [len(plain)])[0]

@@ -87,7 +87,7 @@ def test_every_offset_that_is_asked_for_is_read_once_and_in_order(
 ) -> None:
     every = [o for s in view.segments for o in range(s.start_offset, s.end_offset + 1)]
     there = sorted({o for o in every if o >= view.raised_log_start})
-    ends = st.integers(0, max(every) + 10)
+    ends = st.integers(0, max(every, default=0) + 10)
     span = OffsetSpan(data.draw(ends), data.draw(ends))
     tasks = planned(view, span, data.draw(st.integers(20, 2000)))
     assert covered(tasks, view) == [o for o in there if span.start <= o < span.end]
