@@ -95,7 +95,7 @@ class ArrowBatches:
         self._batch_bytes_max = batch_bytes_max
         named = (("key", rows.WANT_KEY), ("value", rows.WANT_VALUE), ("headers", rows.WANT_HEADERS))
         self._wanted = sum(bit for name, bit in named if name in columns)
-        self._constant: dict[tuple[str, int], Any] = {}
+        self._constant: dict[str, Any] = {}
 
     def of(self, data: Any, batches: Any, limits: RowLimits) -> Iterator[Any]:
         """pyarrow.RecordBatches of the records of `batches` (rows of `record_rows`) in `data`.
@@ -159,7 +159,7 @@ class ArrowBatches:
 
     def _repeated(self, name: str) -> Any:
         """A column that says the same in every row is made once."""
-        made = self._constant.get((name, self._rows_max))
+        made = self._constant.get(name)
         if made is None:
             if name == "partition":
                 filled = np.full(self._rows_max, self._partition, np.int32)
@@ -173,7 +173,7 @@ class ArrowBatches:
                 made = pa.Array.from_buffers(
                     pa.string(), self._rows_max, [None, pa.py_buffer(ends), text]
                 )
-            self._constant[(name, self._rows_max)] = made
+            self._constant[name] = made
         return made
 
 

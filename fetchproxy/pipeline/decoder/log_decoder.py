@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import crc32c
@@ -27,6 +28,16 @@ from protocol.record_batch import CRC_COVERS_FROM, HEADER_BYTES
 
 # Position in the log in bytes, offset, what is wrong. May raise, which ends the decoding.
 OnFault = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """A chunk, the headers of its batches, and where the records of each are."""
+
+    data: Any
+    headers: ScannedHeaders
+    position: int  # of the chunk in the log
+    batches: Any  # as `record_rows` wants them
 
 
 class LogDecoder:
@@ -62,8 +73,9 @@ class LogDecoder:
         at = 0
         while at < len(data):
             headers = scan_headers(data, at, len(data))
-            placed = self._in_place(headers.table, position, first_offset, last_offset)
-            yield from self._rows_of(data, headers, placed, limits, position, aborted)
+            scanned = _Scanned(data, headers, position, _record_places(headers))
+            placed = self._in_place(scanned, first_offset, last_offset)
+            yield from self._rows_of(scanned, placed, limits, aborted)
             if headers.fault == header_scan.WHOLE:
                 return
             if placed.any():
@@ -75,20 +87,18 @@ class LogDecoder:
 
     def _rows_of(
         self,
-        data: Any,
-        headers: ScannedHeaders,
+        scanned: _Scanned,
         placed: Any,
         limits: RowLimits,
-        position: int,
         aborted: AbortedBatches | None,
     ) -> Iterator[Any]:
-        table = headers.table
+        headers, table = scanned.headers, scanned.headers.table
         in_range = (
             placed
             & (table[:, header_scan.LAST_OFFSET] >= limits.offset_from)
             & (table[:, header_scan.BASE_OFFSET] < limits.offset_end)
         )
-        sound = self._sound(memoryview(data), table, np.flatnonzero(in_range), position)
+        sound = self._sound(scanned, np.flatnonzero(in_range))
         # A batch without any timestamp has -1, which is also that of its records.
         gives_rows = (
             in_range
@@ -98,110 +108,86 @@ class LogDecoder:
         )
         if aborted is not None:
             gives_rows &= ~aborted.among(headers)
-        chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
         codecs = headers.codec.tolist()
-        batches = _record_places(headers)
         stored: list[int] = []  # consecutive ones that need no decompression
         packed: list[int] = []  # consecutive ones in the arena
-        for i in chosen:
+        for i in [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]:
+            if stored and codecs[i]:
+                yield from self._flush(scanned, scanned.data, stored, limits)
+            if packed and not (codecs[i] and self._arena.has_room):
+                yield from self._flush(scanned, self._arena.data, packed, limits)
+                self._arena.clear()
             if codecs[i]:
-                if stored:
-                    yield from self._flush(data, batches, stored, limits, headers, position)
-                if not self._arena.has_room:
-                    yield from self._flush_arena(batches, packed, limits, headers, position)
-                if self._unpack(memoryview(data), batches, i, codecs[i], headers, position):
+                if self._unpack(scanned, i, codecs[i]):
                     packed.append(i)
-            else:
-                if packed:
-                    yield from self._flush_arena(batches, packed, limits, headers, position)
-                if self._looks_sound(data, batches[i], headers, i, position):
-                    stored.append(i)
-        yield from self._flush(data, batches, stored, limits, headers, position)
-        yield from self._flush_arena(batches, packed, limits, headers, position)
+            elif self._looks_sound(scanned, scanned.data, i):
+                stored.append(i)
+        yield from self._flush(scanned, scanned.data, stored, limits)
+        yield from self._flush(scanned, self._arena.data, packed, limits)
+        self._arena.clear()
 
-    def _in_place(self, table: Any, position: int, first_offset: int, last_offset: int) -> Any:
+    def _in_place(self, scanned: _Scanned, first_offset: int, last_offset: int) -> Any:
         """A boolean for each batch: base offsets are not under the checksum, but they have to rise
         within what the index says."""
+        table = scanned.headers.table
         bases, lasts = table[:, header_scan.BASE_OFFSET], table[:, header_scan.LAST_OFFSET]
         placed = (bases >= first_offset) & (lasts <= last_offset)
         inside = np.flatnonzero(placed)
         placed[inside[1:][bases[inside[1:]] <= lasts[inside[:-1]]]] = False
         for i in np.flatnonzero(~placed).tolist():
             what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
-            self._on_fault(position + int(table[i, header_scan.POSITION]), int(bases[i]), what)
+            self._fault_in(scanned, i, what)
         return placed
 
-    def _sound(self, view: memoryview, table: Any, indices: Any, position: int) -> set[int]:
+    def _sound(self, scanned: _Scanned, indices: Any) -> set[int]:
         """Those of `indices` whose bytes have the checksum that they state."""
         sound = set()
-        columns = (header_scan.POSITION, header_scan.SIZE, header_scan.CRC, header_scan.BASE_OFFSET)
-        rows = table[indices][:, columns].tolist()
-        for i, (start, size, crc, base) in zip(indices.tolist(), rows, strict=True):
+        view = memoryview(scanned.data)
+        columns = (header_scan.POSITION, header_scan.SIZE, header_scan.CRC)
+        rows = scanned.headers.table[indices][:, columns].tolist()
+        for i, (start, size, crc) in zip(indices.tolist(), rows, strict=True):
             found = crc32c.crc32c(view[start + CRC_COVERS_FROM : start + size])
             if found == crc:
                 sound.add(i)
             else:
                 what = f"batch has CRC-32C {found:08x}, its header says {crc:08x}"
-                self._on_fault(position + start, base, what)
+                self._fault_in(scanned, i, what)
         return sound
 
-    def _unpack(
-        self,
-        view: memoryview,
-        batches: Any,
-        i: int,
-        codec: int,
-        headers: ScannedHeaders,
-        position: int,
-    ) -> bool:
-        start, end = batches[i, record_rows.START], batches[i, record_rows.END]
+    def _unpack(self, scanned: _Scanned, i: int, codec: int) -> bool:
+        """Whether the batch's records are in the arena now, and sound."""
+        batch = scanned.batches[i]
+        start, end = batch[record_rows.START], batch[record_rows.END]
         try:
-            place = self._arena.add(codec, view[start:end])
+            place = self._arena.add(codec, memoryview(scanned.data)[start:end])
         except MalformedMessage as error:
-            self._fault_in(headers, i, position, str(error))
+            self._fault_in(scanned, i, str(error))
             return False
-        batches[i, record_rows.START : record_rows.END + 1] = place
-        return self._looks_sound(self._arena.data, batches[i], headers, i, position)
+        batch[record_rows.START], batch[record_rows.END] = place
+        return self._looks_sound(scanned, self._arena.data, i)
 
-    def _looks_sound(
-        self, data: Any, batch: Any, headers: ScannedHeaders, i: int, position: int
-    ) -> bool:
+    def _looks_sound(self, scanned: _Scanned, data: Any, i: int) -> bool:
         if not self._goes_on:
             return True
-        fault = record_rows.first_fault(data, batch)
+        fault = record_rows.first_fault(data, scanned.batches[i])
         if fault:
-            self._fault_in(headers, i, position, record_rows.FAULTS[fault])
+            self._fault_in(scanned, i, record_rows.FAULTS[fault])
         return not fault
 
     def _flush(
-        self,
-        data: Any,
-        batches: Any,
-        chosen: list[int],
-        limits: RowLimits,
-        headers: ScannedHeaders,
-        position: int,
+        self, scanned: _Scanned, data: Any, chosen: list[int], limits: RowLimits
     ) -> Iterator[Any]:
+        """The rows of the `chosen` batches, whose records are in `data`; none is left then."""
         try:
-            yield from self._rows.of(data, batches[chosen], limits)
+            yield from self._rows.of(data, scanned.batches[chosen], limits)
         except BrokenRecords as broken:
-            self._fault_in(headers, chosen[broken.index], position, broken.what)
+            self._fault_in(scanned, chosen[broken.index], broken.what)
         chosen.clear()
 
-    def _flush_arena(
-        self,
-        batches: Any,
-        chosen: list[int],
-        limits: RowLimits,
-        headers: ScannedHeaders,
-        position: int,
-    ) -> Iterator[Any]:
-        yield from self._flush(self._arena.data, batches, chosen, limits, headers, position)
-        self._arena.clear()
-
-    def _fault_in(self, headers: ScannedHeaders, i: int, position: int, what: str) -> None:
-        place = position + int(headers.table[i, header_scan.POSITION])
-        self._on_fault(place, int(headers.table[i, header_scan.BASE_OFFSET]), what)
+    def _fault_in(self, scanned: _Scanned, i: int, what: str) -> None:
+        batch = scanned.headers.table[i]
+        place = scanned.position + int(batch[header_scan.POSITION])
+        self._on_fault(place, int(batch[header_scan.BASE_OFFSET]), what)
 
 
 def _record_places(headers: ScannedHeaders) -> Any:
