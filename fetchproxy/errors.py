@@ -17,6 +17,7 @@ FetchProxyError
 ├── ClusterError               an answer of the brokers to one of the proxy's own requests
 │   ├── ClusterUnavailable     retriable: no broker reachable, time-out
 │   └── AuthenticationRefused  not retriable: the proxy's own credentials
+├── PipelineFailed             Spark could not carry out a job; what was finished stays
 └── ConfigError                the user's configuration; the message names key and place
 """
 
@@ -95,6 +96,10 @@ class ClusterUnavailable(ClusterError):
 
 class AuthenticationRefused(ClusterError):
     """Names mechanism and user, never a password or a token."""
+
+
+class PipelineFailed(FetchProxyError):
+    retriable = True
 
 
 class ConfigError(FetchProxyError):

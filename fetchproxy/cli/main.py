@@ -9,6 +9,7 @@ import typer
 from fetchproxy import __version__
 from fetchproxy.cli import index
 from fetchproxy.cli.archive import archive
+from fetchproxy.cli.pipeline import app as pipeline
 from fetchproxy.cli.restore import restore
 from fetchproxy.cli.segments import segments
 from fetchproxy.cli.serve import serve
@@ -24,6 +25,7 @@ app = typer.Typer(
 for command in (serve, archive, segments, verify, restore):
     app.command()(command)
 app.add_typer(index.app, name="index")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _show_version(wanted: bool) -> None:

@@ -59,7 +59,7 @@ def verify(
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
     report = _verified(config, topic)
-    _print_summary(report)
+    print_summary(report)
     if repair:
         report = _repaired(config, topic, report, dry_run)
     if not report.clean:
@@ -93,7 +93,7 @@ def _repaired(
     if dry_run or not done.repairs:
         return found
     report = _verified(config, topic)
-    _print_summary(report)
+    print_summary(report)
     return report
 
 
@@ -107,7 +107,7 @@ async def _verify(
             rlmm,
             topics=None if topic is None else re.compile(re.escape(topic)),
             on_progress=on_progress,
-            on_fault=_print_fault,
+            on_fault=print_fault,
         )
 
 
@@ -148,11 +148,11 @@ def _progress_bar() -> Progress:
     )
 
 
-def _print_fault(fault: Fault) -> None:
+def print_fault(fault: Fault) -> None:
     typer.echo(f"fault: {fault}")
 
 
-def _print_summary(report: VerifyReport) -> None:
+def print_summary(report: VerifyReport) -> None:
     for gap in report.gaps:
         typer.echo(
             f"recorded gap: {gap.topic}-{gap.partition}: offsets {gap.first_offset} to "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fetchproxy.errors import (
@@ -61,11 +61,12 @@ async def verify_archive(
     rlmm: StoreBackedRemoteLogMetadataManager,
     *,
     topics: re.Pattern[str] | None = None,
+    partitions: Sequence[TopicIdPartition] | None = None,
     on_progress: Progress = lambda done, total: None,
     on_fault: OnFault = lambda fault: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> VerifyReport:
-    """Check every finished segment of the topics whose whole name matches (None: all).
+    """Check every finished segment of `partitions`, or of topics whose whole name matches (all).
 
     `on_progress(bytes_done, bytes_total)` counts log bytes; `on_fault` is called as faults are
     found, the report has them sorted. A few partitions are read at once, each front to back.
@@ -73,7 +74,7 @@ async def verify_archive(
     index and the largest batch (a batch whose size is corrupt may claim up to its segment's size).
     Raises RemoteStorageError where the store does not answer: then nothing is known.
     """
-    tips = await _partitions(rlmm, topics)
+    tips = await _partitions(rlmm, topics) if partitions is None else partitions
     run = _Run(rsm, rlmm, on_progress, on_fault, chunk_bytes)
     await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
     run.progress(0)

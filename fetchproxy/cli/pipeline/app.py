@@ -1,0 +1,20 @@
+"""Puts the jobs' commands together."""
+
+from __future__ import annotations
+
+import typer
+
+from fetchproxy.cli.pipeline.verify import verify
+
+app = typer.Typer(
+    help="Jobs over a whole archive on Spark; need the extra: pip install fetchproxy[spark].",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (verify,):
+    app.command()(command)
+
+
+@app.callback()
+def _pipeline() -> None:
+    """A group, also while it has one command."""

@@ -1,0 +1,151 @@
+"""What the jobs' commands share: the Spark session, progress, and how a job ends.
+
+PySpark is imported only once a job runs, so the rest of the command line needs it not.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, Any, TypeVar
+
+import structlog
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from fetchproxy.cli import options
+from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, users_errors
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError
+from fetchproxy.observability.logs import configure_logging
+from fetchproxy.pipeline.jobs.session import open_session, require_spark
+from fetchproxy.pipeline.jobs.spread import Failure, OnProgress
+from fetchproxy.pipeline.jobs.spread import Progress as Done
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+_LOG_EVERY_S = 10.0  # where no terminal shows a bar
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_SPARK_MASTER",
+        metavar="URL",
+        help="Spark's master; without it this process is Spark, with all cores. Under "
+        "spark-submit: what that was given.",
+    ),
+]
+SparkSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        envvar="FETCHPROXY_SPARK_CONF",
+        metavar="KEY=VALUE",
+        help="A setting of Spark's; may be repeated.",
+    ),
+]
+
+
+def read_job(context: typer.Context) -> Config:
+    """The configuration of a job that is about to run; exit code 2 where something is missing."""
+    with users_errors():
+        require_spark()
+        config = options.read_config(context)
+        options.store_url(config)
+        configure_logging(config.log, sys.stderr)
+        return config
+
+
+def run_job(
+    name: str,
+    master: str | None,
+    settings: Iterable[str] | None,
+    job: Callable[[Any, OnProgress], T],
+    unit: Callable[[float], str] = lambda size: decimal(int(size)),
+) -> T:
+    """What `job(spark, on_progress)` returns; SIGINT and SIGTERM end it with exit code 130."""
+    with users_errors():
+        spark = open_session(name, master, dict(map(_setting, settings or ())))
+        spark.sparkContext.setLogLevel("ERROR")
+        with _terminated_as_interrupted(), _shown(name, unit) as on_progress:
+            try:
+                return job(spark, on_progress)
+            except KeyboardInterrupt:
+                spark.sparkContext.cancelAllJobs()
+                raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def say_failures(failures: Iterable[Failure]) -> None:
+    """One line each; exit code 2 where there are any: something else has to change first."""
+    failed = False
+    for failure in failures:
+        failed = True
+        typer.echo(f"failed: {failure}", err=True)
+    if failed:
+        raise typer.Exit(EXIT_USER_ERROR)
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
+    return key, value
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _shown(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress]:
+    """A bar on a terminal, else a line in the log now and then; both with the rate."""
+    began_at = time.perf_counter()
+    console = Console(stderr=True)
+    logged_at, logged = began_at, -1
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[size]}"),
+        console=console,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),
+    )
+    task = bar.add_task(name, total=None, size="")
+
+    def show(done: Done) -> None:
+        nonlocal logged_at, logged
+        now = time.perf_counter()
+        rate = f"{unit(done.size_done)}, {unit(done.size_done / max(now - began_at, 1e-3))}/s"
+        bar.update(task, completed=done.items_done, total=done.items, size=rate)
+        if console.is_terminal or done.items_done == logged:
+            return
+        if now - logged_at >= _LOG_EVERY_S or done.items_done == done.items:
+            logged_at, logged = now, done.items_done
+            log.info("job_progress", part=name, done=logged, total=done.items, size=rate)
+
+    with bar:
+        yield show

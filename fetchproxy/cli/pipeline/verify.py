@@ -1,0 +1,47 @@
+"""`fetchproxy pipeline verify`: every byte of the archive, checked by Spark's executors."""
+
+from __future__ import annotations
+
+import typer
+
+from fetchproxy.cli import options
+from fetchproxy.cli.pipeline.spark_run import (
+    Master,
+    SparkSettings,
+    read_job,
+    run_job,
+    say_failures,
+)
+from fetchproxy.cli.running import EXIT_FAULTS
+from fetchproxy.cli.verify import print_fault, print_summary
+
+
+def verify(
+    context: typer.Context,
+    store: options.Store = None,
+    topic: options.Topic = None,
+    master: Master = None,
+    spark_settings: SparkSettings = None,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Check every segment: checksums, continuity, index and metadata against the data.
+
+    Prints each fault with its place; exit code 1 if there is any, 2 where a partition could not be
+    read.
+    """
+    config = read_job(context)
+    from fetchproxy.pipeline.jobs import verify as job
+
+    done = run_job(
+        "verify",
+        master,
+        spark_settings,
+        lambda spark, on_progress: job.verify(spark, config, topic=topic, on_progress=on_progress),
+    )
+    for fault in done.report.faults:
+        print_fault(fault)
+    print_summary(done.report)
+    say_failures(done.failures)
+    if not done.report.clean:
+        raise typer.Exit(EXIT_FAULTS)

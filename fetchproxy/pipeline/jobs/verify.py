@@ -1,0 +1,91 @@
+"""The job `verify`: `fetchproxy verify` with a task for every partition.
+
+What is checked is decided by `remote_log.verification`; here it is spread and put together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fetchproxy.config.sections import Config
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline.jobs.opened_archive import (
+    for_executors,
+    in_loop,
+    stored_archive,
+    stored_partitions,
+)
+from fetchproxy.pipeline.jobs.spread import Failure, OnProgress, quiet, spread
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify_report import Fault, VerifyReport
+
+FAULT_SCHEMA = (
+    "topic string, partition int, object_key string, byte_position bigint, offset bigint, "
+    "what string"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """`faults`: a DataFrame of FAULT_SCHEMA; `failures`: partitions of which nothing is known."""
+
+    report: VerifyReport
+    faults: Any
+    failures: tuple[Failure, ...]
+
+
+def verify(
+    spark: Any, config: Config, *, topic: str | None = None, on_progress: OnProgress = quiet
+) -> Verified:
+    """Check every segment of `topic` (None: of all): reads the whole archive, writes nothing.
+
+    Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed.
+    """
+    tips = in_loop(stored_partitions(config, topic))
+    done = spread(
+        spark,
+        tips,
+        partial(verify_partition, for_executors(config)),
+        label="verify",
+        size=lambda report: report.size_bytes,
+        on_progress=on_progress,
+    )
+    report = together(done.results)
+    return Verified(
+        report, spark.createDataFrame(fault_rows(report.faults), FAULT_SCHEMA), done.failures
+    )
+
+
+def verify_partition(config: Config, tip: TopicIdPartition) -> VerifyReport:
+    """Runs on an executor. Raises RemoteStorageError: then nothing is known of the partition."""
+
+    async def verified() -> VerifyReport:
+        async with stored_archive(config) as archive:
+            return await verify_archive(archive.rsm, archive.rlmm, partitions=[tip])
+
+    return asyncio.run(verified())
+
+
+def together(reports: Iterable[VerifyReport]) -> VerifyReport:
+    """One report of several that have no partition in common."""
+    every = list(reports)
+    return VerifyReport(
+        partitions=sum(report.partitions for report in every),
+        segments=sum(report.segments for report in every),
+        segments_unfinished=sum(report.segments_unfinished for report in every),
+        size_bytes=sum(report.size_bytes for report in every),
+        gaps=tuple(sorted(gap for report in every for gap in report.gaps)),
+        faults=tuple(fault for report in every for fault in report.faults),
+        orphans=tuple(sorted(orphan for report in every for orphan in report.orphans)),
+        segments_overlapping=sum(report.segments_overlapping for report in every),
+    )
+
+
+def fault_rows(
+    faults: Iterable[Fault],
+) -> list[tuple[str, int, str, int | None, int | None, str]]:
+    return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]

@@ -1,0 +1,59 @@
+"""What an executor finds in its partition is what `fetchproxy verify` finds in the archive."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from planted_archive import TIP, PlantedArchive, batch, flip
+from stored_archives import PREFIX, config_of, planted
+
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline.jobs.verify import fault_rows, together, verify_partition
+from fetchproxy.storage.layout import SegmentFile
+
+OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> PlantedArchive:
+    """Two partitions; a corrupt byte in one, a missing object in the other."""
+
+    async def plant() -> PlantedArchive:
+        made = planted(tmp_path)
+        first = await made.add([batch(0), batch(10)])
+        await made.add([batch(20), batch(30)])
+        lost = await made.add([batch(0)], tip=OTHER)
+        await made.change(first, SegmentFile.LOG, flip(70))
+        await made.store.delete(made.key(lost, SegmentFile.INDEX))
+        return made
+
+    return asyncio.run(plant())
+
+
+def test_partition_by_partition_finds_what_the_whole_run_finds(
+    archive: PlantedArchive, tmp_path: Path
+) -> None:
+    whole = asyncio.run(archive.verify())
+    assert len(whole.faults) == 2
+    config = config_of(tmp_path)
+    found = together(verify_partition(config, tip) for tip in (TIP, OTHER))
+    # The archive is opened at its folder here, there as a prefix of the store.
+    faults = tuple(replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in found.faults)
+    assert replace(found, faults=faults) == whole
+
+
+def test_a_fault_is_a_row_that_says_where(archive: PlantedArchive, tmp_path: Path) -> None:
+    (row,) = fault_rows(verify_partition(config_of(tmp_path), OTHER).faults)
+    assert row[:2] == ("orders", 1)
+    assert row[2].endswith(".index")
+    assert row[5] == "object is missing"
+
+
+def test_a_store_that_is_away_is_no_clean_partition(tmp_path: Path) -> None:
+    with pytest.raises(RemoteStorageError):
+        verify_partition(config_of(tmp_path / "nowhere"), TIP)
