@@ -8,6 +8,7 @@ TimeIndex, ProducerStateManager.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 
 import crc32c
@@ -43,6 +44,30 @@ def time_index_fault(raw: bytes, base_offset: int, end_offset: int, max_timestam
     if before[1] > end_offset - base_offset or before[0] > max_timestamp_ms:
         return f"time index ends with {before}, above the segment's end"
     return ""
+
+
+def joined_offset_index(parts: Iterable[tuple[bytes, int, int]]) -> bytes:
+    """Of adjacent segments one: (index, offsets before it, bytes of log before it) of each."""
+    return b"".join(
+        _OFFSET_ENTRY.pack(offsets_before + offset, bytes_before + position)
+        for raw, offsets_before, bytes_before in parts
+        for offset, position in _OFFSET_ENTRY.iter_unpack(raw)
+    )
+
+
+def joined_time_index(parts: Iterable[tuple[bytes, int]]) -> bytes:
+    """As `joined_offset_index`, without bytes: of entries only those whose timestamps still rise,
+
+    as Kafka's TimeIndex takes one up only if it is larger than the last.
+    """
+    joined: list[bytes] = []
+    latest_ms = -(2**63)
+    for raw, offsets_before in parts:
+        for timestamp_ms, offset in _TIME_ENTRY.iter_unpack(raw):
+            if timestamp_ms > latest_ms:
+                latest_ms = timestamp_ms
+                joined.append(_TIME_ENTRY.pack(timestamp_ms, offsets_before + offset))
+    return b"".join(joined)
 
 
 def snapshot_fault(raw: bytes) -> str:

@@ -59,6 +59,17 @@ def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
     return tuple(entries)
 
 
+def merged_aborted(segments: Iterable[Iterable[AbortedTxn]]) -> tuple[AbortedTxn, ...]:
+    """The entries of several segments as one that holds them all lists them, by last offset."""
+    found: dict[tuple[int, int], AbortedTxn] = {}
+    for entries in segments:
+        for entry in entries:
+            known = found.get((entry.producer_id, entry.first_offset))
+            if known is None or entry.last_offset > known.last_offset:
+                found[(entry.producer_id, entry.first_offset)] = entry
+    return tuple(sorted(found.values(), key=lambda entry: entry.last_offset))
+
+
 def aborted_in(entries: Iterable[AbortedTxn], first: int, last: int) -> tuple[AbortedTxn, ...]:
     """Those with an offset in `first` … `last`, both inclusive, sorted by first offset."""
     return tuple(sorted(e for e in entries if e.first_offset <= last and e.last_offset >= first))

@@ -37,7 +37,8 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    assert sorted(COMMANDS) == ["archive", "index", "restore", "segments", "serve", "verify"]
+    names = ["archive", "index", "pipeline", "restore", "segments", "serve", "verify"]
+    assert sorted(COMMANDS) == names
 
 
 def test_version_is_the_packages(cli: CliRunner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from fetchproxy.cli.pipeline.merge import merge
 from fetchproxy.cli.pipeline.verify import verify
 
 app = typer.Typer(
@@ -11,7 +12,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (verify,):
+for command in (verify, merge):
     app.command()(command)
 
 

@@ -113,6 +113,16 @@ class Expirer:
         partition.due_at = min(loop.time() + wait_s, partition.orphans_due_at)
         return wait_s <= 0
 
+    async def tidy(self, tip: TopicIdPartition) -> None:
+        """All that may go now whatever the retention is: copies that others replace, attempts that
+        nobody works on, what was hidden before. Raises RemoteStorageError.
+        """
+        loop = asyncio.get_running_loop()
+        while (now_ms := self._clock.now_ms(loop.time())) is not None:
+            view = await self._rlmm.refresh(tip, loop.time())
+            if await self._remove(tip, view, now_ms) > 0:
+                return
+
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
         if self._partitions.pop(tip, None) is not None:
@@ -130,6 +140,10 @@ class Expirer:
             log.info(
                 "log_start_raised", topic=tip.topic, partition=tip.partition, log_start_offset=start
             )
+        return await self._remove(tip, view, now_ms)
+
+    async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
+        """Some of what may go. `view` was just read. How long until more may (s)."""
         segments = self._rlmm.list_remote_log_segments(tip)
         REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
         removals = plan_removals(

@@ -44,7 +44,7 @@ async def derive_segment(
     summary = SegmentSummary(metadata.topic_id_partition, metadata.start_offset)
     events: list[TxnEvent] = []
     newest: list[tuple[int, int]] = []
-    async for data, headers in _checked(rsm, metadata, chunk_bytes):
+    async for data, headers in checked_batches(rsm, metadata, chunk_bytes):
         for header in headers:
             summary.add(data, header)
             if not newest or header.max_timestamp > newest[-1][1]:
@@ -60,10 +60,13 @@ async def derive_segment(
     return DerivedSegment(summary.close(Path(key)), tuple(events), tuple(newest))
 
 
-async def _checked(
+async def checked_batches(
     rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, chunk_bytes: int
 ) -> AsyncIterator[tuple[bytes, list[BatchHeader]]]:
-    """The log's bytes in order, each time some whole batches from byte 0 of `data` on."""
+    """The log's bytes in order, each time some whole batches from byte 0 of `data` on.
+
+    Raises CorruptSegment at a batch that fails its CRC, or at bytes that are none.
+    """
     data, position = b"", 0  # the bytes at hand, and where they begin
     while more := await _range(rsm, metadata, position + len(data), max(chunk_bytes, len(data))):
         data += more

@@ -1,0 +1,87 @@
+"""`fetchproxy pipeline merge`: adjacent small segments into large ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from fetchproxy.cli import options
+from fetchproxy.cli.pipeline.spark_run import (
+    Master,
+    SparkSettings,
+    count,
+    read_job,
+    run_job,
+    say_failures,
+)
+from fetchproxy.cli.running import EXIT_FAULTS
+from fetchproxy.remote_log.merging.partition_merger import MERGED_BYTES_MAX
+
+BytesMax = Annotated[
+    int,
+    typer.Option(
+        "--bytes-max",
+        envvar="FETCHPROXY_MERGE_BYTES_MAX",
+        min=1024,
+        help="A merged segment has at most so many bytes; small is what has at most half of that. "
+        "Each task needs as much room in archive.spool_dir.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        envvar="FETCHPROXY_DRY_RUN",
+        help="Say what would be merged, and change nothing.",
+    ),
+]
+
+
+def merge(
+    context: typer.Context,
+    store: options.Store = None,
+    bootstrap: options.Bootstrap = None,
+    topic: options.Topic = None,
+    bytes_max: BytesMax = MERGED_BYTES_MAX,
+    dry_run: DryRun = False,
+    master: Master = None,
+    spark_settings: SparkSettings = None,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Merge adjacent small segments; offsets and batches stay as they are, readers notice nothing.
+
+    Replaced segments are removed by the archiver, or by a later run, once they are old enough. Exit
+    code 1 where segments could not be merged because something is wrong with them.
+    """
+    config = read_job(context)
+    from fetchproxy.pipeline.jobs import merge as job
+
+    done = run_job(
+        "merge",
+        master,
+        spark_settings,
+        lambda spark, on_progress: job.merge(
+            spark,
+            config,
+            topic=topic,
+            options=job.MergeOptions(bytes_max, dry_run),
+            on_progress=on_progress,
+        ),
+    )
+    merged = sum(partition.merged for partition in done.partitions)
+    replaced = sum(partition.replaced for partition in done.partitions)
+    size = decimal(sum(partition.size_bytes for partition in done.partitions))
+    refused = [reason for partition in done.partitions for reason in partition.refused]
+    overtaken = sum(partition.overtaken for partition in done.partitions)
+    for reason in refused:
+        typer.echo(f"not merged: {reason}")
+    typer.echo(
+        f"{'to be merged' if dry_run else 'merged'}: {count(replaced, 'segment')} into {merged}, "
+        f"{size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"
+    )
+    say_failures(done.failures)
+    if refused:
+        raise typer.Exit(EXIT_FAULTS)

@@ -1,0 +1,59 @@
+"""A merge alone in a process, to be killed. Not a test.
+
+Arguments: STORE_DIR SPOOL_DIR BYTES_MAX COPY_MAX_MS [LABEL]: at the step LABEL (`labelled_store`)
+the process kills itself. Without one it merges all that there is, and removes what may go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from pathlib import Path
+
+from archive_harness import Archive, open_archive, wall_clock_ms
+from labelled_store import LabelledStore, kill_at
+
+from fetchproxy.config.sections import ArchiveConfig
+from fetchproxy.remote_log.copier import SegmentCopier
+from fetchproxy.remote_log.merging.partition_merger import PartitionMerger
+from fetchproxy.remote_log.retention.expirer import Expirer
+from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+
+
+async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, copy_max_ms: int) -> int:
+    """How many merged segments there are more. As the job does it."""
+    config = ArchiveConfig(copy_max_ms=copy_max_ms, retention_grace_ms=0)
+    merged = 0
+    async with Spool(spool_dir) as spool:
+        copier = SegmentCopier(
+            archive.rsm,
+            archive.rlmm,
+            copy_max_ms=copy_max_ms,
+            wall_clock_ms=wall_clock_ms,
+            uuid_factory=uuid.uuid4,
+        )
+        merger = PartitionMerger(archive.rsm, archive.rlmm, copier, spool, bytes_max=bytes_max)
+        expirer = Expirer(
+            config,
+            archive.rsm,
+            archive.rlmm,
+            topic_config=lambda topic_id: None,
+            wall_clock_ms=wall_clock_ms,
+            clock_settle_ms=0,
+        )
+        for tip in await archive.rlmm.list_partitions():
+            merged += (await merger.merge(tip)).merged
+            await expirer.tidy(tip)
+    return merged
+
+
+async def main(store: str, spool: str, bytes_max: str, copy_max_ms: str, label: str = "") -> None:
+    labelled = LabelledStore(FilesystemObjectStore(Path(store)), kill_at(label))
+    async with open_archive(labelled) as archive:
+        await merge_all(archive, Path(spool), int(bytes_max), int(copy_max_ms))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

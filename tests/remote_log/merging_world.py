@@ -1,0 +1,130 @@
+"""An archive in memory that is merged, and what it was at each step of that. Not a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from archive_harness import Archive
+from labelled_store import LabelledStore
+from planted_archive import TIP
+from retention_world import QUICK, World
+from two_archivers import readable
+
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.remote_log.copier import SegmentCopier
+from fetchproxy.remote_log.merging.partition_merger import MergedPartition, PartitionMerger
+from fetchproxy.remote_log.retention.expirer import Expirer
+from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.storage.api import ObjectStore
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+MINUTE_MS = 60_000
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+Snapshot = tuple[dict[str, tuple[bytes, int]], list[list[bytes]], int]
+Reached = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    label: str
+    then: Snapshot
+
+
+class LabelledArchive(LabelledStore):
+    """As planted archives lie in their store."""
+
+    @staticmethod
+    def _step(verb: str, key: str, content: bytes | None = None) -> str | None:
+        return LabelledStore._step(verb, key.removeprefix("archive/"), content)
+
+
+@dataclass
+class MergingWorld(World):
+    """Each call opens the archive as a new process would."""
+
+    spool: Path = field(default_factory=Path)
+    bytes_max: int = 2_000
+    steps: list[Step] = field(default_factory=list)
+    done: MergedPartition | None = None
+
+    def snapshot(self) -> Snapshot:
+        return dict(self.store._objects), [list(part) for part in self.log.logs], self.skew_ms
+
+    def as_it_was(self, step: Step) -> MergingWorld:
+        """Another world that goes on from there, as after a crash at that step."""
+        other = MergingWorld(self.manager, spool=self.spool, bytes_max=self.bytes_max)
+        objects, logs, skew_ms = step.then
+        other.store._objects.update(objects)
+        other.store._writes = 1 + max((version for _, version in objects.values()), default=0)
+        other.log.logs = [list(part) for part in logs]
+        other.skew_ms = skew_ms
+        return other
+
+    async def plant_small(self, count: int) -> None:
+        """Segments of one batch, of ten offsets each."""
+        for number in range(count):
+            await self.add(10 * number, timestamp=1_000 + number)
+
+    async def merge(self, reached: Reached | None = None) -> MergedPartition:
+        """`reached`: told of each step; None: the steps are kept with what there was then."""
+        note = reached or (lambda label: self.steps.append(Step(label, self.snapshot())))
+        store = LabelledArchive(self.store, note)
+        async with AsyncExitStack() as opened:
+            _, rlmm = await self.start(opened, store=store)
+            spool = await opened.enter_async_context(Spool(self.spool))
+            return await self.merger(store, rlmm, spool).merge(TIP)
+
+    def merger(
+        self, store: ObjectStore, rlmm: RemoteLogMetadataManager, spool: Spool, **changes: Any
+    ) -> PartitionMerger:
+        rsm = RemoteStorageManager(store, "archive")
+        copier = SegmentCopier(
+            rsm,
+            rlmm,
+            copy_max_ms=QUICK["copy_max_ms"],
+            wall_clock_ms=self.wall_clock_ms,
+            uuid_factory=uuid4,
+        )
+        return PartitionMerger(rsm, rlmm, copier, spool, bytes_max=self.bytes_max, **changes)
+
+    async def tidy_until_settled(self) -> None:
+        for _ in range(4):
+            self.skew_ms += 10 * MINUTE_MS
+            async with AsyncExitStack() as opened:
+                expirer, _ = await self.start(opened)
+                assert isinstance(expirer, Expirer)
+                await expirer.tidy(TIP)
+
+    async def read(self) -> bytes:
+        """What readers are served from the archive's beginning to its end."""
+        async with AsyncExitStack() as opened:
+            _, rlmm = await self.start(opened)
+            return await readable(Archive(self.planted.rsm, rlmm), TIP)  # type: ignore[arg-type]
+
+    async def finished(self) -> list[tuple[Any, ...]]:
+        """Every finished segment as far as it is not of chance: neither its id nor its times."""
+        async with AsyncExitStack() as opened:
+            _, rlmm = await self.start(opened)
+            await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+            archive = Archive(self.planted.rsm, rlmm)  # type: ignore[arg-type]
+            found = []
+            for s in rlmm.list_remote_log_segments(TIP):
+                assert s.state is FINISHED, s
+                files = [
+                    await archive.object(s, file)
+                    for file in (SegmentFile.LOG, SegmentFile.TXN, SegmentFile.EPOCHS)
+                ]
+                range_ = (s.start_offset, s.end_offset)
+                found.append((*range_, s.max_timestamp_ms, s.segment_leader_epochs, *files))
+            return found
+
+    async def ranges(self) -> list[tuple[int, int]]:
+        return [(start, end) for start, end, *_ in await self.finished()]

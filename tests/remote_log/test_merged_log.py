@@ -1,0 +1,144 @@
+"""A merged segment is what the archiver would have copied, had it cut the log nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from struct import pack
+
+import pytest
+from derivable_archive import GeneratedLog, archived, logs
+from hypothesis import given, settings
+from planted_archive import TIP, PlantedArchive, batch, flip
+
+from fetchproxy.errors import CompactedLog, CorruptSegment
+from fetchproxy.index.kafka_index_files import (
+    joined_offset_index,
+    joined_time_index,
+    offset_index_fault,
+    time_index_fault,
+)
+from fetchproxy.index.leader_epochs import decode_epochs
+from fetchproxy.index.transaction_index import decode_aborted
+from fetchproxy.model import AbortedTxn, EpochStart
+from fetchproxy.remote_log.merging.merged_log import MergedLog, merged_log
+from fetchproxy.remote_log.sources.segment_writer import SegmentWriter
+from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.storage.layout import SegmentFile
+
+
+async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[MergedLog, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with Spool(Path(folder)) as spool:
+            sources = archive.segments
+            writer = SegmentWriter(TIP, sources[0].start_offset, spool)
+            whole = await merged_log(archive.rsm, sources, writer, chunk_bytes)
+            return whole, whole.segment.log.read_bytes()
+
+
+@settings(max_examples=30)
+@given(logs())
+def test_any_log_cut_anywhere(log: GeneratedLog) -> None:
+    async def check() -> None:
+        cut, whole = await archived(log), await archived(replace(log, cuts=()))
+        (uncut,) = whole.segments
+        made, content = await merged(cut)
+        segment = made.segment
+        assert content == b"".join(log.batches)
+        assert segment.aborted == decode_aborted(
+            await whole.rsm.fetch_index(uncut, SegmentFile.TXN)
+        )
+        assert segment.index(whole.key(uncut, SegmentFile.LOG)) == await whole.rsm.fetch_index(
+            uncut, SegmentFile.INDEX
+        )
+        epochs = await whole.rsm.fetch_index(uncut, SegmentFile.EPOCHS)
+        assert made.lineage == decode_epochs(epochs)
+        assert segment.leader_epochs == uncut.segment_leader_epochs
+        assert (segment.start_offset, segment.end_offset, segment.max_timestamp_ms) == (
+            uncut.start_offset,
+            uncut.end_offset,
+            uncut.max_timestamp_ms,
+        )
+
+    asyncio.run(check())
+
+
+@pytest.fixture
+async def archive() -> PlantedArchive:
+    made = PlantedArchive()
+    await made.add([batch(0), batch(10)])
+    await made.add([batch(20), batch(30)])
+    return made
+
+
+async def test_a_broken_batch_is_not_copied_on(archive: PlantedArchive) -> None:
+    await archive.change(archive.segments[1], SegmentFile.LOG, flip(100))
+    with pytest.raises(CorruptSegment, match="CRC-32C of the batch at byte 0"):
+        await merged(archive)
+
+
+async def test_a_log_that_is_not_as_long_as_its_metadata_say(archive: PlantedArchive) -> None:
+    await archive.change(archive.segments[0], SegmentFile.LOG, lambda log: log[: len(batch(0))])
+    with pytest.raises(CorruptSegment, match="log ends at offset 9 after"):
+        await merged(archive)
+
+
+async def test_a_log_that_does_not_go_on_where_the_one_before_it_ends(
+    archive: PlantedArchive,
+) -> None:
+    await archive.add([batch(50)], start=40)
+    with pytest.raises(CompactedLog, match="offsets 40 to 49 are missing"):
+        await merged(archive)
+
+
+async def test_a_transaction_index_that_the_log_contradicts(archive: PlantedArchive) -> None:
+    await archive.add([batch(40, txn=7), batch(50, txn=7, control=0)])
+    lost = AbortedTxn(45, 50, 7, 51)
+    await archive.add([batch(51, txn=8)], aborted=(lost,))
+    with pytest.raises(CorruptSegment, match="transaction indexes and log disagree"):
+        await merged(archive)
+
+
+async def test_a_lineage_that_the_metadata_contradict(archive: PlantedArchive) -> None:
+    lineage = (EpochStart(0, 0), EpochStart(3, 35), EpochStart(4, 40))
+    await archive.add([batch(40, epoch=4)], lineage=lineage)
+    with pytest.raises(CorruptSegment, match="lineage has"):
+        await merged(archive)
+
+
+def test_kafkas_own_indexes_are_joined() -> None:
+    offsets = [(pack(">iiii", 3, 100, 9, 300), 0, 0), (pack(">ii", 5, 200), 20, 1_000)]
+    joined = joined_offset_index(offsets)
+    assert joined == pack(">iiiiii", 3, 100, 9, 300, 25, 1_200)
+    assert offset_index_fault(joined, 0, 30, 2_000) == ""
+    times = [(pack(">qiqi", 50, 3, 70, 9), 0), (pack(">qiqi", 60, 2, 80, 4), 20)]
+    joined = joined_time_index(times)
+    assert joined == pack(">qiqiqi", 50, 3, 70, 9, 80, 24)
+    assert time_index_fault(joined, 0, 30, 80) == ""
+
+
+@pytest.mark.parametrize("lacking", [None, SegmentFile.TIME_INDEX])
+async def test_a_brokers_own_files_go_along(
+    archive: PlantedArchive, lacking: SegmentFile | None
+) -> None:
+    for s in archive.segments:
+        await archive.store.put(archive.key(s, SegmentFile.OFFSET_INDEX), pack(">ii", 10, 9))
+        await archive.store.put(
+            archive.key(s, SegmentFile.TIME_INDEX), pack(">qi", s.end_offset, 10)
+        )
+        snapshot = f"snapshot at {s.end_offset}".encode()
+        await archive.store.put(archive.key(s, SegmentFile.PRODUCER_SNAPSHOT), snapshot)
+    if lacking is not None:
+        await archive.store.delete(archive.key(archive.segments[0], lacking))
+    made, _ = await merged(archive)
+    files = made.segment.kafka_files
+    assert files.producer_snapshot == b"snapshot at 39"
+    if lacking is None:
+        first = archive.segments[0]
+        assert files.offset_index == pack(">iiii", 10, 9, 30, first.segment_size_bytes + 9)
+        assert files.time_index == pack(">qiqi", 19, 10, 39, 30)
+    else:
+        assert files.offset_index is None
+        assert files.time_index is None

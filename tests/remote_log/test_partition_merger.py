@@ -1,0 +1,212 @@
+"""Merging beside readers, retention, truncation and another merger; and after a crash anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from labelled_store import COPY_STEPS, LabelledStore, labels
+from merging_world import MergingWorld
+from planted_archive import TIP, batch, flip
+
+from fetchproxy.model import RemoteLogSegmentState as State
+from fetchproxy.model import RemotePartitionDeleteMetadata, RemotePartitionDeleteState
+from fetchproxy.remote_log.merging.partition_merger import MergedPartition
+from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile
+
+LAST_WORD = "before put metadata COPY_SEGMENT_FINISHED"
+
+
+@pytest.fixture(params=["store", "topic"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> MergingWorld:
+    """Seven segments of a batch each; up to three fit into one."""
+    return MergingWorld(request.param, spool=tmp_path, bytes_max=3 * len(batch(0)) + 60)
+
+
+async def test_readers_see_each_offset_once_before_and_after(world: MergingWorld) -> None:
+    await world.plant_small(7)
+    before = await world.read()
+    done = await world.merge()
+    assert (done.merged, done.replaced, done.refused) == (2, 6, ())
+    assert await world.read() == before
+    await world.tidy_until_settled()
+    assert await world.ranges() == [(0, 29), (30, 59), (60, 69)]
+    assert await world.read() == before
+    report = await world.planted.verify()
+    assert report.clean, report.faults
+    again = await world.merge()
+    assert again.merged == 0
+
+
+async def test_replaced_segments_stay_for_those_who_read_them(world: MergingWorld) -> None:
+    await world.plant_small(4)
+    await world.merge()
+    async with AsyncExitStack() as opened:
+        expirer, _ = await world.start(opened)
+        await expirer.tidy(TIP)  # nothing is old enough
+    assert world.bases() == [0, 10, 20, 30]
+
+
+async def test_a_crash_at_any_step_harms_nobody_and_the_next_run_ends_the_same(
+    world: MergingWorld,
+) -> None:
+    await world.plant_small(7)
+    before = await world.read()
+    await world.merge()
+    crashes = list(world.steps)
+    absent = {f"put {file.value}" for file in (SegmentFile.TXN, *KAFKA_FILES)}
+    expected = labels([step for step in COPY_STEPS if step not in absent])
+    assert {step.label for step in crashes} == set(expected)
+    await world.tidy_until_settled()
+    clean = await world.finished()
+    for step in crashes:
+        after = world.as_it_was(step)
+        assert await after.read() == before, step.label
+        await after.merge()
+        assert await after.read() == before, step.label
+        await after.tidy_until_settled()
+        assert await after.finished() == clean, step.label
+
+
+async def _meanwhile(world: MergingWorld, act: Callable[[], Awaitable[None]]) -> None:
+    """`act` is another process's while the first merged log is on its way; then `world.done`."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    class Held(LabelledStore):
+        async def put_file(self, key: str, path: Path) -> None:
+            if not reached.is_set():
+                reached.set()
+                await go_on.wait()
+            await super().put_file(key, path)
+
+    async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
+        store = Held(world.store, lambda _: None)
+        _, rlmm = await world.start(opened, store)
+        spool = await opened.enter_async_context(Spool(world.spool))
+        merging = tasks.create_task(world.merger(store, rlmm, spool).merge(TIP))
+        await reached.wait()
+        await act()
+        go_on.set()
+        world.done = await merging
+
+
+def done_of(world: MergingWorld) -> MergedPartition:
+    assert world.done is not None
+    return world.done
+
+
+async def test_two_merges_at_once(world: MergingWorld) -> None:
+    await world.plant_small(7)
+    before = await world.read()
+
+    async def other() -> None:
+        assert (await world.merge()).merged == 2
+
+    await _meanwhile(world, other)
+    assert (done_of(world).merged, done_of(world).overtaken) == (0, 2)
+    assert await world.read() == before
+    await world.tidy_until_settled()
+    assert await world.ranges() == [(0, 29), (30, 59), (60, 69)]
+    assert await world.read() == before
+
+
+async def test_two_merges_that_both_come_to_count(world: MergingWorld) -> None:
+    """Each had its last look before the other's last word."""
+    await world.plant_small(7)
+    before = await world.read()
+    await world.merge()
+    late = next(step for step in world.steps if step.label == LAST_WORD)
+    other = world.as_it_was(late)
+    await other.merge()
+    # The same archive with what both have written.
+    world.store._objects = {**other.store._objects, **world.store._objects}
+    if world.manager == "topic":
+        seen = [len(part) for part in late.then[1]]
+        for number, start in enumerate(seen):
+            world.log.logs[number] += other.log.logs[number][start:]
+    assert await world.read() == before
+    await world.tidy_until_settled()
+    assert await world.ranges() == [(0, 29), (30, 59), (60, 69)]
+    assert await world.read() == before
+
+
+async def test_what_retention_deletes_meanwhile_is_not_brought_back(world: MergingWorld) -> None:
+    await world.plant_small(4)
+
+    async def retention() -> None:
+        async with AsyncExitStack() as opened:
+            _, rlmm = await world.start(opened)
+            await rlmm.raise_log_start_offset(TIP, 20)
+
+    await _meanwhile(world, retention)
+    assert done_of(world).merged == 0
+    assert done_of(world).overtaken == 1
+    await world.tidy_until_settled()
+    assert await world.ranges() == [(20, 29), (30, 39)]
+
+
+async def test_what_an_election_cuts_meanwhile_is_not_brought_back(world: MergingWorld) -> None:
+    await world.plant_small(4)
+
+    async def truncation() -> None:
+        async with AsyncExitStack() as opened:
+            _, rlmm = await world.start(opened)
+            await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+            for s in rlmm.list_remote_log_segments(TIP):
+                if s.start_offset >= 20:
+                    gone = s.with_state(State.DELETE_SEGMENT_STARTED, world.wall_clock_ms())
+                    await rlmm.put(gone)
+
+    await _meanwhile(world, truncation)
+    assert done_of(world).overtaken == 1
+    await world.tidy_until_settled()
+    assert await world.ranges() == [(0, 9), (10, 19)]
+
+
+async def test_nothing_is_merged_in_a_topic_that_is_being_deleted(world: MergingWorld) -> None:
+    await world.plant_small(4)
+
+    async def deletion() -> None:
+        async with AsyncExitStack() as opened:
+            _, rlmm = await world.start(opened)
+            marked = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
+            await rlmm.put_partition_deletion(
+                RemotePartitionDeleteMetadata(TIP, marked, world.wall_clock_ms())
+            )
+
+    await _meanwhile(world, deletion)
+    assert done_of(world).overtaken == 1
+    assert (await world.merge()).merged == 0
+
+
+async def test_a_corrupt_segment_is_named_and_the_others_are_merged(world: MergingWorld) -> None:
+    await world.plant_small(7)
+    broken = world.planted.segments[4]
+    await world.planted.change(broken, SegmentFile.LOG, flip(100))
+    done = await world.merge()
+    assert done.merged == 1
+    (refused,) = done.refused
+    assert "CRC-32C" in refused
+    await world.tidy_until_settled()
+    assert await world.ranges() == [(0, 29), *((b, b + 9) for b in range(30, 70, 10))]
+
+
+async def test_a_missing_object_is_named(world: MergingWorld) -> None:
+    await world.plant_small(3)
+    await world.planted.store.delete(world.planted.key(world.planted.segments[1], SegmentFile.LOG))
+    done = await world.merge()
+    assert done.merged == 0
+    assert world.planted.key(world.planted.segments[1], SegmentFile.LOG) in done.refused[0]
+
+
+async def test_newer_records_keep_a_merged_segment(world: MergingWorld) -> None:
+    """Retention sees its newest record, as in any segment."""
+    await world.plant_small(3)
+    await world.merge()
+    await world.tidy_until_settled()
+    ((_, _, newest, *_),) = await world.finished()
+    assert newest == max(s.max_timestamp_ms for s in world.planted.segments)
