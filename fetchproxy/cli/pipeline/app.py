@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fetchproxy.cli.pipeline.merge import merge
+from fetchproxy.cli.pipeline.report import report
 from fetchproxy.cli.pipeline.verify import verify
 
 app = typer.Typer(
@@ -12,7 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (verify, merge):
+for command in (verify, report, merge):
     app.command()(command)
 
 

@@ -1,0 +1,180 @@
+"""What one partition of the archive holds: bytes, records, age, compression, growth by day.
+
+All but the compression is said by the metadata; for that, the first batches of some segments are
+read and unpacked. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.metadata.api import PartitionViews
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remote_log.retention.plan import counted_bytes, newest_timestamp_ms
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.compression import CompressionType, decompress
+from protocol.errors import WireError
+from protocol.record_batch import HEADER_BYTES, walk
+
+DAY_MS = 86_400_000
+# Spread evenly over the partition: enough to see producers that pack differently, and seconds at
+# most of a store's time.
+SAMPLED_SEGMENTS_MAX = 16
+SAMPLE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A segment's share, without what another one before it holds too. `newest_ms`: epoch ms."""
+
+    newest_ms: int
+    size_bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What the archive holds of the segments whose newest record is of that day (UTC).
+
+    `day`: days since 1970.
+    """
+
+    day: int
+    size_bytes: int
+    records: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFigures:
+    """Of the batches that were sampled; `unpacked_bytes` is what their records take unpacked."""
+
+    codec: str
+    batches: int
+    packed_bytes: int
+    unpacked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFigures:
+    """Records are counted as Kafka counts offsets: markers of transactions are among them.
+
+    `newest_ms` and `oldest_ms` are those of the newest record of the last and of the first segment.
+    """
+
+    tip: TopicIdPartition
+    log_start_offset: int | None
+    log_end_offset: int | None  # one past the last
+    gap_offsets: int  # lost before they could be copied
+    held: tuple[Held, ...]
+    codecs: tuple[CodecFigures, ...]
+    samples_unreadable: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(held.size_bytes for held in self.held)
+
+    @property
+    def records(self) -> int:
+        return sum(held.records for held in self.held)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        return self.held[0].newest_ms if self.held else None
+
+    @property
+    def newest_ms(self) -> int | None:
+        return max((held.newest_ms for held in self.held), default=None)
+
+
+async def measure_partition(
+    rsm: RemoteStorageManager, rlmm: PartitionViews, tip: TopicIdPartition
+) -> PartitionFigures:
+    """Raises RemoteStorageError."""
+    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+    codecs, unreadable = await _sampled(rsm, view)
+    return PartitionFigures(
+        tip=tip,
+        log_start_offset=view.log_start_offset,
+        log_end_offset=view.log_end_offset,
+        gap_offsets=sum(last - first + 1 for first, last in view.gaps()),
+        held=held_by(view),
+        codecs=codecs,
+        samples_unreadable=unreadable,
+    )
+
+
+def held_by(view: PartitionView) -> tuple[Held, ...]:
+    """Each offset counts once, as retention counts bytes."""
+    found: list[Held] = []
+    counted_to = view.raised_log_start
+    for segment, size in counted_bytes(view):
+        records = segment.end_offset - max(segment.start_offset, counted_to) + 1
+        found.append(Held(newest_timestamp_ms(segment), size, records))
+        counted_to = segment.end_offset + 1
+    return tuple(found)
+
+
+def by_day(held: Iterable[Held]) -> tuple[Day, ...]:
+    """Rising; days of which there is nothing are left out."""
+    days: dict[int, list[Held]] = {}
+    for one in held:
+        days.setdefault(one.newest_ms // DAY_MS, []).append(one)
+    return tuple(
+        Day(day, sum(h.size_bytes for h in of_day), sum(h.records for h in of_day), len(of_day))
+        for day, of_day in sorted(days.items())
+    )
+
+
+def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
+    """One of each codec, by name."""
+    sums: dict[str, tuple[int, int, int]] = {}
+    for f in every:
+        batches, packed, unpacked = sums.get(f.codec, (0, 0, 0))
+        sums[f.codec] = (
+            batches + f.batches,
+            packed + f.packed_bytes,
+            unpacked + f.unpacked_bytes,
+        )
+    return tuple(CodecFigures(codec, *numbers) for codec, numbers in sorted(sums.items()))
+
+
+def spread_evenly(count: int, count_max: int) -> Sequence[int]:
+    """At most `count_max` of the numbers below `count`, first and last among them."""
+    if count <= count_max:
+        return range(count)
+    return sorted({i * (count - 1) // (count_max - 1) for i in range(count_max)})
+
+
+def sample_codecs(data: bytes) -> tuple[CodecFigures, ...]:
+    """Of the whole batches in `data`. Raises WireError where they are none, or do not unpack."""
+    found: list[CodecFigures] = []
+    for header in walk(data):
+        records = memoryview(data)[header.position + HEADER_BYTES : header.end]
+        unpacked = decompress(header.compression, records) if header.compression else records
+        codec = CompressionType(header.compression).name.lower()
+        found.append(CodecFigures(codec, 1, len(records), len(unpacked)))
+    return add_codecs(found)
+
+
+async def _sampled(
+    rsm: RemoteStorageManager, view: PartitionView
+) -> tuple[tuple[CodecFigures, ...], int]:
+    """(figures, segments that could not be read)."""
+    found: list[CodecFigures] = []
+    unreadable = 0
+    for i in spread_evenly(len(view.segments), SAMPLED_SEGMENTS_MAX):
+        try:
+            found += sample_codecs(await _beginning(rsm, view.segments[i]))
+        except (ObjectNotFound, RangeNotSatisfiable, WireError, ValueError):
+            unreadable += 1  # what is wrong with it says `verify`
+    return add_codecs(found), unreadable
+
+
+async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> bytes:
+    end = min(SAMPLE_BYTES, max(segment.segment_size_bytes, 1))
+    return await rsm.fetch_log_segment(segment, ByteRange(0, end))

@@ -1,0 +1,209 @@
+"""The report's figures against archives of which everything is known; the page as a document."""
+
+from __future__ import annotations
+
+import asyncio
+from html.parser import HTMLParser
+from pathlib import Path
+from uuid import UUID
+from xml.etree import ElementTree
+
+import pytest
+from planted_archive import TIP, PlantedArchive, batch, flip
+from retention_segments import segment
+from stored_archives import config_of, planted
+
+from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline.jobs.charts import Bar, bar_chart, round_ticks
+from fetchproxy.pipeline.jobs.forecast import bytes_per_day, forecast
+from fetchproxy.pipeline.jobs.partition_figures import (
+    DAY_MS,
+    SAMPLED_SEGMENTS_MAX,
+    CodecFigures,
+    Day,
+    Held,
+    PartitionFigures,
+    by_day,
+    held_by,
+    sample_codecs,
+    spread_evenly,
+)
+from fetchproxy.pipeline.jobs.report import SCHEMAS, forecast_of, report_partition, table_rows
+from fetchproxy.pipeline.jobs.report_page import BARS_MAX, fewer, page
+from fetchproxy.remote_log.retention.retention_settings import Retention
+from fetchproxy.storage.layout import SegmentFile
+from protocol.record_batch import HEADER_BYTES
+
+NOW_MS = 20_000 * DAY_MS
+
+
+def held(*days_ago: float, size: int = 280) -> list[Held]:
+    return [Held(round(NOW_MS - ago * DAY_MS), size, 10) for ago in days_ago]
+
+
+# --- what is held ---
+def test_each_offset_counts_once() -> None:
+    every = [segment(1, 0, 99), segment(2, 80, 179), segment(3, 200, 249)]
+    view = build_view(TIP, every, 0.0, raised_log_start=50)
+    found = held_by(view)
+    assert [h.records for h in found] == [50, 80, 50]
+    assert [h.size_bytes for h in found] == [50, 80, 50]
+
+
+def test_days_are_those_of_the_newest_record() -> None:
+    found = by_day([Held(DAY_MS - 1, 5, 1), Held(DAY_MS, 6, 2), Held(0, 7, 3)])
+    assert found == (Day(0, 12, 4, 2), Day(1, 6, 2, 1))
+
+
+def test_samples_are_spread_over_the_partition() -> None:
+    assert list(spread_evenly(3, 16)) == [0, 1, 2]
+    chosen = list(spread_evenly(1_000, SAMPLED_SEGMENTS_MAX))
+    assert len(chosen) == SAMPLED_SEGMENTS_MAX
+    assert (chosen[0], chosen[-1]) == (0, 999)
+
+
+def test_batches_that_are_cut_at_the_samples_end_do_not_count() -> None:
+    one = batch(0)
+    body = len(one) - HEADER_BYTES
+    assert sample_codecs(one + batch(10)[:-1]) == (CodecFigures("none", 1, body, body),)
+
+
+# --- ahead ---
+def test_growth_is_the_mean_of_four_weeks() -> None:
+    assert bytes_per_day(held(40, 35, 20, 10, 1), NOW_MS) == 280 * 3 / 28
+    assert bytes_per_day(held(40, 35), NOW_MS) == 0
+    assert bytes_per_day([], NOW_MS) == 0
+
+
+def test_a_young_archive_grows_as_it_has_grown_so_far() -> None:
+    assert bytes_per_day(held(4, 2, 0), NOW_MS) == 280 * 3 / 4
+    assert bytes_per_day(held(0.1, 0), NOW_MS) == 560
+
+
+def test_without_retention_it_only_grows() -> None:
+    ahead = forecast(held(28, 14, 0), Retention(), NOW_MS)
+    assert ahead.bytes_per_day == 30
+    assert ahead.size_bytes == (840 + 900, 840 + 2_700, 840 + 10_950)
+    assert ahead.next_deletion_ms is None
+
+
+def test_retention_by_time_takes_what_is_old_and_holds_what_comes() -> None:
+    ahead = forecast(held(28, 14, 0), Retention(remote_ms=35 * DAY_MS), NOW_MS)
+    # In 30 days nothing older than five days of today is left, later nothing of today.
+    assert ahead.size_bytes == (280 + 900, 30 * 35, 30 * 35)
+    assert ahead.next_deletion_ms == NOW_MS + 7 * DAY_MS
+
+
+def test_retention_by_bytes_is_a_lid() -> None:
+    ahead = forecast(held(28, 14, 0), Retention(remote_bytes=2_000), NOW_MS)
+    assert ahead.size_bytes == (1_740, 2_000, 2_000)
+
+
+def test_the_newest_segment_is_never_due() -> None:
+    assert forecast(held(5), Retention(remote_ms=1), NOW_MS).next_deletion_ms is None
+
+
+# --- the job's parts ---
+@pytest.fixture
+def archive(tmp_path: Path) -> PlantedArchive:
+    async def plant() -> PlantedArchive:
+        made = planted(tmp_path)
+        await made.add([batch(0, timestamp=NOW_MS - 9), batch(10, timestamp=NOW_MS)])
+        broken = await made.add([batch(20, timestamp=NOW_MS)])
+        await made.add([batch(40, timestamp=NOW_MS + DAY_MS)])
+        await made.change(broken, SegmentFile.LOG, flip(16))
+        return made
+
+    return asyncio.run(plant())
+
+
+def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> None:
+    found = report_partition(config_of(tmp_path), TIP)
+    assert found.records == 40
+    assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
+    assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 10)
+    assert found.samples_unreadable == 1
+    assert [(c.codec, c.batches) for c in found.codecs] == [("none", 3)]
+    assert found.newest_ms == NOW_MS + DAY_MS + 9
+
+
+def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None:
+    config = config_of(tmp_path, archive__remote_log_retention_ms=str(DAY_MS))
+    found = report_partition(config, TIP)
+    rows = table_rows([(found, forecast_of(config, found, NOW_MS))])
+    for name, schema in SCHEMAS.items():
+        assert rows[name]
+        assert {len(row) for row in rows[name]} == {len(schema.split(", "))}
+    names = [column.split()[0] for column in SCHEMAS["partitions"].split(", ")]
+    row = dict(zip(names, rows["partitions"][0], strict=True))
+    assert (row["segments"], row["records"], row["gap_offsets"]) == (3, 40, 10)
+    assert row["next_deletion_ms"] == found.oldest_ms + DAY_MS  # type: ignore[operator]
+    assert [day[2].isoformat() for day in rows["days"]] == ["2024-10-04", "2024-10-05"]
+
+
+# --- the page ---
+class Links(HTMLParser):
+    """What a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "link", "img", "iframe"):
+            self.found.append(tag)
+        self.found += [value or "" for name, value in attrs if name in ("href", "src")]
+
+
+def figures(topic: str, partition: int, days: int) -> PartitionFigures:
+    return PartitionFigures(
+        TopicIdPartition(UUID(int=1), topic, partition),
+        0,
+        10 * days,
+        7,
+        tuple(held(*range(days, 0, -1))),
+        (CodecFigures("zstd", 3, 100, 400),),
+        1,
+    )
+
+
+def test_the_page_is_whole_and_needs_nothing_else() -> None:
+    every = [figures("a<b>", 0, 100), figures("a<b>", 1, 3), figures("none", 0, 0)]
+    text = page([(f, forecast(f.held, Retention(), NOW_MS)) for f in every], NOW_MS)
+    links = Links()
+    links.feed(text)
+    assert links.found == []
+    assert "a&lt;b&gt;" in text
+    assert "a<b>" not in text
+    assert "14 offsets were lost" in text
+    assert "25 %" in text
+    for chart in text.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + chart.split("</svg>")[0] + "</svg>")
+    assert text.count("<svg") == 2 * 2  # of each topic
+
+
+def test_a_bar_is_as_high_as_its_value() -> None:
+    chart = bar_chart("t", [Bar("a", 50, "x"), Bar("b", 100, "y")], [(0, "0"), (200, "200")])
+    heights = [
+        float(rect.attrib["height"])
+        for rect in ElementTree.fromstring(chart).iter("{http://www.w3.org/2000/svg}rect")
+    ]
+    assert heights == pytest.approx([45, 90])
+
+
+def test_many_days_share_bars_and_none_is_lost() -> None:
+    days = [Day(day, 1, 2, 3) for day in range(0, 1_000, 7)]
+    shown = fewer(days)
+    assert len(shown) <= BARS_MAX
+    assert sum(day.size_bytes for day in shown) == len(days)
+    assert fewer([]) == []
+    assert fewer(days[:2]) == [Day(0, 1, 2, 3), *(Day(d, 0, 0, 0) for d in range(1, 7)), days[1]]
+
+
+def test_a_scale_reaches_the_largest() -> None:
+    for top in (0.5, 1, 7, 999, 1_000, 123_456_789, 5e12):
+        ticks = round_ticks(top)
+        assert ticks[-1] >= top
+        assert len(ticks) == 5
+    assert round_ticks(0) == [0.0, 1.0]
