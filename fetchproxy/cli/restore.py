@@ -49,7 +49,7 @@ def restore(
     restored = run(_restore(config, topic, dry_run))
     if restored is None:
         raise typer.Exit(EXIT_INTERRUPTED)
-    _print_table(restored, Console())
+    print_restored(restored, Console())
     if any(partition.unreadable or partition.not_in_store for partition in restored):
         raise typer.Exit(EXIT_FAULTS)
 
@@ -115,7 +115,7 @@ async def _refresh_local_indexes(
                 pass
 
 
-def _print_table(restored: list[RestoredPartition], console: Console) -> None:
+def print_restored(restored: list[RestoredPartition], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("topic-partition", overflow="fold")
     for name in ("segments", "restored", "log start", "unreadable", "not in store"):

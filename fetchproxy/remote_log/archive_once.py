@@ -7,7 +7,7 @@ store or brokers ends the pass; the next one goes on from there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -57,6 +57,34 @@ async def archive_once(
         raise ValueError("archive.topics is not set")
     discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
     tips = (await discovery.look()).partitions()
+    await archive_partitions(
+        config,
+        cluster,
+        rsm,
+        rlmm,
+        tips,
+        topic_config=discovery.topic_config,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid_factory,
+    )
+    return OncePass(tuple(tips), discovery.refused)
+
+
+async def archive_partitions(
+    config: ArchiveConfig,
+    cluster: Cluster,
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    tips: Iterable[TopicIdPartition],
+    *,
+    topic_config: Callable[[UUID], Mapping[str, str] | None],
+    wall_clock_ms: Callable[[], int],
+    uuid_factory: Callable[[], UUID],
+) -> None:
+    """As `archive_once`, of these partitions; `topic_config`: a topic's settings, None: not known.
+
+    Another archiver may be at work on them: nothing is copied twice to a reader's eye.
+    """
     source = open_source(config, cluster)
     copier = SegmentCopier(
         rsm,
@@ -71,7 +99,7 @@ async def archive_once(
         config,
         rsm,
         rlmm,
-        topic_config=discovery.topic_config,
+        topic_config=topic_config,
         wall_clock_ms=wall_clock_ms,
         clock_settle_ms=0,
     )
@@ -79,7 +107,7 @@ async def archive_once(
         config,
         cluster,
         rlmm,
-        topic_config=discovery.topic_config,
+        topic_config=topic_config,
         wall_clock_ms=wall_clock_ms,
         clock_settle_ms=0,
     )
@@ -96,7 +124,6 @@ async def archive_once(
             )
             work = _archive(archiver, cluster, places, expirer, local_retention)
             workers.create_task(work, name=f"archive {tip}")
-    return OncePass(tuple(tips), discovery.refused)
 
 
 async def _archive(

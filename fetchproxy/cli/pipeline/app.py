@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from fetchproxy.cli.pipeline.archive import archive
 from fetchproxy.cli.pipeline.merge import merge
+from fetchproxy.cli.pipeline.reindex import reindex
 from fetchproxy.cli.pipeline.report import report
+from fetchproxy.cli.pipeline.restore import restore
 from fetchproxy.cli.pipeline.verify import verify
 
 app = typer.Typer(
@@ -13,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (verify, report, merge):
+for command in (archive, verify, report, merge, reindex, restore):
     app.command()(command)
 
 

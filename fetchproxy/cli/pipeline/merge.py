@@ -17,6 +17,7 @@ from fetchproxy.cli.pipeline.spark_run import (
     say_failures,
 )
 from fetchproxy.cli.running import EXIT_FAULTS
+from fetchproxy.pipeline.jobs import merge as job
 from fetchproxy.remote_log.merging.partition_merger import MERGED_BYTES_MAX
 
 BytesMax = Annotated[
@@ -57,8 +58,6 @@ def merge(
     code 1 where segments could not be merged because something is wrong with them.
     """
     config = read_job(context)
-    from fetchproxy.pipeline.jobs import merge as job
-
     done = run_job(
         "merge",
         master,

@@ -17,6 +17,7 @@ from fetchproxy.cli.pipeline.spark_run import (
     run_job,
     say_failures,
 )
+from fetchproxy.pipeline.jobs import report as job
 from fetchproxy.pipeline.jobs.spread import OnProgress
 
 Out = Annotated[
@@ -56,7 +57,6 @@ def report(
     Exit code 2 where a partition could not be read; the report has the others.
     """
     config = read_job(context)
-    from fetchproxy.pipeline.jobs import report as job
 
     def work(spark: Any, on_progress: OnProgress) -> job.Reported:
         done = job.report(spark, config, topic=topic, on_progress=on_progress)

@@ -14,6 +14,7 @@ from fetchproxy.cli.pipeline.spark_run import (
 )
 from fetchproxy.cli.running import EXIT_FAULTS
 from fetchproxy.cli.verify import print_fault, print_summary
+from fetchproxy.pipeline.jobs import verify as job
 
 
 def verify(
@@ -31,8 +32,6 @@ def verify(
     read.
     """
     config = read_job(context)
-    from fetchproxy.pipeline.jobs import verify as job
-
     done = run_job(
         "verify",
         master,

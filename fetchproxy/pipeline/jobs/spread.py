@@ -98,13 +98,13 @@ class _Task(Generic[T, R]):
 def attempt(
     work: Callable[[T], R], item: T, name: Callable[[T], str]
 ) -> tuple[R | None, Failure | None]:
-    """One of both; defects of the program are raised."""
+    """One of both; defects of the program are raised. An OSError is of the executor's own disk."""
     try:
         return work(item), None
-    except* FetchProxyError as group:
+    except* (FetchProxyError, OSError) as group:
         errors = list(_leaves(group))
     text = "; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors))
-    return None, Failure(name(item), text, all(e.retriable for e in errors))
+    return None, Failure(name(item), text, all(getattr(e, "retriable", True) for e in errors))
 
 
 def spread(
@@ -193,9 +193,9 @@ class _watched:
         self._on_progress(Progress(len(sizes), self._items, sum(sizes.values())))
 
 
-def _leaves(error: BaseException) -> Iterator[FetchProxyError]:
+def _leaves(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
-    elif isinstance(error, FetchProxyError):
+    else:
         yield error

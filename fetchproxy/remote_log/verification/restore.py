@@ -51,12 +51,14 @@ async def restore_archive(
     *,
     wall_clock_ms: Callable[[], int],
     topics: re.Pattern[str] | None = None,
+    partitions: Iterable[TopicIdPartition] | None = None,
     dry_run: bool = False,
     on_partition: Callable[[RestoredPartition], None] = lambda restored: None,
 ) -> list[RestoredPartition]:
     """`follower` None (only with `dry_run`): there is no metadata topic yet.
 
-    Raises RemoteStorageError; what was written until then stays, and counts in a next run.
+    Of `partitions` (None: all in the store) those of topics whose whole name matches. Raises
+    RemoteStorageError; what was written until then stays, and counts in a next run.
     """
     done: list[RestoredPartition] = []
 
@@ -72,7 +74,7 @@ async def restore_archive(
         done.append(restored)
         on_partition(restored)
 
-    every = await stored.list_partitions()
+    every = await stored.list_partitions() if partitions is None else partitions
     wanted = [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
     await for_each(wanted, restore, PARTITIONS_AT_ONCE)
     return sorted(done, key=lambda restored: restored.tip)

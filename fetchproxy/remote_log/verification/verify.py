@@ -74,7 +74,7 @@ async def verify_archive(
     index and the largest batch (a batch whose size is corrupt may claim up to its segment's size).
     Raises RemoteStorageError where the store does not answer: then nothing is known.
     """
-    tips = await _partitions(rlmm, topics) if partitions is None else partitions
+    tips = await _partitions(rlmm, topics, partitions)
     run = _Run(rsm, rlmm, on_progress, on_fault, chunk_bytes)
     await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
     run.progress(0)
@@ -95,20 +95,23 @@ async def metadata_faults(
     rsm: RemoteStorageManager,
     rlmm: StoreBackedRemoteLogMetadataManager,
     topics: re.Pattern[str] | None = None,
+    partitions: Sequence[TopicIdPartition] | None = None,
 ) -> tuple[Fault, ...]:
     """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
 
     Raises RemoteStorageError.
     """
     run = _Run(rsm, rlmm, lambda done, total: None, lambda fault: None, CHUNK_BYTES)
-    await for_each(await _partitions(rlmm, topics), run.catalog, PARTITIONS_AT_ONCE)
+    await for_each(await _partitions(rlmm, topics, partitions), run.catalog, PARTITIONS_AT_ONCE)
     return tuple(sorted(run.faults, key=_place))
 
 
 async def _partitions(
-    rlmm: StoreBackedRemoteLogMetadataManager, topics: re.Pattern[str] | None
-) -> list[TopicIdPartition]:
-    every = await rlmm.list_partitions()
+    rlmm: StoreBackedRemoteLogMetadataManager,
+    topics: re.Pattern[str] | None,
+    partitions: Sequence[TopicIdPartition] | None,
+) -> Sequence[TopicIdPartition]:
+    every = await rlmm.list_partitions() if partitions is None else partitions
     return [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
 
 

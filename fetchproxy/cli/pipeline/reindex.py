@@ -1,0 +1,59 @@
+"""`fetchproxy pipeline reindex`: indexes and metadata from the logs alone."""
+
+from __future__ import annotations
+
+import typer
+
+from fetchproxy.cli import options
+from fetchproxy.cli.pipeline.spark_run import (
+    Master,
+    SparkSettings,
+    count,
+    read_job,
+    run_job,
+    say_failures,
+)
+from fetchproxy.cli.running import EXIT_FAULTS
+from fetchproxy.cli.verify import print_fault
+from fetchproxy.pipeline.jobs import reindex as job
+
+
+def reindex(
+    context: typer.Context,
+    store: options.Store = None,
+    topic: options.Topic = None,
+    dry_run: options.DryRun = False,
+    master: Master = None,
+    spark_settings: SparkSettings = None,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Make index, epochs, transactions and metadata again where they are missing or wrong.
+
+    No log is written. Exit code 1 where faults are left.
+    """
+    config = read_job(context)
+    done = run_job(
+        "reindex",
+        master,
+        spark_settings,
+        lambda spark, on_progress: job.reindex(
+            spark, config, topic=topic, dry_run=dry_run, on_progress=on_progress
+        ),
+    )
+    repairs = [repair for partition in done.partitions for repair in partition.repairs]
+    for repair in repairs:
+        typer.echo(f"{'would be repaired' if dry_run else 'repaired'}: {repair}")
+    for partition in done.partitions:
+        for refusal in partition.refusals:
+            typer.echo(f"not repaired: {refusal}")
+    left = [fault for partition in done.partitions for fault in partition.left]
+    for fault in left:
+        print_fault(fault)
+    typer.echo(
+        f"{count(len(done.partitions), 'partition')}: {count(len(repairs), 'object')} "
+        f"{'to be ' if dry_run else ''}repaired, {count(len(left), 'fault')} left"
+    )
+    say_failures(done.failures)
+    if left:
+        raise typer.Exit(EXIT_FAULTS)

@@ -1,0 +1,188 @@
+"""The executors' work against a real broker: archiving alone, twice at once, beside an archiver;
+and a metadata topic that was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from proxy_process import ProxyProcess
+from topic_data import TopicData, archived_ends, produce, produce_transactions
+
+from fetchproxy.config.load import Setting, load_config
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ClusterError, ConfigError
+from fetchproxy.pipeline.jobs.archive import ArchivedPartition, archive_partition, plan_archive
+from fetchproxy.pipeline.jobs.opened_archive import for_executors, in_loop, stored_partitions
+from fetchproxy.pipeline.jobs.restore import _metadata_topic, grouped, restore_group
+from fetchproxy.pipeline.jobs.verify import together, verify_partition
+from fetchproxy.remote_log.verification.verify_report import VerifyReport
+from lab.kafka import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+CreateTopic = Callable[..., str]
+PARTITIONS = 3
+
+
+@pytest.fixture
+def data(kafka_server: KafkaServer, create_topic: CreateTopic) -> TopicData:
+    made = TopicData(create_topic(PARTITIONS))
+    produce(kafka_server.bootstrap, made, 300, partition_count=PARTITIONS)
+    return made
+
+
+@pytest.fixture
+def config(kafka_server: KafkaServer, data: TopicData, tmp_path: Path) -> Config:
+    return config_for(kafka_server.bootstrap, data.topic, tmp_path)
+
+
+def config_for(bootstrap: str, topics: str, folder: Path, **changes: str) -> Config:
+    keys = {
+        "store.url": (folder / "store").as_uri(),
+        "cluster.bootstrap": bootstrap,
+        "archive.topics": topics,
+        "archive.segment_bytes_max": "20000",
+        "archive.spool_dir": str(folder / "spool"),
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return load_config(None, {}, [Setting(key, value, "test") for key, value in keys.items()])
+
+
+def archived(config: Config) -> list[ArchivedPartition]:
+    """As the job does it, one task after another."""
+    config = for_executors(config)
+    return [archive_partition(config, planned) for planned in plan_archive(config).partitions]
+
+
+def verified(config: Config) -> VerifyReport:
+    tips = in_loop(stored_partitions(config, None))
+    return together(verify_partition(config, tip) for tip in tips)
+
+
+def test_the_plan_says_what_there_is_to_copy(
+    kafka_server: KafkaServer, config: Config, data: TopicData
+) -> None:
+    plan = plan_archive(config)
+    assert {p.tip.partition: p.offsets for p in plan.partitions} == dict.fromkeys(range(3), 300)
+    assert {p.archive_end for p in plan.partitions} == {None}
+    archived(config)
+    produce(kafka_server.bootstrap, data, 7, partition_count=1)
+    after = plan_archive(config).partitions
+    assert [(p.tip.partition, p.offsets) for p in after] == [(0, 7), (1, 0), (2, 0)]
+
+
+def test_a_pass_copies_all_and_a_second_one_nothing(
+    kafka_server: KafkaServer, config: Config, data: TopicData
+) -> None:
+    done = archived(config)
+    assert archived_ends(config.store.url or "", data.topic) == data.ends(kafka_server.bootstrap)
+    assert all(partition.segments > 2 for partition in done)
+    assert all(p.archive_end == p.planned.last_stable_offset for p in done)
+    assert sum(p.segments for p in archived(config)) == 0
+    report = verified(config)
+    assert report.clean, report.faults
+    assert report.gaps == ()
+
+
+def test_transactions_are_archived_up_to_the_last_stable_offset(
+    kafka_server: KafkaServer, create_topic: CreateTopic, tmp_path: Path
+) -> None:
+    data = TopicData(create_topic())
+    produce_transactions(kafka_server.bootstrap, data, transactions=9, records=20)
+    config = config_for(kafka_server.bootstrap, data.topic, tmp_path)
+    (done,) = archived(config)
+    assert done.archive_end == done.planned.last_stable_offset
+    assert verified(config).clean
+
+
+def test_two_passes_at_once(config: Config, data: TopicData, kafka_server: KafkaServer) -> None:
+    plan = plan_archive(config).partitions
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(partial(archive_partition, for_executors(config)), [*plan, *plan]))
+    assert archived_ends(config.store.url or "", data.topic) == data.ends(kafka_server.bootstrap)
+    report = verified(config)
+    assert report.clean, report.faults
+    assert report.gaps == ()
+
+
+def test_beside_a_running_archiver(
+    kafka_server: KafkaServer, config: Config, data: TopicData, tmp_path: Path
+) -> None:
+    settings = {
+        "archive.segment_bytes_max": 20_000,
+        "archive.segment_age_max_ms": 200,
+        "archive.rlm_process_interval_ms": 50,
+    }
+    store = config.store.url or ""
+    (tmp_path / "store").mkdir()
+    with ProxyProcess(
+        kafka_server.bootstrap, store, tmp_path, archive=data.topic, settings=settings
+    ) as proxy:
+        for _ in range(3):
+            archived(config)
+            produce(kafka_server.bootstrap, data, 100, partition_count=PARTITIONS)
+        archived(config)
+        assert proxy.running
+    assert archived_ends(store, data.topic) == data.ends(kafka_server.bootstrap)
+    report = verified(config)
+    assert report.clean, report.faults
+    assert report.gaps == ()
+
+
+def test_what_cannot_be_planned_is_said_before_anything_starts(
+    kafka_server: KafkaServer, config: Config, data: TopicData, tmp_path: Path
+) -> None:
+    bootstrap = kafka_server.bootstrap
+    with pytest.raises(ConfigError, match="matches no topic"):
+        plan_archive(config_for(bootstrap, "no-such-topic", tmp_path))
+    logs = str(tmp_path / "logs")
+    by_files = {"archive__source": "log-dirs", "archive__log_dirs": logs}
+    with pytest.raises(ConfigError, match="log-dirs"):
+        plan_archive(config_for(bootstrap, data.topic, tmp_path, **by_files))
+    with pytest.raises(ClusterError):
+        plan_archive(config_for("127.0.0.1:1", data.topic, tmp_path))
+
+
+def test_a_compacted_topic_is_refused_by_name(
+    kafka_server: KafkaServer, create_topic: CreateTopic, tmp_path: Path
+) -> None:
+    topic = create_topic(config={"cleanup.policy": "compact"})
+    plan = plan_archive(config_for(kafka_server.bootstrap, topic, tmp_path))
+    assert plan.partitions == ()
+    assert "compact" in plan.refused[topic]
+
+
+def test_a_lost_metadata_topic_is_written_again(
+    config: Config, data: TopicData, kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    archived(config)
+    metadata = sorted((tmp_path / "store").rglob("*.metadata"))
+    metadata[1].unlink()
+    by_topic = config_for(
+        kafka_server.bootstrap,
+        data.topic,
+        tmp_path,
+        metadata__manager="topic",
+        metadata__topic_name=f"__{data.topic}",
+        metadata__topic_partitions="2",
+        metadata__topic_replication_factor="1",
+    )
+    tips = in_loop(stored_partitions(by_topic, None))
+    groups = grouped(tips, by_topic.metadata.topic_partitions)
+    assert in_loop(_metadata_topic(by_topic, create=False)) is False
+    planned = [restore_group(by_topic, True, False, group) for group in groups]
+    assert sum(len(group.repairs) for group in planned) == 1
+    assert in_loop(_metadata_topic(by_topic, create=True)) is True
+    done = [restore_group(by_topic, False, True, group) for group in groups]
+    assert sum(p.restored for group in done for p in group.partitions) == len(metadata)
+    assert metadata[1].exists()
+    again = [restore_group(by_topic, False, True, group) for group in groups]
+    assert sum(p.restored for group in again for p in group.partitions) == 0
+    # An archiver that follows that topic goes on where the archive ends.
+    produce(kafka_server.bootstrap, data, 50, partition_count=PARTITIONS)
+    assert {p.archive_end for p in archived(by_topic)} == {350}
+    assert verified(config).clean

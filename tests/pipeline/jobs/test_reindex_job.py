@@ -1,0 +1,79 @@
+"""What is lost beside a log is made from it again; what a log has lost stays a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from planted_archive import TIP, PlantedArchive, batch, flip
+from stored_archives import config_of, planted
+
+from fetchproxy.index.remote_log_index import INTERVAL_BYTES
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline.jobs.reindex import reindex_partition
+from fetchproxy.pipeline.jobs.restore import grouped
+from fetchproxy.pipeline.jobs.verify import verify_partition
+from fetchproxy.storage.layout import SegmentFile
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> PlantedArchive:
+    async def plant() -> PlantedArchive:
+        made = planted(tmp_path)
+        for base in (0, 20):
+            batches = [batch(base), batch(base + 10)]
+            await made.add(batches, index_interval_bytes=INTERVAL_BYTES)
+        first, second = made.segments
+        await made.store.delete(made.key(first, SegmentFile.INDEX))
+        await made.store.delete(made.key(second, SegmentFile.METADATA))
+        return made
+
+    return asyncio.run(plant())
+
+
+def test_indexes_and_metadata_come_back_from_the_logs(
+    archive: PlantedArchive, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path)
+    before = {s.start_offset: s for s in archive.segments}
+    planned = reindex_partition(config, True, TIP)
+    # The index beside the lost metadata comes along: it names its log below a prefix.
+    assert [text.rpartition(".")[2] for text in planned.repairs] == [
+        "index: derived from the log",
+        "index: derived from the log",
+        "metadata: derived from the log",
+    ]
+    assert len(planned.left) == 2
+    assert not verify_partition(config, TIP).clean
+    done = reindex_partition(config, False, TIP)
+    assert done.repairs == planned.repairs
+    assert done.left == ()
+    report = verify_partition(config, TIP)
+    assert report.clean
+    assert (report.segments, report.size_bytes) == (
+        len(before),
+        sum(s.segment_size_bytes for s in before.values()),
+    )
+    again = reindex_partition(config, False, TIP)
+    assert (again.repairs, again.left) == ((), ())
+
+
+def test_a_corrupt_log_stays_a_fault_and_keeps_nothing_else_from_being_mended(
+    archive: PlantedArchive, tmp_path: Path
+) -> None:
+    broken = archive.segments[1]
+    asyncio.run(archive.change(broken, SegmentFile.LOG, flip(100)))
+    done = reindex_partition(config_of(tmp_path), False, TIP)
+    assert len(done.repairs) == 1
+    assert ".index" in done.repairs[0]
+    assert any("CRC-32C" in refusal for refusal in done.refusals)
+    assert done.left
+
+
+def test_partitions_whose_events_lie_together_share_a_task() -> None:
+    tips = [TopicIdPartition(UUID(int=9), "t", partition) for partition in range(200)]
+    groups = grouped(tips, 7)
+    assert len(groups) == 7
+    assert sorted(tip for group in groups for tip in group) == sorted(tips)
