@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fetchproxy.cli.pipeline.archive import archive
+from fetchproxy.cli.pipeline.backfill import backfill
 from fetchproxy.cli.pipeline.merge import merge
 from fetchproxy.cli.pipeline.reindex import reindex
 from fetchproxy.cli.pipeline.report import report
@@ -16,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (archive, verify, report, merge, reindex, restore):
+for command in (archive, backfill, verify, report, merge, reindex, restore):
     app.command()(command)
 
 

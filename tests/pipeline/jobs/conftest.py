@@ -6,5 +6,5 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
-for folder in ("remote_log", "metadata", "simulation", "gateway", "e2e"):
+for folder in ("pipeline", "remote_log", "metadata", "simulation", "gateway", "e2e"):
     sys.path.insert(0, str(TESTS / folder))

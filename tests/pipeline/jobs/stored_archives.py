@@ -24,3 +24,8 @@ def config_of(folder: Path, **changes: Any) -> Config:
     settings = [Setting("store.url", (folder / PREFIX).as_uri(), "test")]
     settings += [Setting(k.replace("__", "."), v, "test") for k, v in changes.items()]
     return load_config(None, {}, settings)
+
+
+def config_at(url: str) -> Config:
+    """Of an archive that lies at the URL itself."""
+    return load_config(None, {}, [Setting("store.url", url, "test")])

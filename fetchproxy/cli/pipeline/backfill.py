@@ -1,0 +1,177 @@
+"""`fetchproxy pipeline backfill`: archived records as Parquet, or into another topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from fetchproxy.cli import options
+from fetchproxy.cli.pipeline.spark_run import (
+    Master,
+    SparkSettings,
+    count,
+    read_job,
+    run_job,
+    say_failures,
+)
+from fetchproxy.cli.running import users_errors
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError
+
+Parquet = Annotated[
+    str | None,
+    typer.Option(
+        "--parquet",
+        envvar="FETCHPROXY_BACKFILL_PARQUET",
+        metavar="URI",
+        help="Folder for Parquet files, by topic and date: a path or URI (file, s3, gs, hdfs) that "
+        "every executor reaches.",
+    ),
+]
+ToTopic = Annotated[
+    str | None,
+    typer.Option(
+        "--to-topic",
+        envvar="FETCHPROXY_BACKFILL_TO_TOPIC",
+        metavar="TOPIC",
+        help="Topic of --bootstrap that gets the records instead, partition by partition, with "
+        "key, value, headers and timestamp; it must be there.",
+    ),
+]
+Topics = Annotated[
+    str,
+    typer.Option(
+        "--topics",
+        envvar="FETCHPROXY_TOPICS",
+        metavar="NAME[,…]",
+        help="Archived topics, by their whole names.",
+    ),
+]
+SourceSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        envvar="FETCHPROXY_BACKFILL_OPTION",
+        metavar="NAME=VALUE",
+        help='An option of the data source "remotelog", such as startingTimestamp=…, '
+        "isolationLevel=read_uncommitted or corruptBatches=skip; may be repeated.",
+    ),
+]
+RangeBytes = Annotated[
+    int,
+    typer.Option(
+        "--range-bytes",
+        envvar="FETCHPROXY_BACKFILL_RANGE_BYTES",
+        min=1,
+        help="Stored bytes of a task, and about those of its files.",
+    ),
+]
+Append = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        envvar="FETCHPROXY_BACKFILL_APPEND",
+        help="With --to-topic: the topic may have records that are not of this backfill.",
+    ),
+]
+Compression = Annotated[
+    str,
+    typer.Option(
+        "--compression",
+        envvar="FETCHPROXY_BACKFILL_COMPRESSION",
+        help="Of the Parquet files: snappy, zstd, gzip, lz4 or none.",
+    ),
+]
+
+
+def backfill(
+    context: typer.Context,
+    topics: Topics,
+    parquet: Parquet = None,
+    to_topic: ToTopic = None,
+    append: Append = False,
+    source_settings: SourceSettings = None,
+    range_bytes: RangeBytes = 128 * 1024 * 1024,
+    compression: Compression = "snappy",
+    store: options.Store = None,
+    bootstrap: options.Bootstrap = None,
+    master: Master = None,
+    spark_settings: SparkSettings = None,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Write archived records to Parquet or to another topic; read_committed unless told otherwise.
+
+    A run that was ended goes on where it was, a later one adds what is new. Exit code 2 where a
+    part could not be read or written; the others are.
+    """
+    config = read_job(context)
+    with users_errors():
+        source = source_options(config, topics, source_settings or ())
+        if (parquet is None) == (to_topic is None):
+            raise ConfigError("give one of --parquet and --to-topic")
+    from fetchproxy.pipeline.jobs import backfill as job
+    from fetchproxy.pipeline.jobs import backfill_topic as topic_job
+
+    if parquet is not None:
+        done = run_job(
+            "backfill",
+            master,
+            spark_settings,
+            lambda spark, on_progress: job.backfill(
+                spark,
+                source,
+                parquet,
+                range_bytes_max=range_bytes,
+                compression=compression,
+                on_progress=on_progress,
+            ),
+            unit=_records,
+        )
+        rows = sum(manifest.rows for manifest in done.manifests)
+        size = decimal(sum(manifest.size_bytes for manifest in done.manifests))
+        ranges = count(len(done.manifests), "range")
+        there = f"{count(done.ranges_before, 'range')} there before"
+        typer.echo(f"{rows:,} records in {ranges} written, {size} of Parquet; {there}")
+        say_failures(done.failures)
+        return
+    copied = run_job(
+        "backfill",
+        master,
+        spark_settings,
+        lambda spark, on_progress: topic_job.backfill_topic(
+            spark, config, source, to_topic or "", append=append, on_progress=on_progress
+        ),
+        unit=_records,
+    )
+    for partition in copied.partitions:
+        typer.echo(
+            f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "
+            f"{partition.source_end} of the source"
+        )
+    say_failures(copied.failures)
+
+
+def source_options(config: Config, topics: str, more: Iterable[str]) -> dict[str, str]:
+    """Of the data source: the configured store, these topics, then `more`. Raises ConfigError."""
+    stored = config.store.model_dump(mode="json", exclude={"url"}, exclude_none=True)
+    source = {f"store.{key}": str(value) for key, value in stored.items()}
+    source |= {
+        "store": options.store_url(config),
+        "topics": topics,
+        "isolationLevel": "read_committed",
+    }
+    for text in more:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--option {text!r}: expected NAME=VALUE")
+        known = next((key for key in source if key.lower() == name.lower()), name)
+        source[known] = value
+    return source
+
+
+def _records(size: float) -> str:
+    return f"{size:,.0f} records"

@@ -1,0 +1,185 @@
+"""Writes one range of a partition's records as Parquet, a file for each date. Reads no archive.
+
+Memory: `BUFFERED_BYTES_MAX` of rows that are not written yet, and what Parquet keeps of each open
+file. The same records give the same files, however often.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import date, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fetchproxy.pipeline.jobs.backfill_output import OutputFolder
+from fetchproxy.pipeline.jobs.backfill_plan import BackfillRange
+
+DAY_US = 86_400_000_000
+# A row group: large enough to scan well, small enough for several tasks a host.
+BUFFERED_BYTES_MAX = 64 * 1024 * 1024
+# Records are about in the order of time; of more dates than these the one written to longest ago is
+# closed, and a later record of it begins another file.
+OPEN_DATES_MAX = 16
+_NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # how Hive and Spark name what has none
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    path: str  # below the output
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`rows` may be fewer than offsets: markers, and aborted or corrupt batches, are no rows."""
+
+    range: BackfillRange
+    rows: int
+    files: tuple[WrittenFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def encode(self) -> bytes:
+        files = [asdict(file) for file in self.files]
+        return json.dumps({"range": self.range, "rows": self.rows, "files": files}).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Manifest:
+        """Raises ValueError, KeyError or TypeError."""
+        document = json.loads(raw)
+        files = tuple(WrittenFile(**file) for file in document["files"])
+        return cls(BackfillRange(*document["range"]), document["rows"], files)
+
+
+@dataclass(slots=True)
+class _Open:
+    name: str
+    part: str
+    writer: Any
+    waiting: list[Any] = field(default_factory=list)
+    waiting_bytes: int = 0
+    rows: int = 0
+
+
+def write_range(
+    folder: OutputFolder, wanted: BackfillRange, batches: Iterable[Any], compression: str
+) -> Manifest:
+    """`batches`: pyarrow.RecordBatches with a `topic` and a `timestamp` column.
+
+    Nothing is to be seen of it until all of it is there. Raises OSError, and as `batches`.
+    """
+    files = _DatedFiles(folder, wanted, compression)
+    try:
+        for batch in batches:
+            files.add(batch)
+        written = files.close()
+    except BaseException:
+        files.discard()
+        raise
+    manifest = Manifest(wanted, sum(file.rows for file in written), tuple(written))
+    folder.put_manifest(wanted.name, manifest.encode())
+    return manifest
+
+
+class _DatedFiles:
+    def __init__(self, folder: OutputFolder, wanted: BackfillRange, compression: str) -> None:
+        self._folder = folder
+        self._wanted = wanted
+        self._compression = compression
+        self._open: dict[int, _Open] = {}  # by day, the one written to longest ago first
+        self._closed: list[tuple[_Open, int]] = []
+        self._begun: dict[int, int] = {}  # files of each day
+        self._waiting_bytes = 0
+
+    def add(self, batch: Any) -> None:
+        for day, rows in by_day(batch):
+            file = self._file(day, rows.schema)
+            file.waiting.append(rows)
+            file.waiting_bytes += rows.nbytes
+            self._waiting_bytes += rows.nbytes
+        while self._waiting_bytes > BUFFERED_BYTES_MAX:
+            self._flush(max(self._open.values(), key=lambda file: file.waiting_bytes))
+
+    def close(self) -> list[WrittenFile]:
+        """By name, each where readers look."""
+        for day in list(self._open):
+            self._close(day)
+        written: list[WrittenFile] = []
+        for file, size in self._closed:
+            self._folder.publish(file.part, file.name)
+            written.append(WrittenFile(file.name, file.rows, size))
+        return sorted(written, key=lambda file: file.path)
+
+    def discard(self) -> None:
+        for file in (*self._open.values(), *(closed for closed, _ in self._closed)):
+            if file.writer is not None:
+                file.writer.close()
+            if self._folder.renames:
+                self._folder.discard(file.part)
+
+    def _file(self, day: int, schema: Any) -> _Open:
+        file = self._open.pop(day, None)
+        if file is None:
+            if len(self._open) >= OPEN_DATES_MAX:
+                self._close(next(iter(self._open)))
+            file = self._begin(day, schema)
+        self._open[day] = file
+        return file
+
+    def _begin(self, day: int, schema: Any) -> _Open:
+        number = self._begun.get(day, 0)
+        self._begun[day] = number + 1
+        suffix = f"-{number + 1}" if number else ""
+        name = (
+            f"topic={self._wanted.topic}/date={day_name(day)}/{self._wanted.name}{suffix}.parquet"
+        )
+        part = self._folder.part(name)
+        writer = pq.ParquetWriter(
+            part, schema, filesystem=self._folder.fs, compression=self._compression
+        )
+        return _Open(name, part, writer)
+
+    def _flush(self, file: _Open) -> None:
+        if file.waiting:
+            table = pa.Table.from_batches(file.waiting)
+            file.writer.write_table(table, row_group_size=table.num_rows)
+            file.rows += table.num_rows
+            self._waiting_bytes -= file.waiting_bytes
+            file.waiting, file.waiting_bytes = [], 0
+
+    def _close(self, day: int) -> None:
+        file = self._open.pop(day)
+        self._flush(file)
+        writer, file.writer = file.writer, None
+        writer.close()
+        self._closed.append((file, self._folder.fs.get_file_info(file.part).size))
+
+
+def by_day(batch: Any) -> Iterator[tuple[int, Any]]:
+    """(days since 1970, its rows without the column `topic`), rising."""
+    rows = batch.drop_columns(["topic"])
+    if not rows.num_rows:
+        return
+    times = rows.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    days = np.floor_divide(times, DAY_US)
+    first, last = int(days.min()), int(days.max())
+    if first == last:
+        yield first, rows
+        return
+    for day in np.unique(days):
+        yield int(day), rows.filter(pa.array(days == day))
+
+
+def day_name(day: int) -> str:
+    try:
+        return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+    except OverflowError:
+        return _NO_DATE  # no calendar has it: timestamps are what producers say

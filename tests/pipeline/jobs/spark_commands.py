@@ -1,0 +1,132 @@
+"""`fetchproxy pipeline …` as a user runs it, on the lab's Spark. Not a test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from made_batches import CODECS, Record, made_batch
+from written_archive import TIP, WrittenArchive
+
+from fetchproxy.model import TopicIdPartition
+from lab.errors import PartMissing
+from lab.parts import PARTS, is_cached
+from lab.spark import spark_environment
+
+PROJECT = Path(__file__).parents[3]
+# As the default, but for the cores: tests share them with others.
+TWO_CORES = ["--master", "local[2,4]", "--conf", "spark.driver.memory=512m"]
+TWO_CORES += ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1"]
+TWO_CORES += ["--conf", "spark.driver.host=127.0.0.1"]
+ENDS_S = 300.0
+
+
+def environment() -> dict[str, str]:
+    """Raises PartMissing where setting Spark up would take minutes."""
+    if not is_cached(PARTS["spark"]):
+        raise PartMissing("PySpark is not set up: python -m lab setup spark")
+    found = spark_environment()
+    path = os.pathsep.join([str(PROJECT), found.pop("PYTHONPATH")])
+    return {**os.environ, **found, "PYTHONPATH": path, "FETCHPROXY_LOG_LEVEL": "warning"}
+
+
+def pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fetchproxy", "pipeline", *arguments, *TWO_CORES],
+        cwd=PROJECT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=ENDS_S,
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """In a session of its own, of which nothing is left at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fetchproxy", "pipeline", *arguments, *TWO_CORES],
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        kill(process)
+        process.communicate()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to driver, JVM and workers at once."""
+    for pid in of_session(process.pid):
+        send(pid, signal.SIGKILL)
+
+
+def kill_workers(process: subprocess.Popen[str]) -> int:
+    """SIGKILL to the Python workers alone; how many there were."""
+    workers = [pid for pid in of_session(process.pid) if "pyspark.daemon" in command_of(pid)]
+    return sum(send(pid, signal.SIGKILL) for pid in workers)
+
+
+def of_session(session: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        if int(fields[3]) == session:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + ENDS_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < ends_at
+        time.sleep(0.02)
+
+
+def small_segments(folder: Path, partitions: int = 2, segments: int = 30) -> WrittenArchive:
+    """Of 100 records each, an hour between two records."""
+    made = WrittenArchive(folder)
+    for partition in range(partitions):
+        tip = TopicIdPartition(TIP.topic_id, TIP.topic, partition)
+        for base in range(0, 100 * segments, 100):
+            made.add([_batch(at) for at in range(base, base + 100, 10)], tip=tip)
+    return made
+
+
+def _batch(base: int) -> bytes:
+    records = [
+        Record(b"k%d" % offset, b"v" * 100, 1_700_000_000_000 + offset * 3_600_000)
+        for offset in range(base, base + 10)
+    ]
+    return made_batch(base, records, codec=CODECS[base // 10 % 5])

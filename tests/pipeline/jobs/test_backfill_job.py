@@ -1,0 +1,357 @@
+"""Archived records as Parquet: all of them, each once, however often and by how many it is run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from made_batches import CODECS, Record, made_batch, marker
+from written_archive import TIP, WrittenArchive
+
+from fetchproxy.errors import ConfigError, ObjectNotFound
+from fetchproxy.model import AbortedTxn
+from fetchproxy.pipeline.jobs import parquet_range
+from fetchproxy.pipeline.jobs.backfill import (
+    Target,
+    backfill,
+    backfill_range,
+    plan_backfill,
+)
+from fetchproxy.pipeline.jobs.backfill_output import OutputFolder
+from fetchproxy.pipeline.jobs.parquet_range import OPEN_DATES_MAX, Manifest, by_day, day_name
+from fetchproxy.pipeline.jobs.spread import attempt
+from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.pipeline.source.planning import DataLoss
+from fetchproxy.storage.layout import SegmentFile
+
+DAY_MS = 86_400_000
+START_MS = 19_000 * DAY_MS
+HOUR_MS = 3_600_000
+
+
+def record(offset: int, timestamp: int | None = None) -> Record:
+    """An hour after the one before it; every tenth has headers, some no key or no value."""
+    return Record(
+        None if offset % 7 == 0 else b"k%d" % offset,
+        None if offset % 11 == 0 else b"v%d" % offset,
+        START_MS + offset * HOUR_MS if timestamp is None else timestamp,
+        (("h", b"%d" % offset), ("n", None)) if offset % 10 == 0 else (),
+    )
+
+
+def batches(base: int, count: int = 10) -> list[bytes]:
+    return [
+        made_batch(at, [record(o) for o in range(at, at + 10)], codec=CODECS[at // 10 % 5])
+        for at in range(base, base + count * 10, 10)
+    ]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    """Offsets 0 to 299 in three segments, over thirteen days."""
+    made = WrittenArchive(tmp_path / "archive")
+    for base in (0, 100, 200):
+        made.add(batches(base))
+    return made
+
+
+def target(archive: WrittenArchive, out: Path, **options: str) -> Target:
+    source = parse_options({"store": archive.url, "topics": "orders", **options})
+    return Target(source, OutputFolder(str(out)), "snappy")
+
+
+def run(to: Target, range_bytes_max: int = 1_500) -> list[Manifest]:
+    """As the job does it, one task after another."""
+    tasks, _ = plan_backfill(to, range_bytes_max)
+    return [backfill_range(to, task) for task in tasks]
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    """As a reader of partitioned Parquet finds them, by offset."""
+    found = ds.dataset(out, format="parquet", partitioning="hive").to_table()
+    return sorted(found.to_pylist(), key=lambda row: row["offset"])
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and "plan-" not in path.name
+    }
+
+
+def expected(offset: int) -> dict[str, Any]:
+    made = record(offset)
+    at = datetime.fromtimestamp(made.timestamp / 1000, UTC)
+    return {
+        "key": made.key,
+        "value": made.value,
+        "partition": 0,
+        "offset": offset,
+        "timestamp": at,
+        "timestampType": 0,
+        "headers": [{"key": k, "value": v} for k, v in made.headers] or None,
+        "topic": "orders",
+        "date": at.date().isoformat(),
+    }
+
+
+def dated(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "date": str(row["date"])}
+
+
+def test_every_record_with_all_that_it_has(archive: WrittenArchive, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(target(archive, out))
+    assert [dated(row) for row in rows(out)] == [expected(offset) for offset in range(300)]
+    assert len(done) > 5
+    assert sum(manifest.rows for manifest in done) == 300
+    for manifest in done:
+        for file in manifest.files:
+            assert file.path.startswith("topic=orders/date=")
+            assert (out / file.path).stat().st_size == file.size_bytes
+    assert not list((out / "_backfill/parts").iterdir())
+
+
+def test_a_second_run_adds_nothing_and_a_later_one_what_is_new(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    to = target(archive, out)
+    run(to)
+    before = files(out)
+    assert run(to) == []
+    assert files(out) == before
+    archive.add(batches(300, 3))
+    assert sum(manifest.rows for manifest in run(to)) == 30
+    assert [row["offset"] for row in rows(out)] == list(range(330))
+
+
+def test_a_run_that_was_killed_anywhere_goes_on(archive: WrittenArchive, tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    run(target(archive, clean))
+    killed = target(archive, tmp_path / "out")
+    tasks, _ = plan_backfill(killed, 1_500)
+    for number, task in enumerate(tasks):
+        if number % 3 == 0:
+            backfill_range(killed, task)
+        elif number % 3 == 1:
+            with pytest.raises(KeyboardInterrupt):
+                backfill_range(_dying(killed, number), task)
+    # Meanwhile all has been merged into one segment: what is left is still what was planned.
+    for path in archive.folder.rglob("*"):
+        if path.is_file() and path.name.startswith("0"):
+            path.unlink()
+    archive.add([b for base in (0, 100, 200) for b in batches(base)])
+    left, before = plan_backfill(killed, 700)
+    assert before == len(tasks[::3])
+    assert {task.range for task in left} == {task.range for i, task in enumerate(tasks) if i % 3}
+    for task in left:
+        backfill_range(killed, task)
+    killed.folder.remove_parts()
+    assert files(tmp_path / "out") == files(clean)
+
+
+def _dying(to: Target, number: int) -> Target:
+    """Its folder dies at one step of writing or another."""
+    steps = ("publish", "put_manifest", "part")
+
+    class Dying(OutputFolder):
+        pass
+
+    def die(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    setattr(Dying, steps[number // 3 % len(steps)], die)
+    return Target(to.options, Dying(to.folder.place), to.compression)
+
+
+def test_two_that_write_the_same_range_at_once(archive: WrittenArchive, tmp_path: Path) -> None:
+    to = target(archive, tmp_path / "out")
+    tasks, _ = plan_backfill(to, 1_500)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(partial(backfill_range, to), [t for task in tasks for t in (task, task)]))
+    assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(300))
+
+
+def test_two_runs_that_plan_at_once_have_one_plan(archive: WrittenArchive, tmp_path: Path) -> None:
+    to = target(archive, tmp_path / "out")
+    number, _ = to.folder.last_plan()
+    tasks, _ = plan_backfill(to, 1_500)
+    other, _ = plan_backfill(to, 900)  # has found the first one's plan
+    assert other == tasks
+    _, plan = to.folder.last_plan()
+    assert plan is not None
+    late = to.folder.add_plan(number + 1, type(plan)(plan.settings, plan.ranges[:1]))
+    assert late == plan
+
+
+def test_read_committed_leaves_out_what_was_aborted(tmp_path: Path) -> None:
+    archive = WrittenArchive(tmp_path / "archive")
+    aborted = made_batch(0, [record(o) for o in range(10)], producer_id=7, transactional=True)
+    committed = made_batch(
+        11, [record(o) for o in range(11, 20)], producer_id=8, transactional=True
+    )
+    log = [aborted, marker(10, 7, 0), committed, marker(20, 8, 1)]
+    archive.add(log, aborted=[AbortedTxn(0, 10, 7, 11)])
+    run(target(archive, tmp_path / "all"))
+    run(target(archive, tmp_path / "committed", isolationLevel="read_committed"))
+    seen = [[row["offset"] for row in rows(tmp_path / name)] for name in ("all", "committed")]
+    assert seen == [[*range(10), *range(11, 20)], list(range(11, 20))]
+    with pytest.raises(ConfigError, match="the output was begun with"):
+        plan_backfill(target(archive, tmp_path / "committed"), 1_500)
+
+
+def test_a_range_without_rows_is_done_too(tmp_path: Path) -> None:
+    archive = WrittenArchive(tmp_path / "archive")
+    archive.add([marker(0, 7, 1)])
+    to = target(archive, tmp_path / "out")
+    (manifest,) = run(to)
+    assert (manifest.rows, manifest.files) == (0, ())
+    assert run(to) == []
+
+
+def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    path = archive.path(archive.segments[1], SegmentFile.LOG)
+    log = bytearray(path.read_bytes())
+    log[-5] ^= 0xFF
+    path.write_bytes(log)
+    to = target(archive, tmp_path / "out")
+    tasks, _ = plan_backfill(to, 1_500)
+    failures = [
+        attempt(partial(backfill_range, to), task, lambda t: t.range.name) for task in tasks
+    ]
+    ((broken, failure),) = [(t, f) for t, (_, f) in zip(tasks, failures, strict=True) if f]
+    assert failure.what == broken.range.name
+    assert not failure.retriable
+    assert path.name in failure.error
+    seen = {row["offset"] for row in rows(tmp_path / "out")}
+    assert seen == set(range(300)) - set(range(broken.range.first, broken.range.end))
+    assert not list((tmp_path / "out/_backfill/parts").iterdir())
+
+
+def test_a_missing_object_is_named(archive: WrittenArchive, tmp_path: Path) -> None:
+    archive.path(archive.segments[0], SegmentFile.LOG).unlink()
+    to = target(archive, tmp_path / "out")
+    tasks, _ = plan_backfill(to, 10**9)
+    with pytest.raises(ObjectNotFound, match="orders-0, offsets 0 to 99"):
+        backfill_range(to, tasks[0])
+
+
+def test_what_was_planned_and_deleted_since_is_a_loss(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    to = target(archive, tmp_path / "out")
+    plan_backfill(to, 1_500)
+    first = archive.segments[0]
+    archive.path(first, SegmentFile.METADATA).unlink()
+    with pytest.raises(DataLoss, match="the archive begins at 100 now"):
+        plan_backfill(to, 1_500)
+    lenient = target(archive, tmp_path / "out", failOnDataLoss="false")
+    run(lenient)
+    assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(100, 300))
+
+
+def test_more_dates_at_once_than_files_may_be_open(archive: WrittenArchive, tmp_path: Path) -> None:
+    """Timestamps go round and round over more days than that."""
+    to = target(archive, tmp_path / "out")
+    tasks, _ = plan_backfill(to, 10**9)
+    days = OPEN_DATES_MAX + 3
+    batch = batch_of([START_MS + day * DAY_MS for day in range(days)])
+    manifest = parquet_range.write_range(to.folder, tasks[0].range, [batch] * 4, "snappy")
+    assert len(manifest.files) == 4 * days
+    assert len({file.path for file in manifest.files}) == 4 * days
+    found = ds.dataset(tmp_path / "out", format="parquet", partitioning="hive").to_table()
+    assert sorted(found.column("offset").to_pylist()) == sorted([*range(days)] * 4)
+    assert {path.parent.name for path in (tmp_path / "out").rglob("*.parquet")} == {
+        f"date={day_name(19_000 + day)}" for day in range(days)
+    }
+
+
+def test_rows_wait_up_to_a_limit(
+    archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[int] = []
+    flush = parquet_range._DatedFiles._flush
+
+    def watched(self: Any, file: Any) -> None:
+        waiting.append(self._waiting_bytes)
+        flush(self, file)
+
+    monkeypatch.setattr(parquet_range, "BUFFERED_BYTES_MAX", 2_000)
+    monkeypatch.setattr(parquet_range._DatedFiles, "_flush", watched)
+    run(target(archive, tmp_path / "out"), 10**9)
+    assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(300))
+    assert len(waiting) > 13
+
+
+def batch_of(times_ms: list[int]) -> Any:
+    times = pa.array([t * 1000 for t in times_ms], pa.timestamp("us", tz="UTC"))
+    offsets = pa.array(range(len(times_ms)), pa.int64())
+    topics = pa.array(["t"] * len(times_ms))
+    return pa.record_batch({"topic": topics, "offset": offsets, "timestamp": times})
+
+
+@pytest.mark.parametrize(
+    ("times", "days"),
+    [
+        ([0, DAY_MS - 1], {0: [0, 1]}),
+        ([DAY_MS, 0, DAY_MS + 1], {0: [1], 1: [0, 2]}),
+        ([-1, 0], {-1: [0], 0: [1]}),
+        ([], {}),
+    ],
+)
+def test_days_are_utc(times: list[int], days: dict[int, list[int]]) -> None:
+    found = {day: part.column("offset").to_pylist() for day, part in by_day(batch_of(times))}
+    assert found == days
+
+
+def test_a_day_that_no_calendar_has() -> None:
+    assert day_name(0) == "1970-01-01"
+    assert day_name(-1) == "1969-12-31"
+    assert day_name(10**9) == "__HIVE_DEFAULT_PARTITION__"
+
+
+def test_what_goes_over_the_pipe_comes_back(archive: WrittenArchive, tmp_path: Path) -> None:
+    to = target(archive, tmp_path / "out")
+    tasks, _ = plan_backfill(to, 1_500)
+    sent, task = pickle.loads(pickle.dumps((to, tasks[0])))
+    manifest = backfill_range(sent, task)
+    assert Manifest.decode(manifest.encode()) == manifest
+    assert json.loads(to.folder.manifest(task.range.name) or b"") == json.loads(manifest.encode())
+
+
+def test_an_output_of_an_unknown_kind_and_an_unknown_codec(archive: WrittenArchive) -> None:
+    source = {"store": archive.url, "topics": "orders"}
+    with pytest.raises(ConfigError, match="compression 'best'"):
+        backfill(None, source, "/tmp/never", compression="best")
+    with pytest.raises(ConfigError, match="nowhere://x"):
+        backfill(None, source, "nowhere://x/y")
+
+
+def test_rows_can_be_iterated_only_once_they_are_all_there(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    """A range whose reading fails half-way shows nothing."""
+    to = target(archive, tmp_path / "out")
+    tasks, _ = plan_backfill(to, 10**9)
+
+    def half() -> Iterator[Any]:
+        yield batch_of([0, 1, DAY_MS])
+        raise ObjectNotFound("gone")
+
+    with pytest.raises(ObjectNotFound):
+        parquet_range.write_range(to.folder, tasks[0].range, half(), "snappy")
+    assert not list((tmp_path / "out").rglob("*.parquet*"))
+    assert TIP.topic == tasks[0].range.topic

@@ -1,0 +1,156 @@
+"""Ranges of a backfill: each offset in one, whatever the archive's segments become."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from retention_segments import TIP, archives, segment
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.index.remote_log_index import IndexSpan, RemoteLogIndex, RemoteLogIndexBuilder
+from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.pipeline.jobs.backfill_plan import (
+    BackfillRange,
+    Plan,
+    cut_offsets,
+    next_plan,
+    without,
+)
+from fetchproxy.pipeline.source.planning import OffsetSpan
+from protocol.record_batch import walk
+
+SETTINGS = {"isolationLevel": "read_committed"}
+ID = str(TIP.topic_id)
+
+
+def whole(view: PartitionView) -> OffsetSpan:
+    return OffsetSpan(view.log_start_offset or 0, view.log_end_offset or 0)
+
+
+def planned(
+    view: PartitionView,
+    last: Plan | None = None,
+    done: tuple[BackfillRange, ...] = (),
+    bytes_max: int = 10,
+) -> Plan:
+    return next_plan(
+        last,
+        done,
+        [(view, whole(view))],
+        SETTINGS,
+        bytes_max=bytes_max,
+        cuts_of=lambda s: range(s.start_offset, s.end_offset, 7),
+    )
+
+
+def offsets(plan: Plan) -> list[tuple[int, int]]:
+    return [(one.first, one.end) for one in plan.ranges]
+
+
+def row(*sizes: int) -> list[RemoteLogSegmentMetadata]:
+    made: list[RemoteLogSegmentMetadata] = []
+    for number, size in enumerate(sizes):
+        start = made[-1].end_offset + 1 if made else 0
+        made.append(segment(number + 1, start, start + size - 1))
+    return made
+
+
+def test_segments_share_a_range_and_large_ones_are_cut() -> None:
+    view = build_view(TIP, row(4, 4, 4, 25, 3), 0.0)
+    assert offsets(planned(view)) == [(0, 8), (8, 12), (12, 19), (19, 26), (26, 33), (33, 40)]
+
+
+def test_a_range_is_named_by_topic_partition_and_offsets() -> None:
+    name = BackfillRange("orders", ID, 3, 10, 20).name
+    assert name == "orders-3-00000000000000000010-00000000000000000019"
+
+
+@given(archives(), st.integers(1, 30), st.integers(1, 30), st.data())
+def test_each_archived_offset_is_in_one_range_over_all_runs(
+    archive: tuple[list[RemoteLogSegmentMetadata], PartitionView],
+    bytes_max: int,
+    later_bytes_max: int,
+    data: st.DataObject,
+) -> None:
+    _, view = archive
+    first = planned(view, bytes_max=bytes_max)
+    done = tuple(one for one in first.ranges if data.draw(st.booleans()))
+    # Meanwhile the archive has grown and all of it was merged into one segment.
+    end = (view.log_end_offset or 0) + 9
+    grown = build_view(TIP, [segment(99, view.log_start_offset or 0, end)], 1.0)
+    second = planned(grown, first, done, later_bytes_max)
+    assert set(first.ranges) - set(done) <= set(second.ranges)
+    every = sorted([*done, *second.ranges])
+    covered = [o for one in every for o in range(one.first, one.end)]
+    assert len(covered) == len(set(covered))
+    held = {o for s in grown.segments for o in range(s.start_offset, s.end_offset + 1)}
+    assert held <= set(covered)
+    again = planned(grown, second, (*done, *second.ranges))
+    assert again.ranges == ()
+
+
+def test_what_was_planned_keeps_its_ranges() -> None:
+    small = build_view(TIP, row(4, 4), 0.0)
+    first = planned(small)
+    assert offsets(first) == [(0, 8)]
+    grown = build_view(TIP, row(4, 4, 4), 0.0)
+    assert offsets(planned(grown, first)) == [(0, 8), (8, 12)]
+
+
+def test_other_settings_are_refused() -> None:
+    first = replace(planned(build_view(TIP, row(4), 0.0)), settings={"isolationLevel": "other"})
+    with pytest.raises(ConfigError, match=r"begun with isolationLevel=other.*read_committed"):
+        planned(build_view(TIP, row(4), 0.0), first)
+
+
+def test_a_topic_that_was_made_again_is_refused() -> None:
+    first = planned(build_view(TIP, row(4), 0.0))
+    other = TopicIdPartition(UUID(int=2), TIP.topic, TIP.partition)
+    view = replace(build_view(TIP, row(4, 4), 0.0), tip=other)
+    with pytest.raises(ConfigError, match="another topic orders"):
+        planned(view, first)
+
+
+def test_a_plan_is_read_back_and_damage_is_named() -> None:
+    plan = planned(build_view(TIP, row(4, 9), 0.0))
+    assert Plan.decode(plan.encode(), "x") == plan
+    for raw in (b"", b"[]", b"{}", plan.encode().replace(b'"version": 1', b'"version": 2')):
+        with pytest.raises(ConfigError, match="there"):
+            Plan.decode(raw, "there")
+
+
+@given(
+    st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=5),
+)
+def test_what_is_left_of_a_span(span: tuple[int, int], taken: list[tuple[int, int]]) -> None:
+    spans = [OffsetSpan(*sorted(one)) for one in taken]
+    left = without(OffsetSpan(*span), spans)
+    found = [o for one in left for o in range(one.start, one.end)]
+    wanted = set(range(*span)) - {o for one in spans for o in range(one.start, one.end)}
+    assert found == sorted(wanted)
+
+
+def test_a_segment_is_cut_where_its_index_has_an_entry() -> None:
+    from made_batches import Record, made_batch
+
+    log = b"".join(made_batch(base, [Record()] * 10) for base in range(0, 400, 10))
+    builder = RemoteLogIndexBuilder("key", 300)
+    for header in walk(log):
+        builder.add(header)
+    index = RemoteLogIndex.parse(builder.finish())
+    spans: list[IndexSpan] = list(index.spans())
+    cuts = cut_offsets(index, 1_000)
+    assert set(cuts) <= {span.first_offset for span in spans}
+    at = {span.first_offset: span.position for span in spans}
+    ends = [0, *(at[cut] for cut in cuts), len(log)]
+    pieces = [b - a for a, b in pairwise(ends)]
+    assert len(cuts) > 2
+    assert all(piece >= 1_000 for piece in pieces[:-1])
+    assert cut_offsets(index, len(log)) == []

@@ -1,0 +1,215 @@
+"""The jobs on a real Spark, as commands: results, kills, lost workers and stores that do not answer.
+
+One of them is quick enough for every run; the others start a JVM each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from spark_commands import (
+    environment,
+    kill,
+    kill_workers,
+    pipeline,
+    running,
+    small_segments,
+    wait_until,
+)
+from stored_archives import config_at
+from written_archive import WrittenArchive
+
+from fetchproxy.pipeline.jobs.opened_archive import in_loop, stored_archive, stored_partitions
+from fetchproxy.storage.layout import SegmentFile
+
+Records = list[tuple[int, int]]
+PER_PARTITION = 3_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spark(find_part: Callable[[str, Callable[[], dict[str, str]]], dict[str, str]]) -> None:
+    find_part("spark", environment)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    return small_segments(tmp_path / "archive")
+
+
+def bounds(archive: WrittenArchive) -> list[tuple[int, int, int]]:
+    """(partition, first, last offset) of every segment that readers see."""
+
+    async def seen() -> list[tuple[int, int, int]]:
+        async with stored_archive(config) as opened:
+            views = [await opened.rlmm.refresh(tip, 0.0) for tip in tips]
+            return sorted(
+                (view.tip.partition, first, last)
+                for view in views
+                for first, last in view.segments.bounds()
+            )
+
+    config = config_at(archive.url)
+    tips = in_loop(stored_partitions(config, None))
+    return in_loop(seen())
+
+
+def records(out: Path) -> Records:
+    found = ds.dataset(out, format="parquet", partitioning="hive").to_table()
+    return sorted(zip(*(found.column(c).to_pylist() for c in ("partition", "offset")), strict=True))
+
+
+EVERY_RECORD: Records = [(p, offset) for p in range(2) for offset in range(PER_PARTITION)]
+
+
+def test_a_job_on_a_real_spark(archive: WrittenArchive) -> None:
+    """The one that runs each time: what is found in the workers comes back as the command's."""
+    archive.path(archive.segments[7], SegmentFile.INDEX).unlink()
+    done = pipeline("verify", "--store", archive.url)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "object is missing" in done.stdout
+    assert "60 segments" in done.stdout
+    assert "1 fault" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_other_jobs_on_a_real_spark(archive: WrittenArchive, tmp_path: Path) -> None:
+    store = ("--store", archive.url)
+    archive.path(archive.segments[7], SegmentFile.INDEX).unlink()
+    mended = pipeline("reindex", *store)
+    assert mended.returncode == 0, mended.stderr
+    assert "1 object repaired, 0 faults left" in mended.stdout
+    assert pipeline("verify", *store).returncode == 0
+    reported = pipeline("report", *store, "--out", str(tmp_path / "report"))
+    assert reported.returncode == 0, reported.stderr
+    table = ds.dataset(tmp_path / "report/partitions", format="parquet").to_table().to_pylist()
+    assert [(row["partition"], row["records"]) for row in table] == [(0, 3_000), (1, 3_000)]
+    assert "orders" in (tmp_path / "report/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_backfill_that_is_killed_ends_as_a_clean_one(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    def backfill(out: Path) -> list[str]:
+        job = ["backfill", "--store", archive.url, "--topics", "orders"]
+        return [*job, "--parquet", str(out), "--range-bytes", "4000"]
+
+    clean, killed = tmp_path / "clean", tmp_path / "killed"
+    done = pipeline(*backfill(clean))
+    assert done.returncode == 0, done.stderr
+    assert "6,000 records" in done.stdout
+    assert records(clean) == EVERY_RECORD
+    for wanted in (1, 10):
+        with running(*backfill(killed)) as process:
+            finished = killed / "_backfill/done"
+            wait_until(process, lambda n=wanted: len(list(finished.glob("*"))) >= n)  # type: ignore[misc]
+            kill(process)
+        assert len(list(finished.glob("*"))) < len(list((clean / "_backfill/done").glob("*")))
+    assert pipeline(*backfill(killed)).returncode == 0
+    assert records(killed) == EVERY_RECORD
+    files = [
+        {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*.parquet")}
+        for out in (clean, killed)
+    ]
+    assert files[0] == files[1]
+    again = pipeline(*backfill(killed))
+    assert again.stdout.startswith("0 records in 0 ranges written")
+
+
+@pytest.mark.slow
+def test_a_merge_that_is_killed_ends_as_a_clean_one(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    """Copies are old after two seconds, so that the last run removes what was replaced."""
+    shutil.copytree(archive.folder, tmp_path / "other")
+    other = WrittenArchive(tmp_path / "other")
+
+    def merge(of: WrittenArchive) -> list[str]:
+        job = ["merge", "--store", of.url, "--bytes-max", "20000"]
+        soon = ["--set", "archive.copy_max_ms=1000", "--set", "archive.retention_grace_ms=0"]
+        return [*job, *soon, "--set", f"archive.spool_dir={tmp_path / 'spool'}"]
+
+    assert pipeline(*merge(archive)).returncode == 0
+    with running(*merge(other)) as process:
+        logs = len(list(other.folder.rglob("*.log")))
+        wait_until(process, lambda: len(list(other.folder.rglob("*.log"))) > logs + 1)
+        kill(process)
+    assert pipeline("verify", "--store", other.url).returncode == 0
+    for of in (archive, other):
+        for _ in range(2):
+            assert pipeline(*merge(of)).returncode == 0
+        assert pipeline("verify", "--store", of.url).returncode == 0
+        assert len(list(of.folder.rglob("*.log"))) == len(bounds(of))
+    assert bounds(other) == bounds(archive)
+    assert len(bounds(archive)) < 20
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_costs_nothing(archive: WrittenArchive, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = ["backfill", "--store", archive.url, "--topics", "orders", "--parquet", str(out)]
+    with running(*job, "--range-bytes", "4000") as process:
+        wait_until(process, lambda: len(list((out / "_backfill/done").glob("*"))) >= 2)
+        assert kill_workers(process) > 0
+        stdout, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stderr
+    assert "6,000 records" in stdout
+    assert records(out) == EVERY_RECORD
+
+
+@pytest.mark.slow
+def test_workers_that_are_lost_each_time_are_said_to_be(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, os, signal\n"
+        "if 'pyspark.daemon' in ' '.join(sys.orig_argv):\n"
+        "    import fetchproxy.pipeline.jobs.verify as job\n"
+        "    job.verify_partition = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    import functools\n"
+    )
+    job = ["verify", "--store", archive.url]
+    done = pipeline(*job, "--conf", f"spark.executorEnv.PYTHONPATH={tmp_path}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "a worker process was lost with its task" in done.stderr
+    assert "orders-0" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_store_that_does_not_answer_is_said_to(archive: WrittenArchive) -> None:
+    """It takes connections and is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"s3://bucket/prefix?endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
+        more = ["--set", "store.read_max_ms=200", "--set", "metadata.metadata_read_max_ms=1000"]
+        done = pipeline("verify", "--store", f"{url}&region=us-east-1", *more)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "fetchproxy: " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_corrupt_segment_and_a_missing_object_are_named(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    broken = archive.path(archive.segments[3], SegmentFile.LOG)
+    content = bytearray(broken.read_bytes())
+    content[-9] ^= 1
+    broken.write_bytes(content)
+    missing = archive.path(archive.segments[40], SegmentFile.LOG)
+    missing.unlink()
+    verified = pipeline("verify", "--store", archive.url)
+    assert verified.returncode == 1
+    job = ["backfill", "--store", archive.url, "--topics", "orders"]
+    job += ["--parquet", str(tmp_path / "out"), "--range-bytes", "4000"]
+    filled = pipeline(*job)
+    assert filled.returncode == 2, filled.stdout + filled.stderr
+    merged = pipeline("merge", "--store", archive.url, "--bytes-max", "20000")
+    assert merged.returncode == 1, merged.stdout + merged.stderr
+    for output in (verified.stdout, filled.stderr, merged.stdout):
+        assert broken.name in output or "segment at offset 300" in output or "orders-0" in output
+        assert missing.name in output
