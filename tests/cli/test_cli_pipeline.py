@@ -1,0 +1,76 @@
+"""`fetchproxy pipeline` before any Spark is started: what is missing or wrong is said in a line."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fetchproxy.cli.main import app
+from fetchproxy.cli.pipeline import app as pipeline
+from fetchproxy.cli.pipeline.backfill import source_options
+from fetchproxy.config.load import Setting, load_config
+from fetchproxy.errors import ConfigError
+from fetchproxy.pipeline.jobs import session
+
+JOBS = ["archive", "backfill", "merge", "reindex", "report", "restore", "verify"]
+STORE = ["--store", "file:///nowhere"]
+
+
+@pytest.fixture
+def cli() -> CliRunner:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def test_the_jobs() -> None:
+    assert sorted(typer.main.get_group(pipeline.app).commands) == JOBS
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_without_the_extra_it_is_named(
+    cli: CliRunner, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    more = ["--topics", "orders"] if job == "backfill" else []
+    result = cli.invoke(app, ["pipeline", job, *STORE, *more])
+    assert result.exit_code == 2
+    assert "pip install fetchproxy[spark]" in result.output
+
+
+@pytest.fixture
+def with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: name)
+
+
+@pytest.mark.usefixtures("with_the_extra")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["verify"], "store.url is not set"),
+        (["verify", *STORE, "--conf", "spark.x"], "expected KEY=VALUE"),
+        (["backfill", *STORE, "--topics", "t"], "one of --parquet and --to-topic"),
+        (["backfill", *STORE, "--topics", "t", "--option", "x"], "expected NAME=VALUE"),
+        (["archive", *STORE, "--dry-run"], "archive.topics is not set"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_jvm_is_started(
+    cli: CliRunner, arguments: list[str], says: str
+) -> None:
+    result = cli.invoke(app, ["pipeline", *arguments])
+    assert result.exit_code == 2
+    assert says in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_the_source_of_a_backfill_is_the_configured_store() -> None:
+    settings = [("store.url", "file:///a"), ("store.connections_max", "7")]
+    config = load_config(None, {}, [Setting(key, value, "test") for key, value in settings])
+    source = source_options(
+        config, "orders,more", ["isolationlevel=read_uncommitted", "readMaxMs=5"]
+    )
+    assert source["store"] == "file:///a"
+    assert source["store.connections_max"] == "7"
+    assert source["isolationLevel"] == "read_uncommitted"
+    assert (source["topics"], source["readMaxMs"]) == ("orders,more", "5")
+    with pytest.raises(ConfigError, match="expected NAME=VALUE"):
+        source_options(config, "orders", ["=x"])
