@@ -25,6 +25,8 @@ BUFFERED_BYTES_MAX = 64 * 1024 * 1024
 # Records are about in the order of time; of more dates than these the one written to longest ago is
 # closed, and a later record of it begins another file.
 OPEN_DATES_MAX = 16
+# Of the others a dictionary is begun for nothing: a fifth of the writing.
+_REPEATING = ["key", "partition", "timestampType"]
 _NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # how Hive and Spark name what has none
 
 
@@ -143,7 +145,11 @@ class _DatedFiles:
         )
         part = self._folder.part(name)
         writer = pq.ParquetWriter(
-            part, schema, filesystem=self._folder.fs, compression=self._compression
+            part,
+            schema,
+            filesystem=self._folder.fs,
+            compression=self._compression,
+            use_dictionary=_REPEATING,
         )
         return _Open(name, part, writer)
 

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from made_batches import CODECS, Record, made_batch
 from written_archive import TIP, WrittenArchive
@@ -48,35 +50,65 @@ def pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+class Running:
+    """A job in a session of its own. It writes to files: pipes would wait for whoever inherits
+    them, and be full for those that nobody reads."""
+
+    def __init__(self, arguments: tuple[str, ...], out: IO[str], err: IO[str]) -> None:
+        self._out, self._err = out, err
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fetchproxy", "pipeline", *arguments, *TWO_CORES],
+            cwd=PROJECT,
+            env=environment(),
+            stdout=out,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        ends_at = time.monotonic() + ENDS_S
+        while not condition():
+            assert self._process.poll() is None, f"it has ended: {self.error()}"
+            assert time.monotonic() < ends_at, self.error()
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL to driver, JVM and workers."""
+        while left := [pid for pid in of_session(self._process.pid) if not is_ended(pid)]:
+            for pid in left:
+                send(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        self._process.wait(ENDS_S)
+
+    def kill_workers(self) -> int:
+        """SIGKILL to the Python workers alone; how many there were."""
+        every = of_session(self._process.pid)
+        workers = [pid for pid in every if "pyspark.daemon" in command_of(pid)]
+        return sum(send(pid, signal.SIGKILL) for pid in workers)
+
+    def ended(self) -> int:
+        """Its exit code, once it has one."""
+        return self._process.wait(ENDS_S)
+
+    def output(self) -> str:
+        self._out.seek(0)
+        return self._out.read()
+
+    def error(self) -> str:
+        self._err.seek(0)
+        return self._err.read()
+
+
 @contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """In a session of its own, of which nothing is left at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fetchproxy", "pipeline", *arguments, *TWO_CORES],
-        cwd=PROJECT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        kill(process)
-        process.communicate()
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to driver, JVM and workers at once."""
-    for pid in of_session(process.pid):
-        send(pid, signal.SIGKILL)
-
-
-def kill_workers(process: subprocess.Popen[str]) -> int:
-    """SIGKILL to the Python workers alone; how many there were."""
-    workers = [pid for pid in of_session(process.pid) if "pyspark.daemon" in command_of(pid)]
-    return sum(send(pid, signal.SIGKILL) for pid in workers)
+def running(*arguments: str) -> Iterator[Running]:
+    """Nothing is left of it at the end."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        job = Running(arguments, out, err)
+        try:
+            yield job
+        finally:
+            job.kill()
 
 
 def of_session(session: int) -> list[int]:
@@ -89,6 +121,14 @@ def of_session(session: int) -> list[int]:
         if int(fields[3]) == session:
             found.append(int(stat.parent.name))
     return found
+
+
+def is_ended(pid: int) -> bool:
+    """Also one that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def command_of(pid: int) -> str:
@@ -104,14 +144,6 @@ def send(pid: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + ENDS_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < ends_at
-        time.sleep(0.02)
 
 
 def small_segments(folder: Path, partitions: int = 2, segments: int = 30) -> WrittenArchive:

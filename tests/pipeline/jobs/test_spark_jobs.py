@@ -13,15 +13,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from spark_commands import (
-    environment,
-    kill,
-    kill_workers,
-    pipeline,
-    running,
-    small_segments,
-    wait_until,
-)
+from spark_commands import environment, pipeline, running, small_segments
 from stored_archives import config_at
 from written_archive import WrittenArchive
 
@@ -112,9 +104,9 @@ def test_a_backfill_that_is_killed_ends_as_a_clean_one(
     assert records(clean) == EVERY_RECORD
     ranges = len(list((clean / "_backfill/done").iterdir()))
     for wanted in (1, 10):
-        with running(*backfill(killed)) as process:
-            wait_until(process, partial(are_done, killed, wanted))
-            kill(process)
+        with running(*backfill(killed)) as job:
+            job.wait_until(partial(are_done, killed, wanted))
+            job.kill()
         assert not are_done(killed, ranges)
     assert pipeline(*backfill(killed)).returncode == 0
     assert records(killed) == EVERY_RECORD
@@ -140,10 +132,10 @@ def test_a_merge_that_is_killed_ends_as_a_clean_one(
         return [*job, *soon, "--set", f"archive.spool_dir={tmp_path / 'spool'}"]
 
     assert pipeline(*merge(archive)).returncode == 0
-    with running(*merge(other)) as process:
+    with running(*merge(other)) as job:
         logs = len(list(other.folder.rglob("*.log")))
-        wait_until(process, lambda: len(list(other.folder.rglob("*.log"))) > logs + 1)
-        kill(process)
+        job.wait_until(lambda: len(list(other.folder.rglob("*.log"))) > logs + 1)
+        job.kill()
     assert pipeline("verify", "--store", other.url).returncode == 0
     for of in (archive, other):
         for _ in range(2):
@@ -156,13 +148,12 @@ def test_a_merge_that_is_killed_ends_as_a_clean_one(
 
 def test_a_worker_that_is_lost_costs_nothing(archive: WrittenArchive, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    job = ["backfill", "--store", archive.url, "--topics", "orders", "--parquet", str(out)]
-    with running(*job, "--range-bytes", "4000") as process:
-        wait_until(process, partial(are_done, out, 2))
-        assert kill_workers(process) > 0
-        stdout, stderr = process.communicate(timeout=300)
-        assert process.returncode == 0, stderr
-    assert "6,000 records" in stdout
+    backfill = ["backfill", "--store", archive.url, "--topics", "orders", "--parquet", str(out)]
+    with running(*backfill, "--range-bytes", "4000") as job:
+        job.wait_until(partial(are_done, out, 2))
+        assert job.kill_workers() > 0
+        assert job.ended() == 0, job.error()
+        assert "6,000 records" in job.output()
     assert records(out) == EVERY_RECORD
 
 
