@@ -2,10 +2,10 @@
 
 The same records, plain and zstd, of 100 B and of 1 KiB, are produced to a real broker and archived
 to a folder. One Spark session then reads them from both in turn, round after round: all columns,
-the value alone, the offset alone. Broker, store and Spark share the machine's cores and its page
-cache. Besides: planning a million segments, and what memory a Python worker has taken. Exit status
-0 when the figures could be taken, whether goals are met or not: a busy machine must not fail a
-build.
+the value alone, the offset alone; and all of them into Parquet, which the job `backfill` writes by
+itself. Broker, store and Spark share the machine's cores and its page cache. Besides: planning a
+million segments, and what memory a Python worker has taken. Exit status 0 when the figures could be
+taken, whether goals are met or not: a busy machine must not fail a build.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ RATIO_MIN = {
     (1024, "value"): None,
     (1024, "offset"): 3.0,
 }
+BACKFILL_MIN = {100: 4.0, 1024: 3.0}
 PLANNING_S_MAX = 20.0
 # Interpreter, pyarrow and numba take some 150 MiB; then ranges, arena and Arrow batches, see
 # docs/pipeline.md.
@@ -144,6 +145,15 @@ def rows_of(
         rows.append(row(f"{what}: remotelog / Kafka source", "x", ratios, at_least=goal))
         for source, taken in seconds.items():
             rates.append(row(f"{what}: {source}", "rows/s", [counts[size] / s for s in taken]))
+    for size, count in counts.items():
+        seconds = figures["backfills"][str(size)]
+        ratios = [k / b for k, b in zip(seconds["kafka"], seconds["backfill"], strict=True)]
+        what = f"{size} B to Parquet"
+        rows.append(
+            row(f"{what}: backfill / Kafka source", "x", ratios, at_least=BACKFILL_MIN[size])
+        )
+        for source, taken in seconds.items():
+            rates.append(row(f"{what}: {source}", "rows/s", [count / each for each in taken]))
     memory = figures["worker_mib"]
     return [
         *rows,

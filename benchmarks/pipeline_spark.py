@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from fetchproxy.pipeline.jobs.backfill import backfill
 from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource
 
 # Every column is looked at, and no two records' bytes can be exchanged unnoticed for each other.
@@ -114,6 +116,34 @@ class Contest:
                 raise RuntimeError(f"{size} B: {answers[0][0][0]} rows")
         return taken
 
+    def backfill_seconds(self, size: str) -> dict[str, list[float]]:
+        """All columns as Parquet. Spark's source writes one folder, the job one for each date."""
+        topics = self._question["topics"][size]
+        taken: dict[str, list[float]] = {"kafka": [], "backfill": []}
+        writers = [("kafka", self._written_by_spark), ("backfill", self._backfilled)]
+        for number in range(self._question["rounds"]):
+            answers = {}
+            for name, write in writers[:: -1 if number % 2 else 1]:
+                out = f"{self._question['folder']}/parquet"
+                shutil.rmtree(out, ignore_errors=True)
+                began = time.perf_counter()
+                write(topics, out)
+                taken[name].append(time.perf_counter() - began)
+                answers[name] = self._spark.read.parquet(out).selectExpr(*ALL_COLUMNS).collect()
+            if answers["kafka"] != answers["backfill"]:
+                raise RuntimeError(f"{size} B: the files differ: {answers}")
+        shutil.rmtree(out, ignore_errors=True)
+        return taken
+
+    def _written_by_spark(self, topics: list[str], out: str) -> None:
+        self.kafka(topics, None).write.parquet(out)
+
+    def _backfilled(self, topics: list[str], out: str) -> None:
+        source = {"store": self._question["store"], "topics": ",".join(topics)}
+        done = backfill(self._spark, source, out)
+        if done.failures:
+            raise RuntimeError(f"not backfilled: {done.failures}")
+
 
 def main(asked: str, answer: str) -> None:
     question = json.loads(Path(asked).read_text())
@@ -139,7 +169,12 @@ def main(asked: str, answer: str) -> None:
         for size in question["topics"]
         for columns in QUERIES
     }
-    found = {"seconds": seconds, "worker_mib": sorted(memory.peaks.values())[-1:] or [0.0]}
+    backfills = {size: contest.backfill_seconds(size) for size in question["topics"]}
+    found = {
+        "backfills": backfills,
+        "seconds": seconds,
+        "worker_mib": sorted(memory.peaks.values())[-1:] or [0.0],
+    }
     Path(answer).write_text(json.dumps(found))
     spark.stop()
 

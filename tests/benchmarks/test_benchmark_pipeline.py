@@ -32,7 +32,11 @@ def test_goals() -> None:
         "1024 value": {"kafka": [20.0], "remotelog": [10.0]},
         "1024 offset": {"kafka": [40.0], "remotelog": [10.0]},
     }
-    figures = {"seconds": seconds, "worker_mib": [300.0]}
+    backfills = {
+        "100": {"kafka": [39.0], "backfill": [10.0]},
+        "1024": {"kafka": [30.0], "backfill": [10.0]},
+    }
+    figures = {"seconds": seconds, "backfills": backfills, "worker_mib": [300.0]}
     rows = {each.name: each for each in rows_of(figures, PLANS, {100: 1000, 1024: 100})}
     ratio = rows["100 B, all columns: remotelog / Kafka source"]
     assert (ratio.value, ratio.min, ratio.max) == (2.6, 2.0, 3.0)
@@ -42,6 +46,9 @@ def test_goals() -> None:
     assert rows["1024 B, all columns: remotelog / Kafka source"].met is True
     assert rows["1024 B, value: remotelog / Kafka source"].met is None
     assert rows["1024 B, offset: remotelog / Kafka source"].met is True
+    assert rows["100 B to Parquet: backfill / Kafka source"].met is False
+    assert rows["1024 B to Parquet: backfill / Kafka source"].met is True
+    assert rows["1024 B to Parquet: backfill"].value == 10.0
     assert rows["100 B, all columns: remotelog"].value == 100.0
     assert rows["planning, cache files to tasks"].met is False
     assert rows["a Python worker's memory, at its most"].met is True
