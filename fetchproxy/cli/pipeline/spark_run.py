@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, users_errors
+from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import configure_logging
@@ -88,7 +89,7 @@ def say_failures(failures: Iterable[Failure]) -> None:
     failed = False
     for failure in failures:
         failed = True
-        typer.echo(f"failed: {failure}", err=True)
+        typer.echo(f"failed: {mask_text(str(failure))}", err=True)
     if failed:
         raise typer.Exit(EXIT_USER_ERROR)
 

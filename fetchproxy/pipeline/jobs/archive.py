@@ -100,6 +100,7 @@ def archive(spark: Any, config: Config, *, on_progress: OnProgress = quiet) -> A
         name=lambda planned: str(planned.tip),
         size=lambda partition: partition.size_bytes,
         on_progress=on_progress,
+        log=config.log,
     )
     rows = [_row(partition) for partition in done.results]
     frame = spark.createDataFrame(rows, ARCHIVED_SCHEMA)

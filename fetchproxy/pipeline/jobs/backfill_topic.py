@@ -105,6 +105,7 @@ def backfill_topic(
         name=lambda one: f"{one.tip} to {topic}",
         size=lambda copied: copied.records,
         on_progress=on_progress,
+        log=config.log,
     )
     rows = [(one.partition, one.records, one.source_end) for one in done.results]
     return CopiedTopic(done.results, spark.createDataFrame(rows, COPIED_SCHEMA), done.failures)

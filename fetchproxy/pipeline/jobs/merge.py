@@ -71,6 +71,7 @@ def merge(
         label="merge",
         size=lambda partition: partition.size_bytes,
         on_progress=on_progress,
+        log=config.log,
     )
     rows = [
         (

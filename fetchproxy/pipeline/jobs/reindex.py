@@ -64,6 +64,7 @@ def reindex(
         label="reindex",
         size=lambda partition: partition.size_bytes,
         on_progress=on_progress,
+        log=config.log,
     )
     left = fault_rows(fault for partition in done.results for fault in partition.left)
     return Reindexed(done.results, spark.createDataFrame(left, FAULT_SCHEMA), done.failures)

@@ -79,6 +79,7 @@ def report(
         label="report",
         size=lambda figures: figures.size_bytes,
         on_progress=on_progress,
+        log=config.log,
     )
     by_name = sorted(done.results, key=lambda f: (f.tip.topic, f.tip.topic_id, f.tip.partition))
     figures = tuple((one, forecast_of(config, one, now_ms)) for one in by_name)

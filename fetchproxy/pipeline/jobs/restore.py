@@ -82,6 +82,7 @@ def restore(
         name=lambda group: ", ".join(map(str, group)),
         size=lambda group: sum(partition.segments for partition in group.partitions),
         on_progress=on_progress,
+        log=config.log,
     )
     partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tip))
     return Restored(

@@ -7,12 +7,15 @@ done again by Spark; so whatever is spread must bear being done twice, also at t
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from fetchproxy.config.sections import LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed
+from fetchproxy.observability.logs import configure_logging
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -85,10 +88,12 @@ class _Task(Generic[T, R]):
     name: Callable[[T], str]
     size: Callable[[R], int]
     done: Any
+    log: LogConfig
 
     def __call__(
         self, numbered: Iterable[tuple[int, T]]
     ) -> Iterator[tuple[int, R | None, Failure | None]]:
+        configure_logging(self.log, sys.stderr)  # a worker's own, which Spark keeps
         for number, item in numbered:
             result, failure = attempt(self.work, item, self.name)
             self.done.add({number: 0 if result is None else self.size(result)})
@@ -116,6 +121,7 @@ def spread(
     name: Callable[[T], str] = str,
     size: Callable[[R], int] = lambda result: 0,
     on_progress: OnProgress = quiet,
+    log: LogConfig = LogConfig(),  # noqa: B008 - frozen
 ) -> Spread[R]:
     """`work` of every item, on executors; it, the items and the results must be picklable.
 
@@ -127,7 +133,7 @@ def spread(
     context = spark.sparkContext
     done = context.accumulator({}, _Sizes())
     context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
-    task = _Task(work, name, size, done)
+    task = _Task(work, name, size, done, log)
     tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
     with _watched(lambda: dict(done.value), len(items), on_progress):
         try:

@@ -53,6 +53,7 @@ def verify(
         label="verify",
         size=lambda report: report.size_bytes,
         on_progress=on_progress,
+        log=config.log,
     )
     report = together(done.results)
     return Verified(
