@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from archived_topics import NO_MEMORY, SETTINGS, archive_and_trim
+from client_readers import read_confluent
 from proxy_process import ProxyProcess
 from topic_data import TopicData, archived_ends, produce, produce_transactions
 
@@ -16,6 +18,7 @@ from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.sections import Config
 from fetchproxy.errors import ClusterError, ConfigError
 from fetchproxy.pipeline.jobs.archive import ArchivedPartition, archive_partition, plan_archive
+from fetchproxy.pipeline.jobs.merge import MergeOptions, merge_partition
 from fetchproxy.pipeline.jobs.opened_archive import for_executors, in_loop, stored_partitions
 from fetchproxy.pipeline.jobs.restore import _metadata_topic, grouped, restore_group
 from fetchproxy.pipeline.jobs.verify import together, verify_partition
@@ -186,3 +189,39 @@ def test_a_lost_metadata_topic_is_written_again(
     produce(kafka_server.bootstrap, data, 50, partition_count=PARTITIONS)
     assert {p.archive_end for p in archived(by_topic)} == {350}
     assert verified(config).clean
+
+
+@pytest.mark.slow
+def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
+    kafka_server: KafkaServer, create_topic: CreateTopic, tmp_path: Path
+) -> None:
+    """Through a proxy, from offsets that the broker has forgotten."""
+    broker, store = kafka_server.bootstrap, (tmp_path / "store").as_uri()
+    (tmp_path / "store").mkdir()
+    data = TopicData(create_topic())
+    produce(broker, data, 600)
+    # Of both: copies are old after a second, and hidden for longer than a view is used.
+    times = {"archive.copy_max_ms": 500, "archive.retention_grace_ms": 1_500}
+    proxied = {**SETTINGS, **times, "metadata.view_age_max_ms": 300, **NO_MEMORY}
+    proxied |= {"archive.segment_bytes_max": 10_000, "archive.retention_check_interval_ms": 100}
+    keys = {key.replace(".", "__"): str(value) for key, value in times.items()}
+    config = for_executors(config_for(broker, data.topic, tmp_path, **keys))
+    with ProxyProcess(broker, store, tmp_path, archive=data.topic, settings=proxied) as proxy:
+        archive_and_trim(broker, store, data)
+        (tip,) = in_loop(stored_partitions(config, None))
+        small = len(logs(tmp_path))
+        done = merge_partition(config, MergeOptions(bytes_max=60_000), tip)
+        assert done.merged > 1
+        assert len(logs(tmp_path)) == small + done.merged
+        left = small - done.replaced + done.merged
+        for _ in range(100):
+            assert read_confluent(proxy.bootstrap, data.topic, data.ends(broker)) == data.written
+            if len(logs(tmp_path)) == left:
+                break
+        assert len(logs(tmp_path)) == left, "the archiver has not removed what was replaced"
+        assert read_confluent(proxy.bootstrap, data.topic, data.ends(broker)) == data.written
+    assert verified(config).clean
+
+
+def logs(folder: Path) -> list[Path]:
+    return list((folder / "store").rglob("*.log"))
