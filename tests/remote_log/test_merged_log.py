@@ -101,11 +101,27 @@ async def test_a_transaction_index_that_the_log_contradicts(archive: PlantedArch
         await merged(archive)
 
 
-async def test_a_lineage_that_the_metadata_contradict(archive: PlantedArchive) -> None:
-    lineage = (EpochStart(0, 0), EpochStart(3, 35), EpochStart(4, 40))
-    await archive.add([batch(40, epoch=4)], lineage=lineage)
-    with pytest.raises(CorruptSegment, match="lineage has"):
+async def test_epochs_that_the_log_contradicts(archive: PlantedArchive) -> None:
+    stated = (EpochStart(4, 40),)
+    await archive.add([batch(40, epoch=5)], epochs=stated)
+    with pytest.raises(CorruptSegment, match=r"the log has .*epoch=5.*metadata have .*epoch=4"):
         await merged(archive)
+
+
+async def test_a_lineage_that_the_metadata_contradict() -> None:
+    archive = PlantedArchive()
+    lineage = (EpochStart(0, 0), EpochStart(3, 5))
+    await archive.add([batch(0)], lineage=lineage, epochs=(EpochStart(0, 0),))
+    await archive.add([batch(10)])
+    with pytest.raises(CorruptSegment, match=r"the lineage has .*epoch=3"):
+        await merged(archive)
+
+
+async def test_a_lineage_that_begins_with_the_segment_is_enough(archive: PlantedArchive) -> None:
+    """As after segments before it were lost."""
+    await archive.add([batch(40, epoch=2)], lineage=(EpochStart(2, 40),))
+    made, _ = await merged(archive)
+    assert made.lineage == (EpochStart(0, 0), EpochStart(2, 40))
 
 
 def test_kafkas_own_indexes_are_joined() -> None:

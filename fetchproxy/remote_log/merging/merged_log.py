@@ -13,6 +13,7 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.index.kafka_index_files import joined_offset_index, joined_time_index
 from fetchproxy.index.leader_epochs import decode_epochs
 from fetchproxy.index.transaction_index import decode_aborted, merged_aborted
+from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
 from fetchproxy.remote_log.merging.merge_plan import merged_epochs
 from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment, KafkaFiles
@@ -45,21 +46,23 @@ async def merged_log(
     for source in sources:
         aborted.append(decode_aborted(await rsm.fetch_index(source, SegmentFile.TXN)))
         await _append(rsm, source, aborted[-1], writer, chunk_bytes)
-    gathered = replace(
-        writer.close(),
-        leader_epochs=merged_epochs(sources),
-        kafka_files=await _kafka_files(rsm, sources),
-    )
-    stated = merged_aborted(aborted)
-    if _ends(stated) != _ends(gathered.aborted):
+    gathered = writer.close()
+    if _ends(merged_aborted(aborted)) != _ends(gathered.aborted):
         raise CorruptSegment(f"{_place(sources[0])}: transaction indexes and log disagree")
-    lineage = decode_epochs(await rsm.fetch_index(sources[-1], SegmentFile.EPOCHS))
-    shown = clip_epochs(lineage, gathered.start_offset, gathered.end_offset)
-    if gathered.leader_epochs and shown != gathered.leader_epochs:
+    epochs = merged_epochs(sources)
+    if gathered.leader_epochs not in (epochs, ()):  # none: written without epochs
         raise CorruptSegment(
-            f"{_place(sources[0])}: lineage has {shown}, segments {gathered.leader_epochs}"
+            f"{_place(sources[0])}: the log has {gathered.leader_epochs}, metadata have {epochs}"
         )
-    return MergedLog(gathered, lineage)
+    before = decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
+    lineage = extend_lineage(before, epochs)
+    shown = clip_epochs(lineage, gathered.start_offset, gathered.end_offset)
+    if epochs and shown != epochs:
+        raise CorruptSegment(
+            f"{_place(sources[0])}: the lineage has {shown}, metadata have {epochs}"
+        )
+    files = await _kafka_files(rsm, sources)
+    return MergedLog(replace(gathered, leader_epochs=epochs, kafka_files=files), lineage)
 
 
 async def _append(
