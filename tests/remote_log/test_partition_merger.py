@@ -190,6 +190,8 @@ async def test_a_corrupt_segment_is_named_and_the_others_are_merged(world: Mergi
     done = await world.merge()
     assert done.merged == 1
     (refused,) = done.refused
+    assert refused.startswith("orders-0, offsets 30 to 59: ")
+    assert world.planted.key(broken, SegmentFile.LOG) in refused
     assert "CRC-32C" in refused
     await world.tidy_until_settled()
     assert await world.ranges() == [(0, 29), *((b, b + 9) for b in range(30, 70, 10))]

@@ -74,9 +74,12 @@ async def _append(
 ) -> None:
     before = writer.size_bytes
     report = [(entry.producer_id, entry.first_offset) for entry in aborted]
-    async for data, headers in checked_batches(rsm, source, chunk_bytes):
-        await writer.append(memoryview(data), headers, report)
-        report = []
+    try:
+        async for data, headers in checked_batches(rsm, source, chunk_bytes):
+            await writer.append(memoryview(data), headers, report)
+            report = []
+    except CorruptSegment as error:
+        raise CorruptSegment(f"{rsm.object_key(source, SegmentFile.LOG)}: {error}") from error
     size = writer.size_bytes - before
     found = (writer.position - 1, size)
     if found != (source.end_offset, source.segment_size_bytes):

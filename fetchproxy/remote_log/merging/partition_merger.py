@@ -91,7 +91,8 @@ class PartitionMerger:
                 continue
             except (CorruptSegment, CompactedLog, ObjectNotFound) as error:
                 if await self._stand(sources):
-                    refused.append(f"{error}")
+                    offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
+                    refused.append(f"{tip}, offsets {offsets}: {error}")
                     self._note("merge_refused", sources, error)
                 else:
                     overtaken += 1  # deleted while it was read

@@ -203,5 +203,5 @@ def test_a_corrupt_segment_and_a_missing_object_are_named(
     merged = pipeline("merge", "--store", archive.url, "--bytes-max", "20000")
     assert merged.returncode == 1, merged.stdout + merged.stderr
     for output in (verified.stdout, filled.stderr, merged.stdout):
-        assert broken.name in output or "segment at offset 300" in output or "orders-0" in output
+        assert broken.name in output
         assert missing.name in output
