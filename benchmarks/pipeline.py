@@ -4,8 +4,7 @@ The same records, plain and zstd, of 100 B and of 1 KiB, are produced to a real 
 to a folder. One Spark session then reads them from both in turn, round after round: all columns,
 the value alone, the offset alone; and all of them into Parquet, which the job `backfill` writes by
 itself. Broker, store and Spark share the machine's cores and its page cache. Besides: planning a
-million segments, and what memory a Python worker has taken. Exit status 0 when the figures could be
-taken, whether goals are met or not: a busy machine must not fail a build.
+million segments, and what memory a Python worker has taken.
 """
 
 from __future__ import annotations
@@ -17,21 +16,18 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import report
+from benchmarks.frame import Outcome, Part, Size, child
 from benchmarks.metadata import write_cache
 from benchmarks.report import Row, row
-from lab.errors import PartMissing
 from lab.kafka import KafkaServer, run_tool
 from lab.spark import SPARK_VERSION, kafka_connector, spark_environment
 
-RESULTS = Path(__file__).parent / "results" / "pipeline.json"
 _PROJECT = Path(__file__).parents[1]
 
 PARTITIONS = 4
@@ -45,7 +41,7 @@ RATIO_MIN = {
     (100, "value"): 3.0,
     (100, "offset"): 3.0,
     # Of 1 KiB the value is nearly all there is: leaving out the rest makes little of a difference.
-    (1024, "value"): None,
+    (1024, "value"): 3.0,
     (1024, "offset"): 3.0,
 }
 BACKFILL_MIN = {100: 4.0, 1024: 3.0}
@@ -121,13 +117,7 @@ def planning(folder: Path, segments: int, rounds: int) -> dict[str, list[float]]
     write_cache(folder, partitions, segments)
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.pipeline_planning", str(folder)],
-            stdout=subprocess.PIPE,
-            check=True,
-            cwd=_PROJECT,
-        )
-        for name, value in json.loads(done.stdout).items():
+        for name, value in child("benchmarks.pipeline_planning", str(folder)).items():
             found.setdefault(name, []).append(value)
     return found
 
@@ -168,31 +158,7 @@ def rows_of(
     ]
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean little")
-    sizes = (
-        ("rounds", 5, 1),
-        ("records-100", 10_000_000, 20_000),
-        ("records-1024", 1_500_000, 5_000),
-        ("segments", 1_000_000, 1_000),
-    )
-    for name, full, quick in sizes:
-        text = f"{full}; with --quick {quick}"
-        parser.add_argument(f"--{name}", type=int, default=None, help=text)
-    parser.add_argument(
-        "--results", type=Path, default=None, help=f"JSON; {RESULTS.name}, with --quick none"
-    )
-    options = parser.parse_args(arguments)
-    for name, full, quick in sizes:
-        if getattr(options, name.replace("-", "_")) is None:
-            setattr(options, name.replace("-", "_"), quick if options.quick else full)
-    if options.results is None and not options.quick:
-        options.results = RESULTS
-    return options
-
-
-def measure(options: argparse.Namespace, console: Console) -> list[Row]:
+def measure(options: argparse.Namespace, console: Console) -> Outcome:
     counts = {100: options.records_100, 1024: options.records_1024}
     with tempfile.TemporaryDirectory(prefix="fetchproxy-pipeline-") as name:
         folder = Path(name)
@@ -212,34 +178,23 @@ def measure(options: argparse.Namespace, console: Console) -> list[Row]:
                 "counts": counts,
             }
             figures = spark_figures(question, folder)
-    return rows_of(figures, plans, counts)
+    facts = {"spark": SPARK_VERSION, "codecs": list(CODECS)}
+    return Outcome(rows_of(figures, plans, counts), facts)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    machine = report.machine()  # before the benchmark's own load
-    try:
-        rows = measure(options, console)
-    except PartMissing as missing:
-        console.print(f"pipeline cannot be measured here: {missing}", markup=False)
-        return 1
-    console.print(report.table("The archive on Spark: medians of the rounds", rows))
-    if options.results is not None:
-        facts = {
-            "benchmark": "pipeline",
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine,
-            "spark": SPARK_VERSION,
-            "rounds": options.rounds,
-            "records_100": options.records_100,
-            "records_1024": options.records_1024,
-            "codecs": list(CODECS),
-        }
-        report.write(options.results, facts, rows)
-        console.print(f"written to {options.results}", markup=False)
-    return 0
+PART = Part(
+    name="pipeline",
+    title="The archive on Spark: medians of the rounds",
+    description=str(__doc__),
+    sizes=[
+        Size("rounds", 5, 1, "times that each query is asked of both sources"),
+        Size("records-100", 10_000_000, 20_000, "records of 100 B"),
+        Size("records-1024", 1_500_000, 5_000, "records of 1 KiB"),
+        Size("segments", 1_000_000, 1_000, "segments that are planned"),
+    ],
+    measure=measure,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

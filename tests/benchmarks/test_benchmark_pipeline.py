@@ -44,7 +44,7 @@ def test_goals() -> None:
     assert rows["100 B, value: remotelog / Kafka source"].met is False
     assert rows["100 B, offset: remotelog / Kafka source"].met is True
     assert rows["1024 B, all columns: remotelog / Kafka source"].met is True
-    assert rows["1024 B, value: remotelog / Kafka source"].met is None
+    assert rows["1024 B, value: remotelog / Kafka source"].met is False
     assert rows["1024 B, offset: remotelog / Kafka source"].met is True
     assert rows["100 B to Parquet: backfill / Kafka source"].met is False
     assert rows["1024 B to Parquet: backfill / Kafka source"].met is True
