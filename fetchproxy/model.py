@@ -30,9 +30,20 @@ class TopicIdPartition:
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
+    # Both are asked for two dozen times a fetch: UUID's own would take most of the time.
     def __hash__(self) -> int:
-        # Asked for two dozen times a fetch: UUID's own would take most of the time.
         return hash(self.topic_id.int + self.partition)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not TopicIdPartition:
+            return NotImplemented
+        return (
+            self.partition == other.partition
+            and self.topic_id.int == other.topic_id.int
+            and self.topic == other.topic
+        )
 
 
 class RemoteLogSegmentState(IntEnum):

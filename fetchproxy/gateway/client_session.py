@@ -9,11 +9,12 @@ wait in the socket, as they would behind a delayed request on a broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import cast
 
 import structlog
 
+from fetchproxy.gateway.answer_pieces import join_small, sent_at_once, without_first
 from fetchproxy.gateway.answers import Answer, HeldAnswer, Payload
 from fetchproxy.gateway.apis.fetch import FetchHandler
 from fetchproxy.gateway.broker_link import BrokerLink
@@ -25,8 +26,6 @@ from protocol.errors import FrameTooLarge, WireError
 from protocol.primitives import INT32, Buffer
 
 log = structlog.get_logger(__name__)
-
-_JOINED_BYTES_MAX = 32 * 1024  # a system call costs as much as copying about this
 
 _WRITTEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies what it cannot send at once
 
@@ -227,11 +226,14 @@ class ClientSession(asyncio.BufferedProtocol):
 
         Nothing else may be written meanwhile: for work that mutes the client, with nothing due.
         """
-        for piece in join_small(pieces):
-            view = memoryview(piece)
-            for at in range(0, len(view), _WRITTEN_BYTES_MAX):
-                await self._writable.wait()
-                self.write_to_client(view[at : at + _WRITTEN_BYTES_MAX])
+        left = list(map(memoryview, join_small(pieces)))
+        while left:
+            await self._writable.wait()
+            await self.parts.purgatory.turns.next()
+            left = sent_at_once(self._transport, left)
+            if left:
+                self.write_to_client(left[0][:_WRITTEN_BYTES_MAX])
+                left = without_first(left, _WRITTEN_BYTES_MAX)
 
     def stalled_s(self, now: float) -> float:
         """Since when (s) the client has taken none of what waits for it; called regularly."""
@@ -305,7 +307,8 @@ class ClientSession(asyncio.BufferedProtocol):
         except WireError as error:
             self._refuse(error, "client")
             return
-        if self.muted or self._requests.limited:
+        # One that only waits for its answer may be read from: it seldom has more to say.
+        if self._requests.limited or (self.muted and self._requests.kept_bytes):
             self._pace()
 
     def expect(self, answer: Answer) -> None:
@@ -373,18 +376,3 @@ class ClientSession(asyncio.BufferedProtocol):
     def send_upstream(self, request: Buffer, answer: Answer | None) -> None:
         if self.link is not None and self.link.transport is not None:
             self.link.send(request, answer)
-
-
-def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-    """The same bytes with neighbours below `_JOINED_BYTES_MAX` in one piece."""
-    small: list[Buffer] = []
-    for piece in pieces:
-        if len(piece) < _JOINED_BYTES_MAX:
-            small.append(piece)
-            continue
-        if small:
-            yield b"".join(small)
-            small = []
-        yield piece
-    if small:
-        yield b"".join(small)

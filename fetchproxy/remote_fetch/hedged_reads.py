@@ -70,7 +70,7 @@ class HedgedReads:
                 self._budget.release(hedge)
         if hedge.taken:
             (_WON if race.winner else _LOST).inc()
-        content = race.result()
+        content = race.take()
         self._times_s.append(clock() - began_at)
         return content
 
@@ -127,7 +127,10 @@ class _Race:
         for task in self._tasks:
             task.cancel()
 
-    def result(self) -> bytes:
-        if self._content is None:
+    def take(self) -> bytes:
+        """Once, at the end. A cancelled request's traceback refers to this race and back, and bytes
+        that stayed here would be memory that nobody counts until the garbage is collected."""
+        content, self._content = self._content, None
+        if content is None:
             raise self._errors[0]
-        return self._content
+        return content

@@ -73,7 +73,7 @@ def test_every_byte_once_whether_the_client_takes_it_or_not(
     pipe: RecordPipe, broker: Pair, client: Pair
 ) -> None:
     rng = Random(1)
-    content = rng.randbytes(8 << 20)
+    content = rng.randbytes(16 << 20)  # refused about every 0.7 MiB
     source, target = TransportSocket(broker[1]), TransportSocket(client[0])
     sent = taken = refused = 0
     waiting, seen = b"", b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -257,3 +258,33 @@ def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
             assert side.store.in_flight == 0
 
     run_virtual(main)
+
+
+def test_what_was_read_is_not_kept_by_the_race() -> None:
+    """A cancelled request's traceback and its race refer to each other: garbage, but not bytes."""
+    alive = 0
+
+    class Counted(bytes):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    async def main() -> None:
+        nonlocal alive
+        hedged, _ = await hedging(ReadBudget(4, MiB))
+        line = Line(5.0)
+
+        async def begin() -> bytes:
+            nonlocal alive
+            content = Counted(await line.begin())
+            alive += 1
+            return content
+
+        assert await hedged.read(begin, SIZE) == b"2"
+        assert (line.cancelled, alive) == (1, 0)
+
+    gc.disable()
+    try:
+        run_virtual(main)
+    finally:
+        gc.enable()

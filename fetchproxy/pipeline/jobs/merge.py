@@ -73,18 +73,7 @@ def merge(
         on_progress=on_progress,
         log=config.log,
     )
-    rows = [
-        (
-            p.tip.topic,
-            p.tip.partition,
-            p.merged,
-            p.replaced,
-            p.size_bytes,
-            p.overtaken,
-            [*p.refused],
-        )
-        for p in done.results
-    ]
+    rows = [_row(partition) for partition in done.results]
     return Merged(done.results, spark.createDataFrame(rows, MERGED_SCHEMA), done.failures)
 
 

@@ -1,0 +1,69 @@
+"""An answer in pieces: joined where they are small, and sent from where they lie."""
+
+from __future__ import annotations
+
+import os
+from asyncio import Transport
+from collections.abc import Iterable, Iterator
+
+from fetchproxy.gateway.record_pipe import plain_socket
+from fetchproxy.remote_fetch.loop_turns import STEP_BYTES
+from protocol.primitives import Buffer
+
+_JOINED_BYTES_MAX = 32 * 1024  # a system call costs as much as copying about this
+# In one step: an answer with 1 MiB of records, as consumers ask of a partition, is one.
+SENT_BYTES_MAX = 2 * STEP_BYTES
+_SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
+
+
+def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes with neighbours below `_JOINED_BYTES_MAX` in one piece."""
+    small: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) < _JOINED_BYTES_MAX:
+            small.append(piece)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield piece
+    if small:
+        yield b"".join(small)
+
+
+def first_bytes(pieces: list[memoryview], size: int) -> list[memoryview]:
+    """The first `size` bytes of `pieces`."""
+    found: list[memoryview] = []
+    for piece in pieces:
+        if size <= 0:
+            break
+        found.append(piece[:size])
+        size -= len(piece)
+    return found
+
+
+def without_first(pieces: list[memoryview], size: int) -> list[memoryview]:
+    """What is left of `pieces` behind their first `size` bytes."""
+    for number, piece in enumerate(pieces):
+        if size < len(piece):
+            return [piece[size:], *pieces[number + 1 :]]
+        size -= len(piece)
+    return []
+
+
+def sent_at_once(transport: Transport | None, pieces: list[memoryview]) -> list[memoryview]:
+    """What is left of `pieces` when the socket has taken what it takes of a step's bytes.
+
+    Nothing is sent in front of bytes that wait in the transport, nor under TLS. Errors of the
+    socket are left to the transport.
+    """
+    if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        return pieces
+    plain = plain_socket(transport)
+    if plain is None:
+        return pieces
+    try:
+        sent = os.writev(plain.fileno(), first_bytes(pieces, SENT_BYTES_MAX)[:_SENT_PIECES_MAX])
+    except OSError:
+        return pieces
+    return without_first(pieces, sent)

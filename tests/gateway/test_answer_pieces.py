@@ -1,0 +1,93 @@
+"""An answer's pieces reach a real socket as they are, in order, whatever it takes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.gateway.answer_pieces import (
+    SENT_BYTES_MAX,
+    first_bytes,
+    join_small,
+    sent_at_once,
+    without_first,
+)
+
+PIECES = st.lists(st.binary(max_size=20), max_size=8)
+
+
+@given(PIECES, st.integers(0, 100))
+def test_the_first_bytes_and_the_others(pieces: list[bytes], size: int) -> None:
+    views, whole = list(map(memoryview, pieces)), b"".join(pieces)
+    assert b"".join(first_bytes(views, size)) == whole[:size]
+    assert b"".join(without_first(views, size)) == whole[size:]
+
+
+@given(st.lists(st.sampled_from([b"a" * 10, b"b" * 40_000, b"c" * 200_000]), max_size=6))
+def test_only_small_neighbours_are_joined(pieces: list[bytes]) -> None:
+    joined = list(join_small(pieces))
+    assert b"".join(joined) == b"".join(pieces)
+    assert [each for each in joined if len(each) >= 32 * 1024] == [
+        each for each in pieces if len(each) >= 32 * 1024
+    ]
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[tuple[asyncio.Transport, asyncio.StreamReader]]:
+    """A transport, and what reads its other end."""
+    ends: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    server = await asyncio.start_server(
+        lambda reader, writer: ends.put_nowait((reader, writer)), "127.0.0.1", 0
+    )
+    port = server.sockets[0].getsockname()[1]
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        asyncio.Protocol, "127.0.0.1", port
+    )
+    reader, writer = await ends.get()
+    try:
+        yield cast(asyncio.Transport, transport), reader
+    finally:
+        transport.abort()
+        writer.close()
+        server.close()
+        await asyncio.sleep(0)
+
+
+async def test_a_large_answer_goes_in_steps() -> None:
+    rng = Random(1)
+    pieces = [rng.randbytes(size) for size in (30, 3_000_000, 40, 5_000_000, 7)]
+    async with connection() as (transport, reader):
+        left = list(map(memoryview, pieces))
+        received = b""
+        while left:
+            before = sum(map(len, left))
+            left = sent_at_once(transport, left)
+            assert before - sum(map(len, left)) <= SENT_BYTES_MAX
+            while len(received) < sum(map(len, pieces)) - sum(map(len, left)):
+                received += await reader.read(1 << 20)
+    assert received == b"".join(pieces)
+
+
+async def test_nothing_overtakes_what_waits() -> None:
+    async with connection() as (transport, reader):
+        waits = bytes(64 * 1024 * 1024)
+        transport.write(waits)
+        assert transport.get_write_buffer_size() > 0
+        pieces = [memoryview(b"later")]
+        assert sent_at_once(transport, pieces) == pieces
+        transport.write(b"later")
+        assert await reader.readexactly(len(waits) + 5) == waits + b"later"
+
+
+async def test_a_connection_that_is_gone_takes_nothing() -> None:
+    pieces = [memoryview(b"for nobody")]
+    assert sent_at_once(None, pieces) == pieces
+    async with connection() as (transport, _):
+        transport.close()
+        assert sent_at_once(transport, pieces) == pieces
