@@ -19,8 +19,8 @@ import structlog
 from fetchproxy.archive_only.apis import api_versions
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request
 from fetchproxy.archive_only.served_apis import served_api
+from fetchproxy.gateway.answer_pieces import join_small
 from fetchproxy.gateway.client_rates import ConnectionPace
-from fetchproxy.gateway.client_session import join_small
 from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REFUSED,
     ARCHIVE_ONLY_REQUESTS,

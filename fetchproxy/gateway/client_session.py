@@ -226,7 +226,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
         Nothing else may be written meanwhile: for work that mutes the client, with nothing due.
         """
-        left = list(map(memoryview, join_small(pieces)))
+        left = [memoryview(piece) for piece in join_small(pieces)]
         while left:
             await self._writable.wait()
             await self.parts.purgatory.turns.next()
