@@ -13,6 +13,7 @@ from protocol.primitives import Buffer
 _JOINED_BYTES_MAX = 32 * 1024  # a system call costs as much as copying about this
 # In one step: an answer with 1 MiB of records, as consumers ask of a partition, is one.
 SENT_BYTES_MAX = 2 * STEP_BYTES
+_GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies what it cannot send at once
 _SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
 
 
@@ -51,16 +52,24 @@ def without_first(pieces: list[memoryview], size: int) -> list[memoryview]:
     return []
 
 
-def sent_at_once(transport: Transport | None, pieces: list[memoryview]) -> list[memoryview]:
-    """What is left of `pieces` when the socket has taken what it takes of a step's bytes.
+def write_step(transport: Transport, pieces: list[memoryview]) -> list[memoryview]:
+    """Write some of `pieces` and return the others, to be written when the transport is writable.
 
-    Nothing is sent in front of bytes that wait in the transport, nor under TLS. Errors of the
-    socket are left to the transport.
+    What the socket takes of SENT_BYTES_MAX goes in one system call; where it is full, and under
+    TLS, the transport is given the next piece.
     """
-    if transport is None or transport.is_closing() or transport.get_write_buffer_size():
-        return pieces
+    left = _sent_at_once(transport, pieces)
+    if left and sum(map(len, pieces)) - sum(map(len, left)) < SENT_BYTES_MAX:
+        given = left[0][:_GIVEN_BYTES_MAX]
+        transport.write(given)
+        left = without_first(left, len(given))
+    return left
+
+
+def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memoryview]:
+    """Nothing is sent in front of bytes that wait. Errors of the socket are the transport's."""
     plain = plain_socket(transport)
-    if plain is None:
+    if plain is None or transport.get_write_buffer_size():
         return pieces
     try:
         sent = os.writev(plain.fileno(), first_bytes(pieces, SENT_BYTES_MAX)[:_SENT_PIECES_MAX])

@@ -14,7 +14,7 @@ from typing import cast
 
 import structlog
 
-from fetchproxy.gateway.answer_pieces import join_small, sent_at_once, without_first
+from fetchproxy.gateway.answer_pieces import join_small, write_step
 from fetchproxy.gateway.answers import Answer, HeldAnswer, Payload
 from fetchproxy.gateway.apis.fetch import FetchHandler
 from fetchproxy.gateway.broker_link import BrokerLink
@@ -26,8 +26,6 @@ from protocol.errors import FrameTooLarge, WireError
 from protocol.primitives import INT32, Buffer
 
 log = structlog.get_logger(__name__)
-
-_WRITTEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies what it cannot send at once
 
 Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 
@@ -230,10 +228,9 @@ class ClientSession(asyncio.BufferedProtocol):
         while left:
             await self._writable.wait()
             await self.parts.purgatory.turns.next()
-            left = sent_at_once(self._transport, left)
-            if left:
-                self.write_to_client(left[0][:_WRITTEN_BYTES_MAX])
-                left = without_first(left, _WRITTEN_BYTES_MAX)
+            if self._transport is None or self._transport.is_closing():
+                return
+            left = write_step(self._transport, left)
 
     def stalled_s(self, now: float) -> float:
         """Since when (s) the client has taken none of what waits for it; called regularly."""

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Verbs:
     def statements(self, statements: list[str]) -> list[Any]:
         """The rows of the last one."""
         frame = [self.spark.sql(each) for each in statements][-1]
-        return [[_hex(field) for field in row] for row in frame.collect()]
+        return [[_told(field) for field in row] for row in frame.collect()]
 
     def rows_with_a_killed_worker(self, options: dict[str, str], signal_number: int) -> Any:
         """As `rows`, but the worker that has read the first task's rows is killed then, once."""
@@ -224,6 +225,10 @@ def as_row(row: Any) -> list[Any]:
 
 def _hex(field: Any) -> Any:
     return field.hex() if isinstance(field, bytes | bytearray) else field
+
+
+def _told(field: Any) -> Any:
+    return field.isoformat() if isinstance(field, datetime) else _hex(field)
 
 
 def _rows(frame: Any) -> list[Any]:
