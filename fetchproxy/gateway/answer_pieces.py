@@ -7,12 +7,12 @@ from asyncio import Transport
 from collections.abc import Iterable, Iterator
 
 from fetchproxy.gateway.record_pipe import plain_socket
-from fetchproxy.remote_fetch.loop_turns import STEP_BYTES
 from protocol.primitives import Buffer
 
 _JOINED_BYTES_MAX = 32 * 1024  # a system call costs as much as copying about this
-# In one step: an answer with 1 MiB of records, as consumers ask of a partition, is one.
-SENT_BYTES_MAX = 2 * STEP_BYTES
+# In one step, well below a millisecond: an answer with 1 MiB of records, as consumers ask of a
+# partition, is one.
+SENT_BYTES_MAX = 2 * 1024 * 1024
 _GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies what it cannot send at once
 _SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
 

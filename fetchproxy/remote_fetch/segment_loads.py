@@ -32,7 +32,6 @@ from fetchproxy.remote_fetch.disk_cache import DiskCache
 from fetchproxy.remote_fetch.disk_cache_files import CachedChunk
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, Load, LoadPlan
 from fetchproxy.remote_fetch.hedged_reads import HedgedReads
-from fetchproxy.remote_fetch.loop_turns import LoopTurns
 from fetchproxy.remote_fetch.segment_layout import SegmentLayout
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -56,13 +55,11 @@ class SegmentLoads:
         rsm: RemoteStorageManager,
         memory: ArchiveMemory,
         hedged: HedgedReads,
-        turns: LoopTurns,
         local_indexes: LocalIndexes | None = None,
         disk_cache: DiskCache | None = None,
     ) -> None:
         self._pool = pool
         self._hedged = hedged
-        self._turns = turns
         self._disk_cache = disk_cache
         self._rlmm = rlmm
         self._rsm = rsm
@@ -189,16 +186,17 @@ class SegmentLoads:
         if len(content) > CHECK_INLINE_BYTES_MAX:
             chunk = await asyncio.to_thread(_last, steps)
         else:
-            chunk = await self._stepwise(steps)
+            chunk = await _stepwise(steps)
         self._memory.chunks.keep(need.key, chunk, self._pool.is_ahead(need.key))
         return chunk
 
-    async def _stepwise(self, steps: Iterator[Chunk | None]) -> Chunk:
-        for chunk in steps:
-            if chunk is not None:
-                return chunk
-            await self._turns.next()
-        raise AssertionError("check_chunk ends with a chunk or an error")
+
+async def _stepwise(steps: Iterator[Chunk | None]) -> Chunk:
+    for chunk in steps:
+        if chunk is not None:
+            return chunk
+        await asyncio.sleep(0)
+    raise AssertionError("check_chunk ends with a chunk or an error")
 
 
 def _last(steps: Iterator[Chunk | None]) -> Chunk:
