@@ -21,7 +21,7 @@ class RemoteFetchConfig(Section):
         ge=0,
     )
     fetcher_tasks_max: int = Field(
-        16, description="range reads in flight (remote.log.reader.threads)", ge=1
+        32, description="range reads in flight (remote.log.reader.threads)", ge=1
     )
     purgatory_entries_max: int = Field(10_000, description="waiting fetches", ge=1)
     inflight_bytes_max: int = Field(

@@ -30,7 +30,7 @@ _MEMORY_FIXED_BYTES = 600
 class Chunk:
     """Whole batches of one segment. `ends` are byte positions, `last_offsets` inclusive."""
 
-    __slots__ = ("ends", "last_offsets", "memory_bytes", "read_ahead", "view")
+    __slots__ = ("awaited", "ends", "last_offsets", "memory_bytes", "read_ahead", "view")
 
     def __init__(self, content: bytes, last_offsets: array[int], ends: array[int]) -> None:
         self.view = memoryview(content)
@@ -38,6 +38,7 @@ class Chunk:
         self.ends = ends
         self.memory_bytes = len(content) + _MEMORY_PER_BATCH_BYTES * len(ends) + _MEMORY_FIXED_BYTES
         self.read_ahead = False  # read before anybody asked, and not used yet
+        self.awaited = False  # somebody asked before it was there, and has not used it yet
 
     def cut(
         self, from_offset: int, bytes_max: int, min_one: bool, up_to: int | None = None
@@ -70,6 +71,11 @@ class Chunk:
         """How many batches end at or above `offset` and at or below `up_to`."""
         first = bisect_left(self.last_offsets, offset)
         return max(bisect_right(self.last_offsets, up_to) - first, 0)
+
+    def take_awaited(self) -> bool:
+        """Somebody asked before it was there; said once, to its first reader."""
+        awaited, self.awaited = self.awaited, False
+        return awaited
 
     def base_offset_at(self, position: int) -> int:
         """The base offset of the batch that begins at `position`."""
@@ -108,6 +114,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
 
     def keep(self, key: ChunkKey, chunk: Chunk, read_ahead: bool) -> None:
         CHUNK_CACHE_MISSES.inc()
+        chunk.awaited = not read_ahead
         if chunk.memory_bytes > self.maxsize:
             self._oversized = (key, chunk)
             return

@@ -34,10 +34,16 @@ class ReadAheadLoads:
         self._loads = loads
 
     def served(self, request: RemoteReadRequest, served: Served, waited: bool, now: float) -> None:
-        """Begin what the reader of `request` will want next. `waited`: it came before the bytes."""
+        """Begin what the reader of `request` will want next.
+
+        `waited`: this fetch came before the bytes did. So did its reader where another partition's
+        records answered an earlier fetch, and this one was asked for and not there.
+        """
         place = served.place
         offsets = (request.fetch_offset, served.next_offset)
-        count = self._streams.served(request.tip, offsets, place.key, served.chunks, waited)
+        awaited = [chunk.take_awaited() for chunk in served.chunks]
+        waited = waited or any(awaited)
+        count = self._streams.served(request.tip, offsets, place.key, len(served.chunks), waited)
         if not count:
             return
         needs = self._reader.following(place, count, request.isolation, now)

@@ -62,23 +62,27 @@ class Served:
     result: RemoteReadResult
     next_offset: int
     place: Place
-    chunks: int  # that it was cut from; `place` is the last one
+    chunks: tuple[Chunk, ...]  # that it was cut from; `place` is the last one
 
 
 class _Answer:
     """A read as it grows; `records` has a piece for each chunk."""
 
-    __slots__ = ("last", "place", "records", "segments", "size_bytes")
+    __slots__ = ("chunks", "last", "place", "records", "segments", "size_bytes")
 
-    def __init__(self, place: Place, records: memoryview, last: int) -> None:
+    def __init__(self, place: Place, chunk: Chunk, start: int, end: int, last: int) -> None:
+        records = chunk.view[start:end]
         self.records: list[memoryview | bytes] = [records]
+        self.chunks = [chunk]
         self.segments = [place.metadata]
         self.size_bytes = len(records)
         self.place = place
         self.last = last  # offset, inclusive
 
-    def add(self, place: Place, records: memoryview, last: int) -> None:
+    def add(self, place: Place, chunk: Chunk, start: int, end: int, last: int) -> None:
+        records = chunk.view[start:end]
         self.records.append(records)
+        self.chunks.append(chunk)
         if place.metadata.segment_id != self.segments[-1].segment_id:
             self.segments.append(place.metadata)
         self.size_bytes += len(records)
@@ -135,14 +139,14 @@ class SegmentReader:
                 further = replace(request, fetch_offset=up_to + 1)  # nothing more counts here
                 return self.read(further, bytes_max, min_one, fresh_since, now, held)
             return NOTHING_YET
-        answer = _Answer(place, chunk.view[start:end], last)
+        answer = _Answer(place, chunk, start, end, last)
         if end == chunk.readable_end(up_to):
             self._go_on(view, answer, limit, request.isolation)
         aborted: tuple[AbortedTxn, ...] = ()
         if request.isolation is IsolationLevel.READ_COMMITTED:
             aborted = self._aborted(answer.segments, chunk.base_offset_at(start), answer.last)
         result = RemoteReadResult(tuple(answer.records), aborted, None, answer.size_bytes)
-        return Served(result, answer.last + 1, answer.place, len(answer.records))
+        return Served(result, answer.last + 1, answer.place, tuple(answer.chunks))
 
     def locate(
         self, view: PartitionView, offset: int, fresh_since: float, now: float
@@ -264,7 +268,7 @@ class SegmentReader:
             start, end, last = chunk.cut(answer.last + 1, room, min_one=False, up_to=after.up_to)
             if start == end:
                 return
-            answer.add(after, chunk.view[start:end], last)
+            answer.add(after, chunk, start, end, last)
             if end < chunk.readable_end(after.up_to):
                 return
 

@@ -13,6 +13,7 @@ from virtual_loop import run_virtual
 
 from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.model import IsolationLevel
+from fetchproxy.remote_fetch.api import CompletionReason
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 
 ROUND_TRIP_S = 0.05
@@ -61,7 +62,9 @@ def test_the_room_for_reading_ahead_is_shared_by_streams() -> None:
     """Sixteen replays with room for twenty chunks: none is without, and none waits much longer."""
 
     async def main() -> None:
-        config = changed(read_ahead_chunks_max=16, chunk_cache_bytes_max=40 * 4_700)
+        config = changed(
+            read_ahead_chunks_max=16, chunk_cache_bytes_max=40 * 4_700, fetcher_tasks_max=16
+        )
         async with read_side(config) as side:
             await side.history(16 * 80)
             side.store.faults = FAR
@@ -74,6 +77,28 @@ def test_the_room_for_reading_ahead_is_shared_by_streams() -> None:
             times = [task.result()[-1] - began_at for task in replays]
             assert max(times) <= 1.5 * min(times)
             assert side.log_reads() <= 1.1 * 16 * 20
+
+    run_virtual(main)
+
+
+def test_a_reader_whose_fetches_others_answer_gets_its_window_too() -> None:
+    """No fetch waits for the second partition, as the first is in memory; its reader does."""
+
+    async def main() -> None:
+        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+            await side.history(480)
+            await side.watch(side.request(0, 4 * BATCH_BYTES)).wait()
+            side.store.faults = FAR
+            offset, at = CHUNK_OFFSETS, [now()]
+            while len(at) < 110:
+                first, second = side.request(0, BATCH_BYTES), side.request(offset, 4 * BATCH_BYTES)
+                fetch = side.watch(first, second)
+                assert fetch.reason is CompletionReason.DATA
+                if 1 in fetch.results():
+                    offset += CHUNK_OFFSETS
+                    at.append(now())
+                await asyncio.sleep(0.001)
+            assert at[-1] - at[10] <= 100 / IN_FLIGHT * ROUND_TRIP_S / 0.85
 
     run_virtual(main)
 
