@@ -29,7 +29,9 @@ class StoreConfig(Section):
     threads_max: int = Field(
         8, description="for blocking file calls; a hanging disk holds these, never the loop", ge=1
     )
-    connections_max: int = Field(32, description="to the store", ge=1)
+    connections_max: int = Field(
+        32, description="to the store; range reads of S3 have as many of their own", ge=1
+    )
     connect_max_ms: int = Field(3_000, description="to reach the store", ge=1)
     read_max_ms: int = Field(20_000, description="silence of the store within an answer", ge=1)
     write_max_ms: int = Field(

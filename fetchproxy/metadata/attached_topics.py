@@ -22,7 +22,7 @@ from fetchproxy.config.sections import Config
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, StorageDenied
 from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import ByteRange, RemoteLogSegmentId, TopicIdPartition
-from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.api import Content, ObjectStore, StoredObject
 from fetchproxy.storage.layout import (
     SegmentFile,
     parse_segment_key,
@@ -112,7 +112,7 @@ class AttachedObjectStore(ObjectStore):
             raise ObjectNotFound(key)
         return self._renamed(key, mount, await mount.attached.store.get(mount.key_there(key)))
 
-    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         mount = self._mount(key)
         if mount is None:
             return await self._own.get_range(key, byte_range)

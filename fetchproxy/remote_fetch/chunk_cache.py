@@ -32,8 +32,10 @@ class Chunk:
 
     __slots__ = ("awaited", "ends", "last_offsets", "memory_bytes", "read_ahead", "view")
 
-    def __init__(self, content: bytes, last_offsets: array[int], ends: array[int]) -> None:
-        self.view = memoryview(content)
+    def __init__(
+        self, content: bytes | bytearray, last_offsets: array[int], ends: array[int]
+    ) -> None:
+        self.view = memoryview(content).toreadonly()
         self.last_offsets = last_offsets
         self.ends = ends
         self.memory_bytes = len(content) + _MEMORY_PER_BATCH_BYTES * len(ends) + _MEMORY_FIXED_BYTES

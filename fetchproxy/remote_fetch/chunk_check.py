@@ -28,7 +28,7 @@ _FIELDS = Struct(">qiibI2xi")
 
 
 def check_chunk(
-    content: bytes,
+    content: bytes | bytearray,
     first_offset: int,
     last_offset: int,
     epochs: Sequence[EpochStart] = (),

@@ -15,6 +15,7 @@ from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.observability.metrics import HEDGED_READS
 from fetchproxy.remote_fetch.read_budget import Permit, ReadBudget
+from fetchproxy.storage.api import Content
 
 # Reads that "slow" is measured by; with fewer than the second number it is the ceiling.
 TIMES_KEPT = 200
@@ -47,8 +48,8 @@ class HedgedReads:
         self._saved = SAVED_MAX  # second requests that may be made
 
     async def read(
-        self, begin: Callable[[], Awaitable[bytes]], size_bytes: int, client: Hashable = None
-    ) -> bytes:
+        self, begin: Callable[[], Awaitable[Content]], size_bytes: int, client: Hashable = None
+    ) -> Content:
         """What `begin()` gives, or a second `begin()`. Raises RemoteStorageError as they do."""
         if not self._share:
             return await begin()
@@ -91,16 +92,16 @@ class _Race:
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
         self._errors: list[RemoteStorageError] = []
-        self._content: bytes | None = None
+        self._content: Content | None = None
         self._changed = asyncio.Event()
         self.winner = 0  # number of the request that answered
 
     def enter(
-        self, tasks: asyncio.TaskGroup, begin: Callable[[], Awaitable[bytes]], name: str
+        self, tasks: asyncio.TaskGroup, begin: Callable[[], Awaitable[Content]], name: str
     ) -> None:
         self._tasks.append(tasks.create_task(self._run(begin, len(self._tasks)), name=name))
 
-    async def _run(self, begin: Callable[[], Awaitable[bytes]], number: int) -> None:
+    async def _run(self, begin: Callable[[], Awaitable[Content]], number: int) -> None:
         try:
             content = await begin()
         except RemoteStorageError as error:
@@ -127,7 +128,7 @@ class _Race:
         for task in self._tasks:
             task.cancel()
 
-    def take(self) -> bytes:
+    def take(self) -> Content:
         """Once, at the end. A cancelled request's traceback refers to this race and back, and bytes
         that stayed here would be memory that nobody counts until the garbage is collected."""
         content, self._content = self._content, None

@@ -33,6 +33,7 @@ from fetchproxy.remote_fetch.disk_cache_files import CachedChunk
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, Load, LoadPlan
 from fetchproxy.remote_fetch.hedged_reads import HedgedReads
 from fetchproxy.remote_fetch.segment_layout import SegmentLayout
+from fetchproxy.storage.api import Content
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -172,7 +173,7 @@ class SegmentLoads:
             disk_cache.drop(_cached(need))
             return None
 
-    async def _checked(self, need: NeedChunk, content: bytes, crc_known: bool = False) -> Chunk:
+    async def _checked(self, need: NeedChunk, content: Content, crc_known: bool = False) -> Chunk:
         """The chunk, once in memory too. Raises CorruptSegment."""
         layout, number = need.layout, need.number
         steps = check_chunk(

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from fetchproxy.model import ByteRange
 
+Content = bytes | bytearray  # of an object, as it was received; nobody changes it
+
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
@@ -48,7 +50,7 @@ class ObjectStore(ABC):
         """Raises ObjectNotFound."""
 
     @abstractmethod
-    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         """The bytes of the range, fewer where the object ends inside it.
 
         Raises ObjectNotFound; RangeNotSatisfiable where the range starts at or past the end.

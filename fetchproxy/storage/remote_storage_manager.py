@@ -23,7 +23,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
-from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.api import Content, ObjectStore, StoredObject
 from fetchproxy.storage.layout import (
     LAYOUT_OBJECT,
     LAYOUT_VERSION,
@@ -141,7 +141,7 @@ class RemoteStorageManager:
     @measured
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, byte_range: ByteRange
-    ) -> bytes:
+    ) -> Content:
         """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end."""
         return await self._store.get_range(self.object_key(metadata, SegmentFile.LOG), byte_range)
 

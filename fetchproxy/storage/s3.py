@@ -25,8 +25,9 @@ from botocore.handlers import add_expect_header
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.api import Content, ObjectStore, StoredObject
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.range_requests import OtherAnswer
 from fetchproxy.storage.s3_answers import (
     Answer,
     listed_objects,
@@ -35,7 +36,8 @@ from fetchproxy.storage.s3_answers import (
     range_length,
     whole,
 )
-from fetchproxy.storage.s3_errors import translated
+from fetchproxy.storage.s3_errors import by_status, translated
+from fetchproxy.storage.s3_range_reads import S3RangeReads, open_range_reads
 from fetchproxy.storage.s3_upload import Body, MultipartUpload, Part, file_parts, read_part
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
@@ -64,6 +66,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
         self._region = region
         self._config = config or StoreConfig()
         self._client: Any = None  # aiobotocore makes its methods at run time
+        self._ranges: S3RangeReads | None = None
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
         self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="s3-store")
@@ -111,16 +114,27 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
                 length = object_length(answer, what)
                 return whole(await body.read(), length, what)
 
-    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         client = await self._opened()
         what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
         with translated(what, may_be_absent=True):
+            ranges, refused = self._ranges, False
+            if ranges is not None and ranges.worthwhile:
+                try:
+                    return await ranges.get(key, byte_range)
+                except OtherAnswer as error:
+                    if error.status == 429 or error.status >= 500:  # no time for a second request
+                        raise by_status(error.status)(f"{what}: {error}") from error
+                    refused = True
             answer: Answer = await client.get_object(
                 Bucket=self._bucket, Key=key, Range=f"bytes={byte_range.start}-{byte_range.end - 1}"
             )
             async with answer["Body"] as body:
                 length = range_length(answer, byte_range, what)
-                return whole(await body.read(), length, what)
+                content = whole(await body.read(), length, what)
+            if ranges is not None and refused and length == byte_range.length:
+                ranges.was_needless(key)
+            return content
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         last = start_after
@@ -193,6 +207,10 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
                 # With "Expect: 100-continue" a server that never says so is waited for without
                 # end: no time-out of the HTTP client covers it.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
+                with translated(f"open bucket {self._bucket}"):
+                    self._ranges = await open_range_reads(
+                        self._resources, session, client, self._bucket, self._config
+                    )
                 self._client = client
             return self._client
 

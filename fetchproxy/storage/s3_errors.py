@@ -74,11 +74,11 @@ def client_error(error: boto.ClientError, what: str) -> RemoteStorageError:
     """By the answer's code where that is telling, else by its status."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    kind = _BY_CODE.get(code) or _by_status(status)
+    kind = _BY_CODE.get(code) or by_status(status)
     return kind(f"{what}: {error}")
 
 
-def _by_status(status: int) -> type[RemoteStorageError]:
+def by_status(status: int) -> type[RemoteStorageError]:
     if status == 404:
         return ObjectNotFound
     if status == 416:

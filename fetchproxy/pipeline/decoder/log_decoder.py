@@ -68,7 +68,7 @@ class LogDecoder:
         `borders` (rising positions in the log where a batch begins). Batches of `aborted`
         transactions give no rows; None: all do.
         """
-        data = np.frombuffer(chunk, np.uint8)
+        data = np.frombuffer(memoryview(chunk).toreadonly(), np.uint8)
         data.flags.writeable = False
         at = 0
         while at < len(data):

@@ -15,6 +15,7 @@ from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remote_log.retention.plan import counted_bytes, newest_timestamp_ms
+from fetchproxy.storage.api import Content
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.compression import CompressionType, decompress
 from protocol.errors import WireError
@@ -150,7 +151,7 @@ def spread_evenly(count: int, count_max: int) -> Sequence[int]:
     return sorted({i * (count - 1) // (count_max - 1) for i in range(count_max)})
 
 
-def sample_codecs(data: bytes) -> tuple[CodecFigures, ...]:
+def sample_codecs(data: bytes | bytearray) -> tuple[CodecFigures, ...]:
     """Of the whole batches in `data`. Raises WireError where they are none, or do not unpack."""
     found: list[CodecFigures] = []
     for header in walk(data):
@@ -175,6 +176,6 @@ async def _sampled(
     return add_codecs(found), unreadable
 
 
-async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> bytes:
+async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> Content:
     end = min(SAMPLE_BYTES, max(segment.segment_size_bytes, 1))
     return await rsm.fetch_log_segment(segment, ByteRange(0, end))

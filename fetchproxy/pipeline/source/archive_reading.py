@@ -26,6 +26,7 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartiti
 from fetchproxy.pipeline.source.options import EARLIEST, LATEST, Bound, BoundKind, SourceOptions
 from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, check_no_loss
 from fetchproxy.pipeline.source.store_thread import opened_store, with_retries
+from fetchproxy.storage.api import Content
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.errors import WireError
@@ -251,7 +252,7 @@ async def _first_in_segment(
     return None
 
 
-def _first_in(data: bytes, timestamp_ms: int, from_offset: int) -> int | None:
+def _first_in(data: Content, timestamp_ms: int, from_offset: int) -> int | None:
     for header in walk(data):
         found = first_record_at_or_after(data, header, timestamp_ms, from_offset)
         if found is not None:

@@ -27,6 +27,7 @@ from fetchproxy.pipeline.decoder.log_decoder import LogDecoder
 from fetchproxy.pipeline.source.options import SourceOptions
 from fetchproxy.pipeline.source.planning import ReadTask, SegmentPart
 from fetchproxy.pipeline.source.store_thread import StoreThread
+from fetchproxy.storage.api import Content
 from fetchproxy.storage.layout import SegmentFile
 
 log = structlog.get_logger(__name__)
@@ -56,7 +57,7 @@ class _Range:
     span: IndexSpan
     borders: Sequence[int]
     aborted: AbortedBatches | None
-    data: Future[bytes]
+    data: Future[Content]
 
 
 class _Faults:

@@ -14,6 +14,7 @@ from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment, SegmentSummary
 from fetchproxy.remote_log.verification.txn_history import TxnEvent
+from fetchproxy.storage.api import Content
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.errors import WireError
@@ -89,7 +90,7 @@ async def checked_batches(
 
 async def _range(
     rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, start: int, length: int
-) -> bytes:
+) -> Content:
     try:
         return await rsm.fetch_log_segment(metadata, ByteRange(start, start + length))
     except RangeNotSatisfiable:

@@ -373,7 +373,7 @@ class _SegmentVerifier:
             step = check.take(data, start)
         check.finish()
 
-    async def _range(self, start: int, end: int) -> bytes:
+    async def _range(self, start: int, end: int) -> bytes | bytearray:
         try:
             return await self._rsm.fetch_log_segment(self._metadata, ByteRange(start, end))
         except RangeNotSatisfiable:

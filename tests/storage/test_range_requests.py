@@ -1,0 +1,325 @@
+"""The HTTP client of range reads against servers that keep, cut, drag and stall."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.range_requests import (
+    HEAD_BYTES_MAX,
+    OtherAnswer,
+    RangeRequests,
+    may_be_kept,
+)
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+PART = ByteRange(10, 20)
+RIGHT = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nContent-Range: bytes 10-19/100"
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Serve = Callable[["Served"], Awaitable[None]]
+
+
+class Served:
+    """One connection, with its number; `asked` is what was asked for last."""
+
+    def __init__(self, number: int, stream: Stream) -> None:
+        self.number = number
+        self.reader, self.writer = stream
+        self.asked = ByteRange(0, 1)
+
+    async def request(self) -> bool:
+        """False: the client has gone."""
+        try:
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return False
+        match = re.search(r"\r\nRange: bytes=(\d+)-(\d+)\r\n", head)
+        assert match is not None
+        self.asked = ByteRange(int(match[1]), int(match[2]) + 1)
+        return True
+
+    def head(self, *more: str) -> bytes:
+        start, end = self.asked.start, self.asked.end
+        lines = [f"Content-Range: bytes {start}-{end - 1}/{len(CONTENT)}", *more]
+        lines.append(f"Content-Length: {end - start}")
+        return "\r\n".join(["HTTP/1.1 206 Partial Content", *lines, "", ""]).encode()
+
+    @property
+    def body(self) -> bytes:
+        return CONTENT[self.asked.start : self.asked.end]
+
+
+@asynccontextmanager
+async def serving(serve: Serve) -> AsyncIterator[tuple[str, list[Served]]]:
+    """(URL of the content, the connections so far); each connection is given to `serve`."""
+    connections: list[Served] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def run(served: Served) -> None:
+        try:
+            with suppress(ConnectionError):
+                await serve(served)
+        finally:
+            served.writer.close()
+            with suppress(OSError):
+                await served.writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(Served(len(connections), (reader, writer)))
+        tasks.add(asyncio.create_task(run(connections[-1])))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/b/k%20?sign=1", connections
+    finally:
+        server.close()
+        await server.wait_closed()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def requests(connections_max: int = 4, silence_max_s: float = 30.0) -> RangeRequests:
+    return RangeRequests(connections_max, 10.0, silence_max_s)
+
+
+async def serve_well(served: Served) -> None:
+    while await served.request():
+        served.writer.write(served.head() + served.body)
+
+
+async def test_any_part_over_one_connection() -> None:
+    async with serving(serve_well) as (url, connections), requests() as client:
+        for part in (ByteRange(0, 1), ByteRange(5, len(CONTENT)), ByteRange(0, len(CONTENT))):
+            for _ in range(3):
+                assert await client.get(url, part) == CONTENT[part.start : part.end]
+        assert len(connections) == 1
+
+
+async def test_no_more_connections_than_allowed() -> None:
+    at_once, most = 0, 0
+
+    async def serve(served: Served) -> None:
+        nonlocal at_once, most
+        while await served.request():
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.01)
+            at_once -= 1
+            served.writer.write(served.head() + served.body)
+
+    async with serving(serve) as (url, connections), requests(connections_max=2) as client:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(10):
+                tasks.create_task(client.get(url, PART))
+        assert (len(connections), most) == (2, 2)
+
+
+async def test_a_connection_that_the_server_shut_meanwhile() -> None:
+    """Noticed or not, the next read has a new one; nobody sees an error."""
+
+    async def serve(served: Served) -> None:
+        await served.request()
+        served.writer.write(served.head() + served.body)
+        if served.number % 2:
+            await served.request()  # and shut with the request in hand
+
+    async with serving(serve) as (url, connections), requests() as client:
+        for _ in range(6):
+            assert await client.get(url, PART) == CONTENT[10:20]
+            await asyncio.sleep(0.01)
+        assert len(connections) == 6
+
+
+@pytest.mark.parametrize("header", ["Connection: close", "connection:CLOSE"])
+async def test_a_connection_that_is_not_to_be_kept(header: str) -> None:
+    async def serve(served: Served) -> None:
+        while await served.request():
+            served.writer.write(served.head(header) + served.body)
+
+    async with serving(serve) as (url, connections), requests() as client:
+        for _ in range(3):
+            assert await client.get(url, PART) == CONTENT[10:20]
+        assert len(connections) == 3
+
+
+@pytest.mark.parametrize("sent", [0, 5, None])
+async def test_a_server_that_breaks_off(sent: int | None) -> None:
+    async def serve(served: Served) -> None:
+        await served.request()
+        whole = served.head() + served.body
+        served.writer.write(whole[: sent if sent is not None else -1])
+
+    async with serving(serve) as (url, _), requests() as client:
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await client.get(url, PART)
+
+
+async def test_silence_is_counted_from_the_last_byte() -> None:
+    async def serve(served: Served) -> None:
+        while await served.request():
+            served.writer.write(served.head())
+            for byte in served.body:
+                await asyncio.sleep(0.25)
+                served.writer.write(bytes([byte]))
+
+    async with serving(serve) as (url, _), requests(silence_max_s=2.0) as client:
+        assert await client.get(url, PART) == CONTENT[10:20]  # takes longer, is never silent
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_server_that_falls_silent(begun: bool) -> None:
+    async def serve(served: Served) -> None:
+        await served.request()
+        if begun:
+            served.writer.write(served.head() + served.body[:3])
+        await asyncio.sleep(60)
+
+    async with serving(serve) as (url, connections), requests(silence_max_s=0.1) as client:
+        with pytest.raises(TimeoutError, match="silent"):
+            await client.get(url, PART)
+        assert len(connections) == 1  # not asked again: that is the caller's
+
+
+async def test_nobody_there() -> None:
+    async with serving(serve_well) as (url, _):
+        pass
+    async with requests() as client:
+        with pytest.raises(OSError):  # noqa: PT011 - refused, by whichever family was tried last
+            await client.get(url, PART)
+
+
+async def test_a_read_given_up_leaves_its_place_and_nothing_for_the_next() -> None:
+    """Its bytes, still under way, must not be taken for the next answer's."""
+
+    given_up = asyncio.Event()
+
+    async def serve(served: Served) -> None:
+        while await served.request():
+            served.writer.write(served.head() + served.body[:5])
+            await given_up.wait()
+            served.writer.write(served.body[5:])
+
+    async with serving(serve) as (url, _), requests(connections_max=1) as client:
+        for start in range(10, 40, 10):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await client.get(url, ByteRange(start, start + 10))
+        given_up.set()
+        assert await client.get(url, ByteRange(50, 60)) == CONTENT[50:60]
+
+
+async def test_closing_ends_a_read_with_an_error() -> None:
+    asked = asyncio.Event()
+
+    async def serve(served: Served) -> None:
+        await served.request()
+        asked.set()
+        await asyncio.sleep(60)
+
+    async with serving(serve) as (url, _), asyncio.TaskGroup() as tasks:
+        async with requests() as client:
+            read = tasks.create_task(_raised(client.get(url, PART)))
+            await asked.wait()
+        assert isinstance(await read, ConnectionError)
+
+
+async def _raised(read: Awaitable[object]) -> BaseException | None:
+    try:
+        await read
+    except OSError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("size", [HEAD_BYTES_MAX - 200, HEAD_BYTES_MAX])
+async def test_a_head_of_any_length_is_bounded(size: int) -> None:
+    async def serve(served: Served) -> None:
+        await served.request()
+        served.writer.write(served.head(f"X: {'x' * size}") + served.body)
+        await served.writer.drain()
+        await served.request()
+
+    async with serving(serve) as (url, _), requests() as client:
+        if size < HEAD_BYTES_MAX:
+            assert await client.get(url, PART) == CONTENT[10:20]
+        else:
+            with pytest.raises(OtherAnswer, match="a head of more than"):
+                await client.get(url, PART)
+
+
+@pytest.mark.parametrize("more", [b"y", b"HTTP/1.1 200 OK\r\n\r\n"])
+async def test_more_than_was_asked_for(more: bytes) -> None:
+    async def serve(served: Served) -> None:
+        while await served.request():
+            served.writer.write(served.head() + served.body + more)
+
+    async with serving(serve) as (url, _), requests() as client:
+        with pytest.raises(OtherAnswer, match="more"):
+            await client.get(url, PART)
+
+
+@given(st.lists(st.integers(1, 200), max_size=30))
+def test_an_answer_in_pieces(cuts: list[int]) -> None:
+    async def serve(served: Served) -> None:
+        while await served.request():
+            whole, at = served.head() + served.body, 0
+            for cut in cuts:
+                served.writer.write(whole[at : at + cut])
+                await served.writer.drain()
+                await asyncio.sleep(0)
+                at += cut
+            served.writer.write(whole[at:])
+
+    async def main() -> None:
+        async with serving(serve) as (url, _), requests() as client:
+            for part in (ByteRange(3, 1000), PART):
+                assert await client.get(url, part) == CONTENT[part.start : part.end]
+
+    asyncio.run(main())
+
+
+def test_a_head_that_is_right() -> None:
+    assert may_be_kept(RIGHT, PART)
+    assert may_be_kept(RIGHT.replace(b"/100", b"/*").replace(b"C", b"c"), PART)
+    assert not may_be_kept(RIGHT + b"\r\nConnection: close", PART)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        RIGHT.replace(b"206", b"200"),
+        RIGHT.replace(b"206", b"503"),
+        RIGHT.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        RIGHT.replace(b"Length: 10", b"Length: 9"),
+        RIGHT.replace(b"Length: 10", b"Length: 010"),
+        RIGHT.replace(b"10-19", b"10-18"),
+        RIGHT.replace(b"10-19", b"11-19"),
+        RIGHT.replace(b"bytes 10", b"chars 10"),
+        RIGHT.replace(b"Content-Range", b"X-Range"),
+        RIGHT.replace(b"Content-Length", b"X-Length"),
+        RIGHT + b"\r\nContent-Length: 10",
+        RIGHT + b"\r\nTransfer-Encoding: chunked",
+        RIGHT + b"\r\ncontent-encoding: gzip",
+        b"SSH-2.0-OpenSSH_9.2",
+        b"",
+    ],
+)
+def test_a_head_that_is_not(head: bytes) -> None:
+    with pytest.raises(OtherAnswer):
+        may_be_kept(head, PART)
+
+
+def test_what_status_it_had_instead() -> None:
+    with pytest.raises(OtherAnswer) as caught:
+        may_be_kept(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0", PART)
+    assert caught.value.status == 503

@@ -1,0 +1,174 @@
+"""When ranges are read past the S3 client, and when it is asked after all."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from certificates import Authority
+
+from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.s3 import S3ObjectStore
+from fetchproxy.storage.s3_range_reads import NEEDLESS_MAX
+
+CONTENT = b"0123456789" * 100
+PART = ByteRange(10, 20)
+DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>m</Message></Error>"
+ABSENT = b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>m</Message></Error>"
+
+Answer = Callable[[str], bytes]  # from the request's head
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def signed_url(head: str) -> bool:
+    return "X-Amz-Signature=" in head.split("\r\n", 1)[0]
+
+
+def http(status: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def part(head: str) -> bytes:
+    match = re.search(r"(?i)\r\nrange: bytes=(\d+)-(\d+)\r\n", head)
+    assert match is not None
+    first, last = int(match[1]), int(match[2])
+    content_range = f"Content-Range: bytes {first}-{last}/{len(CONTENT)}"
+    return http("206 Partial Content", CONTENT[first : last + 1], content_range)
+
+
+@asynccontextmanager
+async def store(
+    answer: Answer, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[S3ObjectStore, list[bool]]]:
+    """(a store at a server with these answers, whether each request had a signed URL)."""
+    asked: list[bool] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                    asked.append(signed_url(head))
+                    writer.write(answer(head))
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.create_task(serve(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+    url = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        async with S3ObjectStore("bucket", endpoint_url=url, region="us-east-1") as opened:
+            yield opened, asked
+    finally:
+        server.close()
+        await server.wait_closed()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_range_takes_one_request_with_a_signed_url() -> None:
+    async with store(part) as (s3, asked):
+        for _ in range(3):
+            assert await s3.get_range("k", PART) == b"0123456789"
+        assert asked == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ("503 Slow Down", StorageThrottled),
+        ("429 Too Many Requests", StorageThrottled),
+        ("500 Internal Server Error", StorageUnavailable),
+    ],
+)
+async def test_a_store_in_trouble_is_not_asked_twice(status: str, error: type[Exception]) -> None:
+    async with store(lambda _: http(status, b"")) as (s3, asked):
+        with pytest.raises(error):
+            await s3.get_range("k", PART)
+        assert asked == [True]
+
+
+async def test_what_an_answer_means_is_for_the_client_to_say() -> None:
+    async with store(lambda _: http("404 Not Found", ABSENT)) as (s3, asked):
+        for _ in range(NEEDLESS_MAX + 1):
+            with pytest.raises(ObjectNotFound):
+                await s3.get_range("k", PART)
+        assert asked == [True, False] * (NEEDLESS_MAX + 1)  # nothing speaks against signed URLs
+
+
+async def test_a_store_that_takes_no_signed_urls_is_soon_not_asked_with_them() -> None:
+    def answer(head: str) -> bytes:
+        return http("403 Forbidden", DENIED) if signed_url(head) else part(head)
+
+    async with store(answer) as (s3, asked):
+        for _ in range(NEEDLESS_MAX + 3):
+            assert await s3.get_range("k", PART) == b"0123456789"
+        assert asked == [True, False] * NEEDLESS_MAX + [False] * 3
+
+
+async def test_an_address_that_was_refused_once_is_made_anew() -> None:
+    addresses: list[str] = []
+
+    def answer(head: str) -> bytes:
+        if not signed_url(head):
+            return part(head)
+        addresses.append(head.split(" ")[1])
+        return http("403 Forbidden", DENIED) if len(addresses) == 1 else part(head)
+
+    async with store(answer) as (s3, _):
+        await s3.get_range("k", PART)
+        await asyncio.sleep(1.1)  # signatures have seconds
+        for _ in range(2):
+            await s3.get_range("k", PART)
+    assert len(set(addresses)) == 2
+    assert addresses[1] == addresses[2]
+
+
+async def test_what_goes_through_an_http_proxy_is_the_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with store(part) as (_, asked):
+        pass
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    async with store(part) as (s3, asked):
+        with pytest.raises(StorageUnavailable):
+            await s3.get_range("k", PART)  # nobody is at that proxy
+        assert asked == []
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_by_tls_only_from_whom_the_bundle_trusts(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, other = Authority(tmp_path / "a"), Authority(tmp_path / "b")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(ours.issue("s3"))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str((ours if trusted else other).file))
+    async with store(part, tls) as (s3, asked):
+        if trusted:
+            assert await s3.get_range("k", PART) == b"0123456789"
+            assert asked == [True]
+        else:
+            with pytest.raises(StorageUnavailable, match=r"(?i)certificate"):
+                await s3.get_range("k", PART)
+            assert asked == []
