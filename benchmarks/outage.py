@@ -182,6 +182,8 @@ class Bench:
             self.measured.replayed_mb_per_s.append(_mb_per_s(before, after))
             longest_s = proxy.metric("fetchproxy_event_loop_longest_seconds")
             self.measured.longest_turns_ms.append(longest_s * 1000)
+            cpu_s = proxy.metric("fetchproxy_event_loop_cpu_longest_seconds")
+            self.measured.cpu_longest_turns_ms.append(cpu_s * 1000)
         return percentile(found[FETCHPROXY], 99)
 
     @contextmanager

@@ -34,12 +34,14 @@ class Recovery:
 class Measured:
     """`latencies_ms` by phase, an entry a round; `recoveries` by what the store was.
 
-    `longest_turns_ms`: of the proxy's event loop, as it was told when 16 consumers had replayed.
+    `longest_turns_ms`: of the proxy's event loop, as it was told when 16 consumers had replayed;
+    `cpu_longest_turns_ms`: the most CPU time one of them took.
     """
 
     latencies_ms: dict[str, list[Latencies]] = field(default_factory=dict)
     replayed_mb_per_s: list[float] = field(default_factory=list)
     longest_turns_ms: list[float] = field(default_factory=list)
+    cpu_longest_turns_ms: list[float] = field(default_factory=list)
     recoveries: dict[str, Recovery] = field(default_factory=dict)
     corrupt_chunks: float = 0
     checked: int = 0  # records of the archive, during the faults and after them
@@ -64,6 +66,8 @@ def rows_of(measured: Measured) -> list[Row]:
     rows.append(row("the 16 consumers replay", "MB/s", measured.replayed_mb_per_s))
     longest = "longest turn of the proxy's event loop, within a minute"
     rows.append(row(longest, "ms", measured.longest_turns_ms))
+    longest = "most CPU time of the proxy in a turn of its event loop, within a minute"
+    rows.append(row(longest, "ms", measured.cpu_longest_turns_ms))
     for phase in measured.latencies_ms:
         for percent in (50, 99):
             for way in (DIRECT, FETCHPROXY):

@@ -49,7 +49,7 @@ def run(work: Coroutine[None, None, T]) -> T | None:
     """The result of `work`, or None after a signal: `work` is then cancelled, to close in order."""
 
     def new_loop() -> TimedEventLoop:
-        return TimedEventLoop(time.perf_counter)
+        return TimedEventLoop(time.perf_counter, time.thread_time)
 
     with users_errors(), asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_until_signal(work))

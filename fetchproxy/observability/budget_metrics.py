@@ -47,6 +47,11 @@ EVENT_LOOP_HELD_SECONDS = Histogram(
 EVENT_LOOP_LONGEST_SECONDS = gauge(
     "fetchproxy_event_loop_longest_seconds", "The longest turn of the event loop in the last minute"
 )
+EVENT_LOOP_CPU_SECONDS = gauge(
+    "fetchproxy_event_loop_cpu_longest_seconds",
+    "The most CPU time that a turn of the event loop took in the last minute, of turns of 1 ms or "
+    "more: its own work, without what other processes and threads had meanwhile",
+)
 EVENT_LOOP_BUSY_SECONDS = counter(
     "fetchproxy_event_loop_busy_seconds",
     "Seconds that the event loop has run something; 1 a second is a core that is full",

@@ -21,6 +21,7 @@ from fetchproxy.observability.budget_metrics import CLIENT_THROTTLES as CLIENT_T
 from fetchproxy.observability.budget_metrics import (
     EVENT_LOOP_BUSY_SECONDS as EVENT_LOOP_BUSY_SECONDS,
 )
+from fetchproxy.observability.budget_metrics import EVENT_LOOP_CPU_SECONDS as EVENT_LOOP_CPU_SECONDS
 from fetchproxy.observability.budget_metrics import (
     EVENT_LOOP_HELD_SECONDS as EVENT_LOOP_HELD_SECONDS,
 )

@@ -28,12 +28,13 @@ def value(name: str, **labels: str) -> float:
 
 
 def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
-    clock = SteppedClock()
+    clock, cpu_clock = SteppedClock(), SteppedClock()
 
     def busy(seconds: float) -> None:
         clock.now += seconds
+        cpu_clock.now += seconds / 5  # others have the core four fifths of the time
 
-    async def main() -> tuple[int, float, float]:
+    async def main() -> tuple[int, float, float, float]:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, TimedEventLoop)
         await asyncio.sleep(0)
@@ -44,15 +45,17 @@ def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
         await asyncio.sleep(0)
         clock.now += 0.1
         await asyncio.sleep(0)
-        return loop.times.turns - before, loop.times.busy_s, loop.times.longest_s
+        times = loop.times
+        return times.turns - before, times.busy_s, times.longest_s, times.cpu_longest_s
 
     held = value("fetchproxy_event_loop_held_seconds_count")
     in_bucket = value("fetchproxy_event_loop_held_seconds_bucket", le="0.25")
-    with asyncio.Runner(loop_factory=lambda: TimedEventLoop(clock)) as runner:
-        turns, busy_s, longest_s = runner.run(main())
+    with asyncio.Runner(loop_factory=lambda: TimedEventLoop(clock, cpu_clock)) as runner:
+        turns, busy_s, longest_s, cpu_longest_s = runner.run(main())
     assert turns >= 3
     assert busy_s == pytest.approx(0.85)
     assert longest_s == pytest.approx(0.75)
+    assert cpu_longest_s == pytest.approx(0.15)
     assert value("fetchproxy_event_loop_held_seconds_count") - held == 2
     assert value("fetchproxy_event_loop_held_seconds_bucket", le="0.25") - in_bucket == 1
 
@@ -63,14 +66,16 @@ def test_the_longest_is_that_of_the_last_minute() -> None:
         value("fetchproxy_event_loop_turns_total"),
         value("fetchproxy_event_loop_busy_seconds_total"),
     )
-    times.add(0.125)
+    times.add(0.125, 0.0625)
     times.publish()
     for _ in range(round(LONGEST_WITHIN_S / PUBLISH_INTERVAL_S) - 1):
         times.add(0.0005)
         times.publish()
         assert value("fetchproxy_event_loop_longest_seconds") == 0.125
+        assert value("fetchproxy_event_loop_cpu_longest_seconds") == 0.0625
     times.publish()
     assert value("fetchproxy_event_loop_longest_seconds") == 0.0005
+    assert value("fetchproxy_event_loop_cpu_longest_seconds") == 0
     assert value("fetchproxy_event_loop_turns_total") - turns == times.turns == 60
     spent = value("fetchproxy_event_loop_busy_seconds_total") - busy
     assert spent == pytest.approx(times.busy_s)

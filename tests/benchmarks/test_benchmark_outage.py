@@ -198,7 +198,11 @@ def test_replayers_go_round_and_stop_at_a_wrong_record() -> None:
 # -- the figures ---------------------------------------------------------------------------------
 def measured(calm: list[float], hanging: list[float], replaying: list[float]) -> Measured:
     """One sample a round, so that its p99 is itself; the direct way is always 1 ms."""
-    found = Measured(replayed_mb_per_s=[50.0] * len(calm), longest_turns_ms=[3.0] * len(calm))
+    found = Measured(
+        replayed_mb_per_s=[50.0] * len(calm),
+        longest_turns_ms=[3.0] * len(calm),
+        cpu_longest_turns_ms=[2.0] * len(calm),
+    )
     for phase, values in ((CALM, calm), (HANGING, hanging), (REPLAYING, replaying)):
         for value in values:
             found.add(phase, {DIRECT: [1.0], FETCHPROXY: [value]})
