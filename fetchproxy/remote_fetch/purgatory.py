@@ -37,7 +37,6 @@ from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
 from fetchproxy.remote_fetch.disk_cache import DiskCache
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool
 from fetchproxy.remote_fetch.hedged_reads import HedgedReads
-from fetchproxy.remote_fetch.loop_turns import LoopTurns
 from fetchproxy.remote_fetch.pending_reads import PendingRead, PendingReads
 from fetchproxy.remote_fetch.read_ahead_loads import ReadAheadLoads
 from fetchproxy.remote_fetch.segment_loads import SegmentLoads
@@ -98,7 +97,6 @@ class RemoteFetchPurgatory:
         self._local_indexes = local_indexes
         self._unasked_max_s = config.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
-        self.turns = LoopTurns()  # for those who answer from it
         self._health = StoreHealthTracker()
         self._memory = ArchiveMemory(config)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config)

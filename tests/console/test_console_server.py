@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections import Counter as Counts
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
 
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from sample_status import STATUS, STATUS_IN_OUTAGE
 
 from fetchproxy.config.sections import ConsoleConfig
 from fetchproxy.console.guard import SECURITY_HEADERS
-from fetchproxy.console.server import ConsoleServer
+from fetchproxy.console.server import METRICS_A_STEP, ConsoleServer
 from fetchproxy.console.status import Status
 from fetchproxy.errors import ConfigError
 
@@ -87,6 +91,48 @@ async def test_metrics_in_the_text_format(http: aiohttp.ClientSession) -> None:
     async with http.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         assert (await answer.text()).endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
+@pytest.mark.parametrize("count", [0, METRICS_A_STEP - 1, METRICS_A_STEP, 5 * METRICS_A_STEP + 1])
+async def test_metrics_are_made_in_steps_and_are_the_same(
+    accept: str, count: int, source: Source
+) -> None:
+    registry = CollectorRegistry()
+    looked_at: list[int] = []  # in which turn of the loop
+
+    class Numbered(Collector):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def collect(self) -> Iterator[Metric]:
+            looked_at.append(turns)
+            yield CounterMetricFamily(f"things_{self.number}", "Some", value=self.number)
+
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    for number in range(count):
+        registry.register(Numbered(number))
+    encode, _ = choose_encoder(accept)
+    config = ConsoleConfig(listen="127.0.0.1:0")
+    async with (
+        ConsoleServer(config, source, registry) as console,
+        aiohttp.ClientSession(f"http://{console.address}") as session,
+    ):
+        looked_at.clear()
+        async with session.get("/metrics", headers={"Accept": accept}) as answer:
+            found = await answer.read()
+        if count:
+            assert max(Counts(looked_at).values()) <= METRICS_A_STEP
+        assert found == encode(registry)
+    counting.cancel()
 
 
 async def test_status_is_the_sources_status(http: aiohttp.ClientSession) -> None:

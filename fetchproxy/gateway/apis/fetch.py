@@ -202,7 +202,6 @@ class FetchHandler:
         alone = len(split.withheld) >= len(asked)
         if alone:
             await self._parts.answers.wait_for_room(deadline)
-            await self._parts.purgatory.turns.next()
         side = RemoteSide(self._parts, request, offsets, client, self._pace.owed_s(client))
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             deadline = clock() if alone else min(deadline, clock() + side.owed_s)
