@@ -29,6 +29,9 @@ STREAMS_MAX = 10_000
 PARTITIONS_MAX = 10_000
 # A full credit, in windows of the largest size; debts are remembered up to as much.
 CREDIT_WINDOWS = 2
+# A window grows up to this where its reader has other partitions to read meanwhile: they share the
+# line and the memory, and are asked for by one client that takes no more than all of them give.
+BESIDE_OTHERS_MAX = 4
 # What each chunk that is read adds to the credit, beside what had been paid for it.
 EARNED_PER_CHUNK = 0.25
 
@@ -99,15 +102,19 @@ class ReadAhead:
         chunk: Hashable,
         chunks: int = 1,
         waited: bool = False,
+        waited_beside: bool = False,
     ) -> int:
         """A read of `offsets` (from, up to: exclusive) was served, see `advance`.
 
+        `waited_beside`: it was asked for and not there, but its reader had others meanwhile.
         Returns how many chunks after `chunk` should be on their way; 0: nothing new to plan.
         """
         if not self._chunks_max:
             return 0
         log, partition = tip.topic_id.int, tip.partition
         stream = self._streams.get((log, partition, offsets[0]))
+        if waited_beside and stream is not None:
+            waited = waited or stream.window < BESIDE_OTHERS_MAX
         credit = self._credits.get((log, partition), float(CREDIT_WINDOWS * self._chunks_max))
         step = advance(stream, chunk, chunks, waited, credit, self._chunks_max)
         self._streams[log, partition, offsets[1]] = step.stream

@@ -42,8 +42,9 @@ class ReadAheadLoads:
         place = served.place
         offsets = (request.fetch_offset, served.next_offset)
         awaited = [chunk.take_awaited() for chunk in served.chunks]
-        waited = waited or any(awaited)
-        count = self._streams.served(request.tip, offsets, place.key, len(served.chunks), waited)
+        count = self._streams.served(
+            request.tip, offsets, place.key, len(served.chunks), waited, any(awaited)
+        )
         if not count:
             return
         needs = self._reader.following(place, count, request.isolation, now)

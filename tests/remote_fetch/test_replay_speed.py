@@ -15,6 +15,7 @@ from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.model import IsolationLevel
 from fetchproxy.remote_fetch.api import CompletionReason
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.remote_fetch.read_ahead import BESIDE_OTHERS_MAX
 
 ROUND_TRIP_S = 0.05
 FAR = Faults(latency_s_min=ROUND_TRIP_S, latency_s_max=ROUND_TRIP_S)
@@ -98,7 +99,7 @@ def test_a_reader_whose_fetches_others_answer_gets_its_window_too() -> None:
                     offset += CHUNK_OFFSETS
                     at.append(now())
                 await asyncio.sleep(0.001)
-            assert at[-1] - at[10] <= 100 / IN_FLIGHT * ROUND_TRIP_S / 0.85
+            assert at[-1] - at[10] <= 100 / BESIDE_OTHERS_MAX * ROUND_TRIP_S / 0.85
 
     run_virtual(main)
 

@@ -66,7 +66,7 @@ class Running:
             start_new_session=True,
         )
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], object]) -> None:
         ends_at = time.monotonic() + ENDS_S
         while not condition():
             assert self._process.poll() is None, f"it has ended: {self.error()}"
@@ -81,11 +81,14 @@ class Running:
             time.sleep(0.02)
         self._process.wait(ENDS_S)
 
+    def workers(self) -> list[int]:
+        """Processes that do the work of tasks."""
+        every = of_session(self._process.pid)
+        return [pid for pid in every if "pyspark.daemon" in command_of(pid)]
+
     def kill_workers(self) -> int:
         """SIGKILL to the Python workers alone; how many there were."""
-        every = of_session(self._process.pid)
-        workers = [pid for pid in every if "pyspark.daemon" in command_of(pid)]
-        return sum(send(pid, signal.SIGKILL) for pid in workers)
+        return sum(send(pid, signal.SIGKILL) for pid in self.workers())
 
     def ended(self) -> int:
         """Its exit code, once it has one."""

@@ -1,0 +1,162 @@
+"""Jobs killed in the middle, driver, JVM and workers, and run again: they end as a clean run does.
+
+Backfill and merge stand in `test_spark_jobs`, archive in `test_spark_kafka`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from spark_commands import environment, pipeline, running, small_segments
+from stored_archives import config_at
+from written_archive import WrittenArchive
+
+from fetchproxy.config.load import Setting, load_config
+from fetchproxy.pipeline.jobs.opened_archive import in_loop, stored_partitions
+from fetchproxy.pipeline.jobs.restore import grouped, restore_group
+from fetchproxy.storage.layout import SegmentFile
+from lab.kafka import KafkaServer
+
+pytestmark = pytest.mark.slow
+
+SEGMENTS = 300  # of each of two partitions
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spark(find_part: Callable[[str, Callable[[], dict[str, str]]], dict[str, str]]) -> None:
+    find_part("spark", environment)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> WrittenArchive:
+    return small_segments(tmp_path_factory.mktemp("made") / "archive", segments=SEGMENTS)
+
+
+@pytest.fixture
+def archive(made: WrittenArchive, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made.folder, tmp_path / "archive"))
+
+
+def objects(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+def test_a_reindex_that_is_killed_ends_as_a_clean_one(
+    made: WrittenArchive, archive: Path, tmp_path: Path
+) -> None:
+    indexes = [
+        made.path(segment, SegmentFile.INDEX).relative_to(made.folder) for segment in made.segments
+    ]
+    for index in indexes:
+        (archive / index).unlink()
+    clean = Path(shutil.copytree(archive, tmp_path / "clean"))
+
+    def reindex(folder: Path) -> tuple[str, ...]:
+        spool = ("--set", f"archive.spool_dir={tmp_path / 'spool'}")
+        return ("reindex", "--store", folder.as_uri(), *spool)
+
+    done = pipeline(*reindex(clean))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(".index: derived from the log") == len(indexes)
+    with running(*reindex(archive)) as job:
+        job.wait_until(lambda: sum((archive / index).exists() for index in indexes) > 1)
+        job.kill()
+    left = sum(not (archive / index).exists() for index in indexes)
+    assert 0 < left < len(indexes)
+    done = pipeline(*reindex(archive))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(".index: derived from the log") == left
+    assert objects(archive) == objects(clean)
+    assert pipeline("verify", "--store", archive.as_uri()).returncode == 0
+
+
+def test_a_verify_and_a_report_that_are_killed_change_nothing(
+    made: WrittenArchive, archive: Path, tmp_path: Path
+) -> None:
+    (archive / made.path(made.segments[7], SegmentFile.INDEX).relative_to(made.folder)).unlink()
+    before = objects(archive)
+    store = ("--store", archive.as_uri())
+
+    def report(out: Path) -> tuple[str, ...]:
+        return ("report", *store, "--out", str(out))
+
+    clean, killed = tmp_path / "clean", tmp_path / "killed"
+    verified = pipeline("verify", *store)
+    assert verified.returncode == 1
+    assert pipeline(*report(clean)).returncode == 0
+    with running("verify", *store) as job:
+        job.wait_until(job.workers)
+        job.kill()
+    with running(*report(killed)) as job:
+        job.wait_until(killed.exists)
+        job.kill()
+    assert pipeline("verify", *store).stdout == verified.stdout
+    assert pipeline(*report(killed)).returncode == 0
+    assert rows(killed) == rows(clean)
+    assert (killed / "report.html").exists()
+    assert objects(archive) == before
+
+
+def rows(out: Path) -> list[tuple[object, ...]]:
+    """What does not depend on when it was looked at."""
+    columns = ("topic", "partition", "segments", "records", "size_bytes", "log_end_offset")
+    found = ds.dataset(out / "partitions", format="parquet").to_table()
+    return sorted(zip(*(found.column(name).to_pylist() for name in columns), strict=True))
+
+
+@pytest.mark.kafka
+def test_a_restore_that_is_killed_ends_as_a_clean_one(
+    kafka_server: KafkaServer, archive: Path, create_topic: Callable[..., str]
+) -> None:
+    """The metadata topic then has each segment, and a further run finds nothing to add."""
+    topic = f"__{create_topic(1)}"
+    settings = {
+        "metadata.manager": "topic",
+        "metadata.topic_name": topic,
+        "metadata.topic_partitions": "2",
+        "metadata.topic_replication_factor": "1",
+    }
+    more = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    job = ("restore", "--store", archive.as_uri(), "--bootstrap", kafka_server.bootstrap, *more)
+    with running(*job) as killed:
+        killed.wait_until(lambda: events(kafka_server, topic) > 10)
+        killed.kill()
+    assert events(kafka_server, topic) < 2 * SEGMENTS
+    assert 0 < missing(kafka_server, archive, settings) < 2 * SEGMENTS
+    done = pipeline(*job)
+    assert done.returncode == 0, done.stderr
+    assert missing(kafka_server, archive, settings) == 0
+
+
+def events(kafka: KafkaServer, topic: str) -> int:
+    """0 also where the topic is not there."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "events"})
+    try:
+        known = consumer.list_topics(timeout=30.0).topics
+        if topic not in known:
+            return 0
+        return sum(
+            consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30.0)[1]
+            for partition in known[topic].partitions
+        )
+    finally:
+        consumer.close()
+
+
+def missing(kafka: KafkaServer, archive: Path, settings: dict[str, str]) -> int:
+    """Segments that a restore would still add, by a dry run."""
+    keys = {
+        "store.url": archive.as_uri(),
+        "cluster.bootstrap": kafka.bootstrap,
+        **settings,
+    }
+    config = load_config(None, {}, [Setting(key, value, "test") for key, value in keys.items()])
+    tips = in_loop(stored_partitions(config_at(archive.as_uri()), None))
+    groups = grouped(tips, config.metadata.topic_partitions)
+    dry = [restore_group(config, True, True, group) for group in groups]
+    return sum(p.restored for group in dry for p in group.partitions)
