@@ -6,7 +6,9 @@ exactly where an earlier one ended continues it; any other read is a seek and st
 
 A stream's window is one chunk from its second read on, and doubles each time its reader had to wait
 for a chunk: a replay from a distant store soon has enough range reads in flight to fill the
-line, one from a fast store reads no more into memory than it needs. Chunks that were planned and
+line, one from a fast store reads no more into memory than it needs. A reader of several partitions
+whose fetch another one answers did not wait, but the chunk that it asked for came late all the
+same: that doubles the window, too, up to a few chunks. Chunks that were planned and
 never read are the price, and are paid from the partition's *credit*, which a chunk that is read
 gives back: where readers jump about the credit is used up, and a window is then at most half of
 what its stream has already read in sequence. So of all chunks of a partition the ones read in vain
