@@ -47,15 +47,19 @@ class S3RangeReads:
 
     async def get(self, key: str, byte_range: ByteRange) -> bytearray:
         """Raises OtherAnswer; OSError and the client's errors where it cannot be asked."""
-        url = self._urls.get(key)
+        content = await self._requests.get(await self.signed_url(key), byte_range)
+        self._needless = 0
+        return content
+
+    async def signed_url(self, key: str) -> str:
+        """Raises the client's errors."""
+        url: str | None = self._urls.get(key)
         if url is None:
             url = await self._client.generate_presigned_url(
                 "get_object", {"Bucket": self._bucket, "Key": key}, ExpiresIn=_URL_VALID_S
             )
             self._urls[key] = url
-        content = await self._requests.get(url, byte_range)
-        self._needless = 0
-        return content
+        return url
 
     def was_needless(self, key: str) -> None:
         """After OtherAnswer: the client's own request had the very part."""
@@ -72,8 +76,10 @@ async def open_range_reads(
     endpoint = client.meta.endpoint_url
     if get_environ_proxies(endpoint):
         return None
-    # Else botocore signs URLs with version 2, which newer buckets refuse.
+    # Else botocore signs URLs with version 2, which newer buckets refuse, and for the endpoint of
+    # all regions, which a network may have no way to.
     client.meta.events.register_first("choose-signer.s3.GetObject", _version_4)
+    client.meta.events.register_first("before-endpoint-resolution.s3", _regional)
     tls = None
     if endpoint.startswith("https:"):
         bundle = get_cert_path(session.get_config_variable("ca_bundle") or True)
@@ -82,6 +88,10 @@ async def open_range_reads(
         config.connections_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
     )
     return S3RangeReads(client, bucket, await resources.enter_async_context(requests))
+
+
+def _regional(context: dict[str, Any], **_: Any) -> None:
+    context["use_global_endpoint"] = False
 
 
 def _version_4(signature_version: str, **_: Any) -> str | None:

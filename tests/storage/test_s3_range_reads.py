@@ -6,16 +6,19 @@ import asyncio
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from aiobotocore.session import get_session
+from botocore.awsrequest import AWSPreparedRequest
 from certificates import Authority
 
+from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.s3 import S3ObjectStore
-from fetchproxy.storage.s3_range_reads import NEEDLESS_MAX
+from fetchproxy.storage.s3_range_reads import NEEDLESS_MAX, open_range_reads
 
 CONTENT = b"0123456789" * 100
 PART = ByteRange(10, 20)
@@ -142,6 +145,30 @@ async def test_an_address_that_was_refused_once_is_made_anew() -> None:
             await s3.get_range("k", PART)
     assert len(set(addresses)) == 2
     assert addresses[1] == addresses[2]
+
+
+@pytest.mark.parametrize("region", ["eu-central-1", "us-east-1", "cn-north-1"])
+@pytest.mark.parametrize("bucket", ["plain", "with.dots"])
+async def test_a_signed_url_is_of_the_host_that_the_client_asks(region: str, bucket: str) -> None:
+    asked: list[str] = []
+
+    def no_request(request: AWSPreparedRequest, **_: object) -> None:
+        asked.append(request.url)
+        raise ConnectionError
+
+    async with AsyncExitStack() as resources:
+        session = get_session()
+        client = await resources.enter_async_context(
+            session.create_client("s3", region_name=region)
+        )
+        ranges = await open_range_reads(resources, session, client, bucket, StoreConfig())
+        assert ranges is not None
+        url = await ranges.signed_url("t/0/k")
+        client.meta.events.register("before-send.s3", no_request)
+        with pytest.raises(ConnectionError):
+            await client.get_object(Bucket=bucket, Key="t/0/k")
+    assert url.partition("?")[0] == asked[0]
+    assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in url
 
 
 async def test_what_goes_through_an_http_proxy_is_the_clients(
