@@ -162,12 +162,15 @@ class _Connection:
         try:
             fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             while count := os.splice(self._store.fileno(), sink, _PIPE_BYTES):
+                # Before it leaves: who has all of it may ask at once what has passed.
+                with self._lock:
+                    self._ended = time.monotonic()
+                    self._size += count
                 left = count
                 while left:
                     left -= os.splice(source, self._client.fileno(), left)
                 with self._lock:
                     self._ended = time.monotonic()
-                    self._size += count
         finally:
             os.close(source)
             os.close(sink)
