@@ -1,6 +1,7 @@
 """Jobs killed in the middle, driver, JVM and workers, and run again: they end as a clean run does.
 
-Backfill and merge stand in `test_spark_jobs`, archive in `test_spark_kafka`.
+Backfill and merge stand in `test_spark_jobs`. The job `archive` is not killed here: its copier is
+the archiver's own, which is killed in tests/remote_log.
 """
 
 from __future__ import annotations
