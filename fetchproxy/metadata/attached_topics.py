@@ -96,9 +96,9 @@ class AttachedObjectStore(ObjectStore):
         self._check_own(key)
         await self._own.put(key, content)
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         self._check_own(key)
-        await self._own.put_file(key, path)
+        await self._own.put_file(key, path, settled=settled)
 
     async def delete(self, key: str) -> None:
         self._check_own(key)

@@ -225,6 +225,7 @@ class SegmentCopier:
             offset_index=segment.kafka_files.offset_index,
             time_index=segment.kafka_files.time_index,
             producer_snapshot=segment.kafka_files.producer_snapshot,
+            log_settled=segment.log_settled,
         )
 
     @staticmethod

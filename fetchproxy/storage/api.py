@@ -42,8 +42,12 @@ class ObjectStore(ABC):
         """Create or replace atomically: a reader sees the old or the new content, whole."""
 
     @abstractmethod
-    async def put_file(self, key: str, path: Path) -> None:
-        """As `put`, from a local file, in memory bounded by the backend's part size."""
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        """As `put`, from a local file, in memory bounded by the backend's part size.
+
+        `settled`: nobody will ever write to that file again, so a store on the same file system
+        may take it itself (a hard link); the caller may remove its name as soon as it likes.
+        """
 
     @abstractmethod
     async def get(self, key: str) -> bytes:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EACCES, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -84,7 +85,7 @@ class FileTree:
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
             self.check_present()
-            temporary, fd = self._create_temporary(target.parent)
+            temporary, fd = self._create_temporary(target.parent, _new_file)
             try:
                 with open(fd, "wb", buffering=0) as file:
                     for part in parts:
@@ -97,7 +98,29 @@ class FileTree:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
-            _sync_folder(target.parent)
+            _sync(target.parent)
+
+    def link(self, key: str, path: Path, commit: Commit) -> bool:
+        """The file at `path` becomes the object itself: not a byte is copied.
+
+        False, and nothing has happened: it cannot, as a rule because that is another file system.
+        Raises Abandoned, leaving nothing.
+        """
+        target = self._root / key
+        with self._translated(key, absent=StorageUnavailable):
+            self.check_present()
+            try:
+                _sync(path)
+                temporary, _ = self._create_temporary(target.parent, partial(os.link, path))
+            except OSError:
+                return False  # if anything is wrong, the copy tells
+            try:
+                commit.claim()
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)  # a second name of `target` stays in a rename
+            _sync(target.parent)
+            return True
 
     def get(self, key: str) -> bytes:
         with self._translated(key), self._opened(key) as (fd, size):
@@ -186,10 +209,10 @@ class FileTree:
                 raise StorageUnavailable(f"cannot make {self._root}: {error}") from error
             self._create = False
 
-    def _create_temporary(self, folder: Path) -> tuple[Path, int]:
+    def _create_temporary(self, folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
         for _ in range(_FOLDER_RACES_MAX):
             try:
-                return _new_file(folder)
+                return _new_name(folder, make)
             except FileNotFoundError:
                 self._make_folders(folder)
         raise StorageUnavailable(f"{folder} is removed again and again")
@@ -206,7 +229,7 @@ class FileTree:
             except FileNotFoundError:  # removed by a delete just now, or the root is away
                 self.check_present()
                 return
-            _sync_folder(parent)
+            _sync(parent)
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
@@ -309,14 +332,18 @@ def _scan(folder: Path) -> list[tuple[str, bool]]:
         return [(e.name, e.is_dir()) for e in entries if OWN_MARK not in e.name]
 
 
-def _new_file(folder: Path) -> tuple[Path, int]:
+def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
     """A new file of a name of its own; processes on other hosts may write to the same folder."""
     while True:
         path = folder / f"{TEMPORARY_START}{os.getpid()}-{next(_NUMBERS)}"
         try:
-            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            return path, make(path)
         except FileExistsError:
             continue
+
+
+def _new_file(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def _write_all(fd: int, content: bytes) -> None:
@@ -336,9 +363,9 @@ def _read_exactly(fd: int, start: int, end: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _sync_folder(folder: Path) -> None:
-    """A new name is on disk only once its folder is."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: Path) -> None:
+    """To disk: the content of a file, the names in a folder (a new one is there only then)."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

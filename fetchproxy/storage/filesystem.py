@@ -7,7 +7,7 @@ them, never the event loop. What happens on those threads is `file_tree`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -57,10 +57,12 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
         await self.close()
 
     async def put(self, key: str, content: bytes) -> None:
-        await self._put(key, (content,))
+        await self._put(key, partial(self._tree.put, key, (content,)))
 
-    async def put_file(self, key: str, path: Path) -> None:
-        await self._put(key, read_parts(path, self._part_bytes))
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        if not (settled and await self._put(key, partial(self._tree.link, key, path))):
+            parts = read_parts(path, self._part_bytes)
+            await self._put(key, partial(self._tree.put, key, parts))
 
     async def get(self, key: str) -> bytes:
         return await self._run(partial(self._tree.get, check_key(key)))
@@ -87,11 +89,11 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _put(self, key: str, parts: Iterable[bytes]) -> None:
+    async def _put(self, key: str, work: Callable[[Commit], T]) -> T:
         check_key(key)
         commit = Commit()
         try:
-            await self._run(partial(self._tree.put, key, parts, commit))
+            return await self._run(partial(work, commit))
         finally:
             # The thread cannot be interrupted. If the caller goes, it must not commit later.
             commit.abandon()

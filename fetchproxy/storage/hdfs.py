@@ -88,7 +88,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, len(content), _slices(content))
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: about two parts."""
         check_key(key)
         size_bytes = await self._in_thread(partial(_size_bytes, path))

@@ -44,7 +44,7 @@ class MemoryObjectStore(ObjectStore):
         self._writes += 1
         self._objects[key] = (bytes(content), self._writes)
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         try:
             content = _read(path)
         except OSError as error:

@@ -71,7 +71,8 @@ class SegmentMetadataObject:
 class LogSegmentData:
     """What a copy uploads. `txn` is None where no transaction was aborted.
 
-    The last three are a broker's own files, None where they are not at hand.
+    `offset_index`, `time_index`, `producer_snapshot`: a broker's own files, None where they are
+    not at hand. `log_settled`: `log` will not be written to, see `ObjectStore.put_file`.
     """
 
     log: Path
@@ -81,6 +82,7 @@ class LogSegmentData:
     offset_index: bytes | None = None
     time_index: bytes | None = None
     producer_snapshot: bytes | None = None
+    log_settled: bool = False
 
     def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
         """Everything but the log, as far as there is any."""
@@ -136,7 +138,8 @@ class RemoteStorageManager:
         await self._mark_layout()
         for file, content in data.small_objects():
             await self._store.put(self.object_key(metadata, file), content)
-        await self._store.put_file(self.object_key(metadata, SegmentFile.LOG), data.log)
+        key = self.object_key(metadata, SegmentFile.LOG)
+        await self._store.put_file(key, data.log, settled=data.log_settled)
 
     @measured
     async def fetch_log_segment(

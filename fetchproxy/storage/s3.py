@@ -92,7 +92,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
             digest = await self._run(partial(_md5, content))
         await self._put_part(key, Part(1, content, digest))
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: at most part_bytes × parts_in_flight_max."""
         check_key(key)
         client = await self._opened()

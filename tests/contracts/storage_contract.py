@@ -202,9 +202,36 @@ class ObjectStoreContract:
             border = ByteRange(PART_BYTES - 10, PART_BYTES + 10)
             assert await store.get_range("f/segment.log", border) == content[border.start :][:20]
 
-    async def test_a_file_that_is_not_there(self, store: ObjectStore, tmp_path: Path) -> None:
+    async def test_a_settled_file_may_lose_its_name(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "segment"
+        path.write_bytes(b"old")
+        await store.put_file("f/k", path, settled=True)
+        await store.put_file("f/k", path, settled=True)
+        path.unlink()
+        assert await store.get("f/k") == b"old"
+        assert await keys_of(store.list("")) == ["f/k"]
+        path.write_bytes(b"newer")
+        await store.put_file("f/k", path, settled=True)
+        assert await store.get("f/k") == b"newer"
+
+    async def test_a_file_that_is_not_settled_may_change(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "segment"
+        path.write_bytes(b"content")
+        await store.put_file("f/k", path)
+        with path.open("r+b") as file:
+            file.truncate(1)
+        assert await store.get("f/k") == b"content"
+
+    @pytest.mark.parametrize("settled", [False, True])
+    async def test_a_file_that_is_not_there(
+        self, store: ObjectStore, tmp_path: Path, settled: bool
+    ) -> None:
         with pytest.raises(RemoteStorageError) as caught:
-            await store.put_file("k", tmp_path / "absent")
+            await store.put_file("k", tmp_path / "absent", settled=settled)
         assert not isinstance(caught.value, ObjectNotFound)  # it is not the store that lacks it
         assert not caught.value.retriable
         assert await keys_of(store.list("")) == []
@@ -262,14 +289,15 @@ class ObjectStoreContract:
             assert await store.get("fresh") == new
         assert set(await keys_of(store.list(""))) <= {"old", "fresh"}
 
+    @pytest.mark.parametrize("settled", [False, True])
     @pytest.mark.parametrize("turns", [0, 1, 2, 4, 10, 25])
     async def test_a_cancelled_put_of_a_file_leaves_nothing_or_all(
-        self, store: ObjectStore, tmp_path: Path, turns: int
+        self, store: ObjectStore, tmp_path: Path, turns: int, settled: bool
     ) -> None:
         content = noise(3 * PART_BYTES)
         path = tmp_path / "segment"
         path.write_bytes(content)
-        work = asyncio.create_task(store.put_file("k", path))
+        work = asyncio.create_task(store.put_file("k", path, settled=settled))
         await cancel_after_turns(work, turns, self.cancel_turn_s)
         with suppress(ObjectNotFound):
             assert await store.get("k") == content

@@ -53,9 +53,9 @@ class ScriptedStore(ObjectStore):
         await self._pass("put", key)
         await self.inner.put(key, content)
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         await self._pass("put_file", key)
-        await self.inner.put_file(key, path)
+        await self.inner.put_file(key, path, settled=settled)
 
     async def get(self, key: str) -> bytes:
         await self._pass("get", key)

@@ -82,7 +82,7 @@ async def archived(log: GeneratedLog) -> PlantedArchive:
         summary.report((p, first) for p, first, marker in log.aborted if marker >= start > -1)
         for header in headers:
             summary.add(content, header)
-        gathered = summary.close(Path())
+        gathered = summary.close(Path(), settled=True)
         lineage = extend_lineage(lineage, gathered.leader_epochs)
         await archive.add(
             batches,

@@ -72,10 +72,10 @@ class LabelledStore(ObjectStore):
         await self.inner.put(key, content)
         self._say("after", step)
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         step = self._step("put_file", key)
         self._say("before", step)
-        await self.inner.put_file(key, path)
+        await self.inner.put_file(key, path, settled=settled)
         self._say("after", step)
 
     async def delete(self, key: str) -> None:

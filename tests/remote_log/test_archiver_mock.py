@@ -225,14 +225,14 @@ class FailingStore(MemoryObjectStore):
         self.failures = 0
         self.hang = False
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if self.hang:
             self.failures += 1
             await asyncio.Event().wait()
         if self.error is not None:
             self.failures += 1
             raise self.error
-        await super().put_file(key, path)
+        await super().put_file(key, path, settled=settled)
 
 
 async def test_a_failing_store_is_retried_with_new_ids(

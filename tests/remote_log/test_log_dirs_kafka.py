@@ -277,10 +277,10 @@ class HeldStore(MemoryObjectStore):
         self.waiting = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         self.waiting.set()
         await self.go_on.wait()
-        await super().put_file(key, path)
+        await super().put_file(key, path, settled=settled)
 
 
 async def test_a_segment_that_is_deleted_under_its_copy(

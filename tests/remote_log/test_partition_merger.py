@@ -77,11 +77,11 @@ async def _meanwhile(world: MergingWorld, act: Callable[[], Awaitable[None]]) ->
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     class Held(LabelledStore):
-        async def put_file(self, key: str, path: Path) -> None:
+        async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
             if not reached.is_set():
                 reached.set()
                 await go_on.wait()
-            await super().put_file(key, path)
+            await super().put_file(key, path, settled=settled)
 
     async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
         store = Held(world.store, lambda _: None)

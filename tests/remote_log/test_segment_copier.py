@@ -41,10 +41,10 @@ class HeldStore(MemoryObjectStore):
         if self.loses_finishes and FINISHED.name.encode() in content:
             raise StorageUnavailable("done, but the answer is lost")
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         self.waiting.set()
         await self.go_on.wait()
-        await super().put_file(key, path)
+        await super().put_file(key, path, settled=settled)
 
     async def files(self) -> set[SegmentFile]:
         keys = [parse_segment_key("", found.key) async for found in self.list("")]
@@ -58,7 +58,7 @@ def gathered(path: Path) -> GatheredSegment:
     for header in walk(content):
         summary.add(content, header)
     summary.add_bytes(memoryview(content))
-    return summary.close(path)
+    return summary.close(path, settled=True)
 
 
 def copier(archive: Archive, copy_max_ms: int = 60_000) -> SegmentCopier:

@@ -69,11 +69,11 @@ class StubbornStore(FilesystemObjectStore):
 
     hangs = True
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if self.hangs:
             self.hangs = False
             await asyncio.Event().wait()
-        await super().put_file(key, path)
+        await super().put_file(key, path, settled=settled)
 
 
 class SilentSource(SegmentSource):

@@ -80,11 +80,11 @@ class SlowStore(MemoryObjectStore):
         self._objects = shared._objects
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if key.endswith(".log"):
             self.asked.set()
             await self.go_on.wait()
-        await super().put_file(key, path)
+        await super().put_file(key, path, settled=settled)
 
 
 async def test_a_copy_that_was_overtaken_does_not_count(mock_cluster: MockCluster) -> None:

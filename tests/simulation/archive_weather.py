@@ -69,8 +69,8 @@ class ArchiversStore(FaultyObjectStore):
         await super().put(key, content)
         await self._door.answered(key)
 
-    async def put_file(self, key: str, path: Path) -> None:
-        await super().put_file(key, path)
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        await super().put_file(key, path, settled=settled)
         await self._door.answered(key)
 
     async def delete(self, key: str) -> None:

@@ -71,9 +71,9 @@ class FaultyObjectStore(ObjectStore):
         await self._suffer(key)
         await self.inner.put(key, content)
 
-    async def put_file(self, key: str, path: Path) -> None:
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         await self._suffer(key)
-        await self.inner.put_file(key, path)
+        await self.inner.put_file(key, path, settled=settled)
 
     async def get(self, key: str) -> bytes:
         with self._counted(key, None):

@@ -51,6 +51,7 @@ class GatheredSegment:
     aborted: tuple[AbortedTxn, ...]
     log: Path
     log_crc: int  # CRC-32C of all of `log`
+    log_settled: bool  # nobody will write to `log` again; False: it is a broker's own file
     unnamed_index: bytes
     kafka_files: KafkaFiles = NO_KAFKA_FILES
 
@@ -138,7 +139,7 @@ class SegmentSummary:
         self.size_bytes += len(chunk)
         self._crc = crc32c.crc32c(chunk, self._crc)
 
-    def close(self, log: Path) -> GatheredSegment:
+    def close(self, log: Path, *, settled: bool) -> GatheredSegment:
         """`log` holds what was added; at least one batch must have been."""
         return GatheredSegment(
             tip=self._tip,
@@ -150,6 +151,7 @@ class SegmentSummary:
             aborted=self._aborted.up_to(self.position - 1),
             log=log,
             log_crc=self._crc,
+            log_settled=settled,
             unnamed_index=self._index.finish(),
         )
 

@@ -117,7 +117,7 @@ def take_segment(rolled: RolledSegment, path: Path, go_on: Callable[[], bool]) -
         reading.finish()
         try:
             copied_bytes = _place(file, rolled.file, reading.skipped_bytes, path)
-            segment = reading.summary.close(path)
+            segment = reading.summary.close(path, settled=copied_bytes > 0)
             files = _kafka_files(rolled, segment, whole=reading.skipped_bytes == 0)
             segment = replace(segment, kafka_files=files)
             return Taken(segment, reading.summary.first_timestamp_ms, copied_bytes)

@@ -61,7 +61,7 @@ class SegmentWriter:
 
     def close(self) -> GatheredSegment:
         """At least one batch must have been appended."""
-        return self._summary.close(self._path)
+        return self._summary.close(self._path, settled=True)
 
     async def discard(self) -> None:
         """Give the disk space back. Idempotent."""

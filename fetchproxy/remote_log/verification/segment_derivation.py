@@ -58,7 +58,7 @@ async def derive_segment(
     if summary.size_bytes == 0:
         raise CorruptSegment("the log is empty")
     key = rsm.object_key(metadata, SegmentFile.LOG)
-    return DerivedSegment(summary.close(Path(key)), tuple(events), tuple(newest))
+    return DerivedSegment(summary.close(Path(key), settled=True), tuple(events), tuple(newest))
 
 
 async def checked_batches(
