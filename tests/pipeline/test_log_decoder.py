@@ -165,6 +165,44 @@ def test_only_the_asked_columns_are_there(batches: list[bytes], columns: list[st
         assert pa.Table.from_batches(found) == whole.select(columns)
 
 
+@given(
+    logs(),
+    st.sets(st.sampled_from(["topic", "partition", "offset", "timestampType"]), min_size=1),
+    st.integers(1, 9),
+    st.data(),
+)
+def test_what_headers_tell_is_what_records_tell(
+    batches: list[bytes], columns: set[str], rows_max: int, data: st.DataObject
+) -> None:
+    every = [row.offset for row in rows_read_by(READERS[0], batches)]
+    border = st.sampled_from(every)
+    limits = RowLimits(data.draw(border), data.draw(border) + data.draw(st.integers(0, 1)))
+    whole = pa.Table.from_batches(decoded(b"".join(batches), limits), arrow_schema())
+    found = decoded(b"".join(batches), limits, columns=sorted(columns), rows_max=rows_max)
+    schema = arrow_schema(sorted(columns))
+    assert pa.Table.from_batches(found, schema) == whole.select(sorted(columns))
+    assert all(0 < batch.num_rows <= rows_max for batch in found)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_headers_do_not_tell_the_offsets_of_a_batch_that_lacks_some(codec: int) -> None:
+    batch = bytearray(made_batch(10, [Record()] * 3, codec=codec))
+    struct.pack_into(">i", batch, 23, 7)  # the last offset delta, which compaction keeps
+    log = made_batch(0, [Record()] * 10) + reseal(batch) + made_batch(18, [Record()])
+    assert offsets(decoded(log, columns=["offset"])) == [*range(13), 18]
+
+
+def test_records_that_nobody_asks_for_stay_packed() -> None:
+    batch = bytearray(made_batch(0, [Record(value=bytes(1000))] * 10, codec=4))
+    batch[75:] = b"\xaa" * len(batch[75:])
+    log = reseal(batch)
+    assert offsets(decoded(log, columns=["offset"])) == list(range(10))
+    with pytest.raises(AssertionError, match="offset 0: "):
+        decoded(log, columns=["offset", "timestamp"])
+    decoder = LogDecoder(ArrowBatches(["offset"], "orders", 7), collected([]), goes_on=True)
+    assert list(decoder.decode(log, RowLimits())) == []  # who passes over damage always looks
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_many_rows_come_in_batches_of_bounded_size(codec: int) -> None:
     many = [Record(b"k", bytes(90)) for _ in range(30_000)]

@@ -52,6 +52,9 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 # key, value, topic and headers, and their validity.
 _FIXED_ROW_BYTES = 44
 
+# What a batch's header tells of all of its records.
+_IN_HEADERS = {"topic", "partition", "offset", "timestampType"}
+
 OFFSET_MAX = 2**63 - 1
 _ANY_TIMESTAMP = (-(2**63), 2**63 - 1)
 
@@ -73,6 +76,10 @@ class RowLimits:
     offset_end: int = OFFSET_MAX
     timestamp_min: int = _ANY_TIMESTAMP[0]
     timestamp_max: int = _ANY_TIMESTAMP[1]
+
+    @property
+    def any_timestamp(self) -> bool:
+        return (self.timestamp_min, self.timestamp_max) == _ANY_TIMESTAMP
 
 
 class ArrowBatches:
@@ -118,6 +125,29 @@ class ArrowBatches:
             elif tally[rows.NEEDED]:
                 room_bytes = int(tally[rows.NEEDED])  # one record that is larger than a batch
 
+    @property
+    def of_headers_alone(self) -> bool:
+        """Whether batches' headers say all that is asked for, where no offset is missing."""
+        return set(self._columns) <= _IN_HEADERS
+
+    def of_headers(
+        self, first: Any, counts: Any, log_append: Any, limits: RowLimits
+    ) -> Iterator[Any]:
+        """As `of`, of batches (an item of each array) that lack none of their offsets."""
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        offsets = np.arange(total, dtype=np.int64) + np.repeat(first - (ends - counts), counts)
+        types = np.repeat(log_append.astype(np.int32), counts)
+        inside = slice(*np.searchsorted(offsets, (limits.offset_from, limits.offset_end)).tolist())
+        offsets, types = offsets[inside], types[inside]
+        for at in range(0, len(offsets), self._rows_max):
+            numbers = {
+                "offset": pa.py_buffer(offsets[at : at + self._rows_max]),
+                "timestampType": pa.py_buffer(types[at : at + self._rows_max]),
+            }
+            count = min(len(offsets) - at, self._rows_max)
+            yield self._made([self._simple(name, count, numbers) for name in self._columns], count)
+
     def _numbers(self, limits: RowLimits, room_bytes: int) -> Any:
         row_bytes = _FIXED_ROW_BYTES + ("topic" in self._columns) * len(self._topic)
         return np.array(
@@ -135,27 +165,34 @@ class ArrowBatches:
 
     def _record_batch(self, buffers: RowBuffers, tally: Any) -> Any:
         count = int(tally[rows.ROWS])
-        arrays = [self._array(name, count, buffers, tally) for name in self._columns]
+        return self._made(
+            [self._array(each, count, buffers, tally) for each in self._columns], count
+        )
+
+    def _made(self, arrays: list[Any], count: int) -> Any:
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _array(self, name: str, count: int, buffers: RowBuffers, tally: Any) -> Any:
-        kind = _TYPES[name]
         if name == "key":
             return buffers.keys(count, tally)
         if name == "value":
             return buffers.values(count, tally)
         if name == "headers":
-            return buffers.headers(kind, count, tally)
-        if name in ("topic", "partition"):
-            return self._repeated(name).slice(0, count)
+            return buffers.headers(_TYPES[name], count, tally)
         numbers = {
             "offset": buffers.offsets,
             "timestamp": buffers.timestamps,
             "timestampType": buffers.timestamp_types,
         }
-        return pa.Array.from_buffers(kind, count, [None, numbers[name]])
+        return self._simple(name, count, numbers)
+
+    def _simple(self, name: str, count: int, numbers: dict[str, Any]) -> Any:
+        """A column whose rows all have the same size, and the topic's; `numbers`: their buffers."""
+        if name in ("topic", "partition"):
+            return self._repeated(name).slice(0, count)
+        return pa.Array.from_buffers(_TYPES[name], count, [None, numbers[name]])
 
     def _repeated(self, name: str) -> Any:
         """A column that says the same in every row is made once."""

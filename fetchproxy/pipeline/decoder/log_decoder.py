@@ -108,10 +108,37 @@ class LogDecoder:
         )
         if aborted is not None:
             gives_rows &= ~aborted.among(headers)
-        codecs = headers.codec.tolist()
+        chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
+        if self._headers_suffice(table[chosen], limits):
+            yield from self._rows.of_headers(
+                table[chosen, header_scan.BASE_OFFSET],
+                table[chosen, header_scan.COUNT],
+                headers.is_log_append_time[chosen],
+                limits,
+            )
+        else:
+            yield from self._rows_of_records(scanned, chosen, limits)
+
+    def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
+        """Nothing is asked for that a look at records would tell, so they stay compressed.
+
+        Offsets rise within a batch: it lacks none if it has as many records as it spans.
+        """
+        spans = chosen[:, header_scan.LAST_OFFSET] - chosen[:, header_scan.BASE_OFFSET] + 1
+        return (
+            self._rows.of_headers_alone
+            and not self._goes_on
+            and limits.any_timestamp
+            and bool((spans == chosen[:, header_scan.COUNT]).all())
+        )
+
+    def _rows_of_records(
+        self, scanned: _Scanned, chosen: Sequence[int], limits: RowLimits
+    ) -> Iterator[Any]:
+        codecs = scanned.headers.codec.tolist()
         stored: list[int] = []  # consecutive ones that need no decompression
         packed: list[int] = []  # consecutive ones in the arena
-        for i in [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]:
+        for i in chosen:
             if stored and codecs[i]:
                 yield from self._flush(scanned, scanned.data, stored, limits)
             if packed and not (codecs[i] and self._arena.has_room):

@@ -14,7 +14,8 @@ class RowBuffers:
     """Room for `rows_max` rows and `room_bytes` bytes of keys, values and headers each.
 
     Memory comes from Arrow's pool, which keeps it: a batch's pages are used again by the next one.
-    Untouched pages cost nothing.
+    What a column did not need goes back at once, as who gathers batches would hold it otherwise.
+    `arrays` are for filling: they are not to be looked at once a column was made.
     """
 
     def __init__(self, rows_max: int, room_bytes: int, wanted: int) -> None:
@@ -40,7 +41,7 @@ class RowBuffers:
             "header_value_there": (header_rows * headers, np.uint8),
         }
         self._buffers = {
-            name: pa.allocate_buffer(count * np.dtype(kind).itemsize)
+            name: pa.allocate_buffer(count * np.dtype(kind).itemsize, resizable=True)
             for name, (count, kind) in sizes.items()
         }
         arrays = {
@@ -90,12 +91,18 @@ class RowBuffers:
         )
         structs = pa.StructArray.from_arrays([keys, values], fields=list(kind.value_type))
         validity = self._validity(self.arrays.headers_there, count, tally[rows.NULL_HEADERS])
-        ends = self._buffers["header_ends"]
+        ends = self._cut("header_ends", count + 1)
         return pa.Array.from_buffers(kind, count, [validity, ends], children=[structs])
 
     def _variable(self, kind: Any, name: str, count: int, validity: Any, size: int) -> Any:
-        data = self._buffers[f"{name}_data"].slice(0, int(size))
-        return pa.Array.from_buffers(kind, count, [validity, self._buffers[f"{name}_ends"], data])
+        data = self._cut(f"{name}_data", int(size))
+        ends = self._cut(f"{name}_ends", count + 1)
+        return pa.Array.from_buffers(kind, count, [validity, ends, data])
+
+    def _cut(self, name: str, items: int) -> Any:
+        buffer = self._buffers[name]
+        buffer.resize(items * getattr(self.arrays, name).itemsize, shrink_to_fit=True)
+        return buffer
 
     @staticmethod
     def _validity(there: Any, count: int, nulls: int) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from fetchproxy.config.sections import LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.pipeline.worker_process import keep_what_is_loaded
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -98,6 +99,7 @@ class _Task(Generic[T, R]):
             result, failure = attempt(self.work, item, self.name)
             self.done.add({number: 0 if result is None else self.size(result)})
             yield number, result, failure
+        keep_what_is_loaded()
 
 
 def attempt(

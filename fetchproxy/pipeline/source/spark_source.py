@@ -24,6 +24,7 @@ from fetchproxy.pipeline.source.pushed_filters import PushedFilters
 from fetchproxy.pipeline.source.spark_partition import RemoteLogPartition
 from fetchproxy.pipeline.source.stream_source import RemoteLogStreamReader
 from fetchproxy.pipeline.source.task_reader import RowFilter, read_task
+from fetchproxy.pipeline.worker_process import keep_what_is_loaded
 
 NAME = "remotelog"
 
@@ -89,14 +90,15 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> Sequence[RemoteLogPartition]:
         views, spans = plan_input(self._options)
         tasks = tasks_of(self._options, views, spans, self._filters)
+        keep_what_is_loaded()  # Spark plans in such a process, too
         return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
 
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
-        if partition.task is None:
-            return iter(())
-        times = self._filters.timestamp
-        rows = RowFilter(times.least, times.most)
-        return read_task(self._options, partition.task, self._columns, rows)
+        if partition.task is not None:
+            times = self._filters.timestamp
+            rows = RowFilter(times.least, times.most)
+            yield from read_task(self._options, partition.task, self._columns, rows)
+        keep_what_is_loaded()
 
 
 def tasks_of(

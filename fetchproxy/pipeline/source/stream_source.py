@@ -14,6 +14,7 @@ from fetchproxy.pipeline.source.followed_archive import FollowedArchive, StreamO
 from fetchproxy.pipeline.source.options import SourceOptions
 from fetchproxy.pipeline.source.spark_partition import RemoteLogPartition
 from fetchproxy.pipeline.source.task_reader import read_task
+from fetchproxy.pipeline.worker_process import keep_what_is_loaded
 
 
 class RemoteLogStreamReader(DataSourceStreamReader):  # type: ignore[misc]
@@ -38,9 +39,9 @@ class RemoteLogStreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
 
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
-        if partition.task is None:
-            return iter(())
-        return read_task(self._options, partition.task, self._columns)
+        if partition.task is not None:
+            yield from read_task(self._options, partition.task, self._columns)
+        keep_what_is_loaded()
 
     def commit(self, end: StreamOffset) -> None:
         """Nothing to do: the archive is not the stream's to trim."""

@@ -164,4 +164,6 @@ def _batch(base: int) -> bytes:
         Record(b"k%d" % offset, b"v" * 100, 1_700_000_000_000 + offset * 3_600_000)
         for offset in range(base, base + 10)
     ]
-    return made_batch(base, records, codec=CODECS[base // 10 % 5])
+    batch = bytearray(made_batch(base, records, codec=CODECS[base // 10 % 5]))
+    batch[12:16] = bytes(4)  # leader epoch 0, which metadata state and a broker would have set
+    return bytes(batch)

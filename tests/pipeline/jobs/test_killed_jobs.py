@@ -1,7 +1,6 @@
 """Jobs killed in the middle, driver, JVM and workers, and run again: they end as a clean run does.
 
-Backfill and merge stand in `test_spark_jobs`. The job `archive` is not killed here: its copier is
-the archiver's own, which is killed in tests/remote_log.
+Backfill and merge stand in `test_spark_jobs`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from spark_commands import environment, pipeline, running, small_segments
 from stored_archives import config_at
+from topic_data import TopicData, archived_ends, produce
 from written_archive import WrittenArchive
 
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.pipeline.jobs.opened_archive import in_loop, stored_partitions
+from fetchproxy.pipeline.jobs.opened_archive import in_loop, stored_archive, stored_partitions
 from fetchproxy.pipeline.jobs.restore import grouped, restore_group
 from fetchproxy.storage.layout import SegmentFile
 from lab.kafka import KafkaServer
@@ -161,3 +161,60 @@ def missing(kafka: KafkaServer, archive: Path, settings: dict[str, str]) -> int:
     groups = grouped(tips, config.metadata.topic_partitions)
     dry = [restore_group(config, True, True, group) for group in groups]
     return sum(p.restored for group in dry for p in group.partitions)
+
+
+@pytest.mark.kafka
+def test_an_archive_that_is_killed_ends_as_a_clean_one(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Readers then see the same segments, with the same bytes; a further run copies nothing."""
+    data = TopicData(create_topic(2))
+    produce(kafka_server.bootstrap, data, 6_000, partition_count=2, size=900)
+
+    def archived(name: str) -> tuple[str, ...]:
+        store = ("--store", (tmp_path / name).as_uri(), "--bootstrap", kafka_server.bootstrap)
+        size = ("--set", "archive.segment_bytes_max=50000")
+        spool = ("--set", f"archive.spool_dir={tmp_path / 'spool'}")
+        return ("archive", *store, "--archive", data.topic, *size, *spool)
+
+    def finished(name: str) -> int:
+        found = (tmp_path / name).rglob("*.metadata")
+        return sum(b"COPY_SEGMENT_FINISHED" in path.read_bytes() for path in found)
+
+    done = pipeline(*archived("clean"))
+    assert done.returncode == 0, done.stderr
+    with running(*archived("killed")) as job:
+        job.wait_until(lambda: finished("killed") > 10)
+        job.kill()
+    assert 10 < finished("killed") < finished("clean")
+    done = pipeline(*archived("killed"))
+    assert done.returncode == 0, done.stderr
+    assert seen(tmp_path / "killed") == seen(tmp_path / "clean")
+    assert archived_ends((tmp_path / "killed").as_uri(), data.topic) == data.ends(
+        kafka_server.bootstrap
+    )
+    count = finished("killed")
+    assert pipeline(*archived("killed")).returncode == 0
+    assert finished("killed") == count
+    assert pipeline("verify", "--store", (tmp_path / "killed").as_uri()).returncode == 0
+
+
+def seen(folder: Path) -> list[tuple[int, int, int, bytes]]:
+    """(partition, first and last offset, log) of every segment that readers see."""
+    config = config_at(folder.as_uri())
+    tips = in_loop(stored_partitions(config, None))
+
+    async def segments() -> list[tuple[int, int, int, bytes]]:
+        async with stored_archive(config) as opened:
+            return [
+                (
+                    tip.partition,
+                    segment.start_offset,
+                    segment.end_offset,
+                    (folder / opened.rsm.object_key(segment, SegmentFile.LOG)).read_bytes(),
+                )
+                for tip in tips
+                for segment in (await opened.rlmm.refresh(tip, 0.0)).segments
+            ]
+
+    return in_loop(segments())

@@ -1,0 +1,86 @@
+"""Spark over stores that are no folder: a real S3 server, a real HDFS."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from written_archive import WrittenArchive
+
+sys.path.insert(3, str(Path(__file__).parent / "jobs"))
+
+from spark_commands import environment, pipeline, small_segments
+
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.storage.open import open_object_store
+from lab.hdfs import HdfsServer
+from lab.s3 import S3Server
+
+pytestmark = pytest.mark.slow
+
+PER_PARTITION = 3_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spark(find_part: Callable[[str, Callable[[], dict[str, str]]], dict[str, str]]) -> None:
+    find_part("spark", environment)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    return small_segments(tmp_path / "archive")
+
+
+async def copied(archive: WrittenArchive, url: str) -> str:
+    """The URL, now of the same objects."""
+    store, prefix = open_object_store(url, StoreConfig(), create=True)
+    try:
+        for path in archive.folder.rglob("*"):
+            if path.is_file() and "~" not in path.name:
+                key = path.relative_to(archive.folder).as_posix()
+                await store.put(prefix + key, path.read_bytes())
+    finally:
+        await store.close()
+    return url
+
+
+@pytest.fixture
+async def on_s3(archive: WrittenArchive, s3_server: S3Server, s3_bucket: str) -> str:
+    return await copied(archive, s3_server.store_url(s3_bucket, "kafka"))
+
+
+@pytest.fixture
+async def on_hdfs(archive: WrittenArchive, hdfs_server: HdfsServer) -> str:
+    return await copied(archive, hdfs_server.store_url("spark-stores"))
+
+
+@pytest.mark.s3
+def test_jobs_over_s3(on_s3: str, archive: WrittenArchive, tmp_path: Path) -> None:
+    check_jobs(on_s3, archive, tmp_path)
+
+
+@pytest.mark.hdfs
+def test_jobs_over_hdfs(on_hdfs: str, archive: WrittenArchive, tmp_path: Path) -> None:
+    check_jobs(on_hdfs, archive, tmp_path)
+
+
+def check_jobs(url: str, archive: WrittenArchive, tmp_path: Path) -> None:
+    """What tasks read there is what a folder's would be."""
+    verified = pipeline("verify", "--store", url)
+    assert verified.returncode == 0, verified.stderr
+    for store, out in ((url, "there"), (archive.url, "here")):
+        done = pipeline(
+            "backfill", "--store", store, "--topics", "orders", "--parquet", str(tmp_path / out)
+        )
+        assert done.returncode == 0, done.stderr
+    there, here = (
+        ds.dataset(tmp_path / out, format="parquet", partitioning="hive")
+        .to_table()
+        .sort_by([("partition", "ascending"), ("offset", "ascending")])
+        for out in ("there", "here")
+    )
+    assert there.num_rows == 2 * PER_PARTITION
+    assert there == here
