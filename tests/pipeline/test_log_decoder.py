@@ -30,6 +30,7 @@ from fetchproxy.pipeline.decoder.aborted_batches import AbortedBatches
 from fetchproxy.pipeline.decoder.arrow_batches import (
     BATCH_BYTES_MAX,
     COLUMNS,
+    HEADER_ROWS_MAX,
     ROWS_MAX,
     ArrowBatches,
     RowLimits,
@@ -190,6 +191,20 @@ def test_headers_do_not_tell_the_offsets_of_a_batch_that_lacks_some(codec: int) 
     struct.pack_into(">i", batch, 23, 7)  # the last offset delta, which compaction keeps
     log = made_batch(0, [Record()] * 10) + reseal(batch) + made_batch(18, [Record()])
     assert offsets(decoded(log, columns=["offset"])) == [*range(13), 18]
+
+
+def test_headers_that_claim_too_many_rows_are_not_believed() -> None:
+    def claiming(count: int) -> bytes:
+        batch = bytearray(made_batch(0, [Record()]))
+        struct.pack_into(">i", batch, 23, count - 1)
+        struct.pack_into(">i", batch, 57, count)
+        return reseal(batch)
+
+    found = decoded(claiming(HEADER_ROWS_MAX), columns=["offset"])
+    assert sum(batch.num_rows for batch in found) == HEADER_ROWS_MAX
+    for count in (HEADER_ROWS_MAX + 1, 2**31 - 1):
+        with pytest.raises(AssertionError, match="offset 0: "):
+            decoded(claiming(count), columns=["offset"])
 
 
 def test_records_that_nobody_asks_for_stay_packed() -> None:

@@ -54,6 +54,9 @@ _FIXED_ROW_BYTES = 44
 
 # What a batch's header tells of all of its records.
 _IN_HEADERS = {"topic", "partition", "offset", "timestampType"}
+# Rows that are made of headers at once, at some 40 bytes each. A header may claim any number; who
+# claims more is looked at, record by record.
+HEADER_ROWS_MAX = 2_000_000
 
 OFFSET_MAX = 2**63 - 1
 _ANY_TIMESTAMP = (-(2**63), 2**63 - 1)
@@ -125,10 +128,11 @@ class ArrowBatches:
             elif tally[rows.NEEDED]:
                 room_bytes = int(tally[rows.NEEDED])  # one record that is larger than a batch
 
-    @property
-    def of_headers_alone(self) -> bool:
-        """Whether batches' headers say all that is asked for, where no offset is missing."""
-        return set(self._columns) <= _IN_HEADERS
+    def may_be_of_headers(self, counts: Any, limits: RowLimits) -> bool:
+        """Whether the headers of batches say all that is asked for, if these lack no offset;
+        `counts`: the records that each claims."""
+        asked = set(self._columns) <= _IN_HEADERS and limits.any_timestamp
+        return asked and int(counts.sum()) <= HEADER_ROWS_MAX
 
     def of_headers(
         self, first: Any, counts: Any, log_append: Any, limits: RowLimits

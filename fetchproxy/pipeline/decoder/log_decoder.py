@@ -124,12 +124,12 @@ class LogDecoder:
 
         Offsets rise within a batch: it lacks none if it has as many records as it spans.
         """
+        counts = chosen[:, header_scan.COUNT]
         spans = chosen[:, header_scan.LAST_OFFSET] - chosen[:, header_scan.BASE_OFFSET] + 1
         return (
-            self._rows.of_headers_alone
-            and not self._goes_on
-            and limits.any_timestamp
-            and bool((spans == chosen[:, header_scan.COUNT]).all())
+            not self._goes_on
+            and self._rows.may_be_of_headers(counts, limits)
+            and bool((spans == counts).all())
         )
 
     def _rows_of_records(
