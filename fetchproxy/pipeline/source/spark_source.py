@@ -42,6 +42,10 @@ _COLUMN_TYPES = {
 
 
 class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        keep_what_is_loaded()  # Spark makes it in workers that plan, one task a query
+
     @classmethod
     def name(cls) -> str:
         return NAME
@@ -90,7 +94,6 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> Sequence[RemoteLogPartition]:
         views, spans = plan_input(self._options)
         tasks = tasks_of(self._options, views, spans, self._filters)
-        keep_what_is_loaded()  # Spark plans in such a process, too
         return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
 
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
