@@ -132,8 +132,13 @@ class ServerProcess:
             self._reap()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nobody answers."""
+        """SIGSTOP: connections stay open and nobody answers.
+
+        Returns once every thread stands still: on a busy machine they may work on for a while.
+        """
         os.kill(self.pid, signal.SIGSTOP)
+        while not all(map(_stands_still, Path(f"/proc/{self.pid}/task").glob("*/stat"))):
+            time.sleep(0.001)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -164,3 +169,12 @@ def _kill_what_is_left() -> None:
     for popen in list(_running):
         popen.kill()
         popen.wait()
+
+
+def _stands_still(stat: Path) -> bool:
+    """Also a thread that has ended. `stat`: /proc/PID/task/TID/stat."""
+    try:
+        state = stat.read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "TtZX"

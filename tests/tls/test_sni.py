@@ -22,8 +22,7 @@ from topic_data import TopicData, produce
 from lab.kafka import tool_command
 from lab.mock_cluster import MockCluster
 
-TOPIC = "sni-three"
-PARTITIONS = 4  # the mock cluster's choice; its partitions have leaders on all brokers
+PARTITIONS = 4  # the mock cluster's choice, and so are their leaders
 COUNT = 200
 BOOTSTRAP = "kafka.test"
 NODES = [f"broker-{node}.kafka.test" for node in (1, 2, 3)]
@@ -56,19 +55,29 @@ def through(
 
 
 @pytest.fixture(scope="module")
-def data(cluster: MockCluster) -> TopicData:
-    written = TopicData(TOPIC)
+def leaders(cluster: MockCluster) -> tuple[str, list[int]]:
+    """A topic, and who leads its partitions: partitions on one broker alone would show nothing."""
+    for number in range(100):
+        topic = f"sni-{number}"
+        described = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(topic, 20)
+        partitions = described.topics[topic].partitions
+        found = [partitions[number].leader for number in sorted(partitions)]
+        if len(set(found)) > 1:
+            return topic, found
+    raise AssertionError("no topic has its partitions on several brokers")
+
+
+@pytest.fixture(scope="module")
+def data(cluster: MockCluster, leaders: tuple[str, list[int]]) -> TopicData:
+    written = TopicData(leaders[0])
     produce(cluster.bootstrap, written, COUNT, partition_count=PARTITIONS)
     return written
 
 
 @pytest.fixture(scope="module")
-def leader(cluster: MockCluster, data: TopicData) -> int:
+def leader(leaders: tuple[str, list[int]], data: TopicData) -> int:
     """Of partition 0."""
-    described = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(timeout=20)
-    leaders = {p.leader for p in described.topics[TOPIC].partitions.values()}
-    assert len(leaders) > 1, "partitions on one broker alone show nothing"
-    return described.topics[TOPIC].partitions[0].leader
+    return leaders[1][0]
 
 
 def test_a_name_stands_for_a_broker_also_after_a_restart(
@@ -79,7 +88,7 @@ def test_a_name_stands_for_a_broker_also_after_a_restart(
     through.start()
     for node, name in enumerate(NODES, 1):
         with RawTls(through, authority, name) as connection:
-            error, _, offset = connection.list_offset(5, TOPIC, -1)
+            error, _, offset = connection.list_offset(5, data.topic, -1)
         expected = (0, COUNT) if node == leader else (NOT_LEADER_OR_FOLLOWER, -1)
         assert (error, offset) == expected, f"node {node}, leader {leader}"
 
@@ -92,7 +101,7 @@ def test_python_clients_read_all_partitions(
     ends = dict.fromkeys(range(PARTITIONS), COUNT)
     with names_here(NAMES):
         bootstrap = f"{BOOTSTRAP}:{through.port}"
-        assert read(bootstrap, TOPIC, ends, **settings(authority, None)) == data.written
+        assert read(bootstrap, data.topic, ends, **settings(authority, None)) == data.written
 
 
 # Runs in a process of its own: prints brokers, and what it has read of each partition.
@@ -134,7 +143,7 @@ def test_librdkafka_reads_all_partitions(
         gateway=str(Path(__file__).parents[1] / "gateway"),
         settings=confluent_tls(authority, None),
         bootstrap=f"{BOOTSTRAP}:{through.port}",
-        topic=TOPIC,
+        topic=data.topic,
         ends=dict.fromkeys(range(PARTITIONS), COUNT),
     )
     command = find_part(
@@ -156,7 +165,7 @@ def test_the_java_consumer_reads_from_a_broker_that_it_was_told(
     tool = tool_command(
         tmp_path,
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        *("--bootstrap-server", f"{BOOTSTRAP}:{through.port}", "--topic", TOPIC),
+        *("--bootstrap-server", f"{BOOTSTRAP}:{through.port}", "--topic", data.topic),
         *("--consumer.config", str(java_tls(authority, None, tmp_path))),
         *("--partition", "0", "--offset", "0"),
         *("--max-messages", str(COUNT), "--timeout-ms", "60000"),
