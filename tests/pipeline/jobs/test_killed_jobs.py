@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from spark_commands import environment, pipeline, running, small_segments
+from spark_commands import pipeline, running, small_segments
 from stored_archives import config_at
 from topic_data import TopicData, archived_ends, produce
 from written_archive import WrittenArchive
@@ -23,14 +23,9 @@ from fetchproxy.pipeline.jobs.restore import grouped, restore_group
 from fetchproxy.storage.layout import SegmentFile
 from lab.kafka import KafkaServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark_set_up")]
 
 SEGMENTS = 300  # of each of two partitions
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _spark(find_part: Callable[[str, Callable[[], dict[str, str]]], dict[str, str]]) -> None:
-    find_part("spark", environment)
 
 
 @pytest.fixture(scope="module")

@@ -7,28 +7,22 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from spark_commands import environment, pipeline, running, small_segments
+from spark_commands import pipeline, running, small_segments
 from stored_archives import config_at
 from written_archive import WrittenArchive
 
 from fetchproxy.pipeline.jobs.opened_archive import in_loop, stored_archive, stored_partitions
 from fetchproxy.storage.layout import SegmentFile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark_set_up")]
 
 Records = list[tuple[int, int]]
 PER_PARTITION = 3_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _spark(find_part: Callable[[str, Callable[[], dict[str, str]]], dict[str, str]]) -> None:
-    find_part("spark", environment)
 
 
 @pytest.fixture

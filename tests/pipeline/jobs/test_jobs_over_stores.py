@@ -1,32 +1,22 @@
-"""Spark over stores that are no folder: a real S3 server, a real HDFS."""
+"""Jobs on Spark over stores that are no folder: a real S3 server, a real HDFS."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from spark_commands import pipeline, small_segments
 from written_archive import WrittenArchive
-
-sys.path.insert(3, str(Path(__file__).parent / "jobs"))
-
-from spark_commands import environment, pipeline, small_segments
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.storage.open import open_object_store
 from lab.hdfs import HdfsServer
 from lab.s3 import S3Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark_set_up")]
 
 PER_PARTITION = 3_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _spark(find_part: Callable[[str, Callable[[], dict[str, str]]], dict[str, str]]) -> None:
-    find_part("spark", environment)
 
 
 @pytest.fixture
