@@ -20,6 +20,7 @@ from fetchproxy.archive_only.apis import api_versions
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request
 from fetchproxy.archive_only.served_apis import served_api
 from fetchproxy.gateway.answer_pieces import join_small
+from fetchproxy.gateway.answer_turns import ConnectionTurn
 from fetchproxy.gateway.client_rates import ConnectionPace
 from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REFUSED,
@@ -68,6 +69,7 @@ class Connection:
         self._parts = parts
         self._config = config = parts.gateway
         self._pace = ConnectionPace(parts.rates)
+        self._turn = ConnectionTurn(parts.turns)
         self._reader = reader
         self._writer = writer
         peer = writer.get_extra_info("peername") or ("unknown", 0)
@@ -104,11 +106,14 @@ class Connection:
         payload = await self._next_request()
         if payload is None:
             return False
-        # Also a broker closes a connection on which nothing has moved for so long.
-        async with self._within("idle_max_ms"):
-            pieces = await self._answer(payload)
-        with self._parts.answers.taking(pieces) as pieces:
-            await self._send(pieces)
+        try:
+            # Also a broker closes a connection on which nothing has moved for so long.
+            async with self._within("idle_max_ms"):
+                pieces = await self._answer(payload)
+            with self._parts.answers.taking(pieces) as pieces:
+                await self._send(pieces)
+        finally:
+            self._turn.give_back()
         del payload, pieces
         await self._pace.pause()
         return True
@@ -166,6 +171,7 @@ class Connection:
             client_id(payload, head),
             self._client_host,
             self._pace,
+            self._turn,
             self._host,
             self._port,
         )

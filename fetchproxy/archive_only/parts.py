@@ -12,6 +12,7 @@ from fetchproxy.archive_only.groups.group_coordinator import GroupCoordinator
 from fetchproxy.config.archive_only import ArchiveOnlyConfig
 from fetchproxy.config.sections import GatewayConfig
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.answer_turns import AnswerTurns, ConnectionTurn
 from fetchproxy.gateway.client_rates import Client, ClientRates, ConnectionPace
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
@@ -36,6 +37,7 @@ class ArchiveOnlyParts:
     groups: GroupCoordinator
     offsets: CommittedOffsets
     answers: AnswerBudget
+    turns: AnswerTurns
     rates: ClientRates
     warn: Warn
     clock: Callable[[], float]
@@ -50,6 +52,7 @@ class Request:
     client_id: str
     client_host: str
     pace: ConnectionPace
+    turn: ConnectionTurn
     host: str
     port: int
 

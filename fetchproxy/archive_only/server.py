@@ -24,6 +24,7 @@ from fetchproxy.archive_only.parts import NODE_ID, ArchiveOnlyParts
 from fetchproxy.config.addresses import is_loopback, parse_host_port
 from fetchproxy.config.sections import Config
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.answer_turns import AnswerTurns
 from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
@@ -106,6 +107,10 @@ class ArchiveOnlyServer:
             offsets=self._offsets,
             answers=AnswerBudget(
                 config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
+            ),
+            turns=AnswerTurns(
+                config.gateway.remote_answer_turns_max,
+                config.gateway.remote_answer_turn_max_ms / 1000,
             ),
             rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
             warn=SparingWarnings(clock).warn,

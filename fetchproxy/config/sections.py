@@ -119,6 +119,19 @@ class GatewayConfig(Section):
         "it answers are cut, down to one batch each",
         ge=KiB,
     )
+    remote_answer_turns_max: int = Field(
+        16,
+        description="answers with archived records that are made and written at once; further "
+        "fetches wait, and of these the connection that was given least goes next, so that "
+        "consumers of the same history stay together and it is read once",
+        ge=1,
+    )
+    remote_answer_turn_max_ms: int = Field(
+        50,
+        description="after this such an answer counts no more: a client that takes it slowly does "
+        "not keep the others waiting",
+        ge=1,
+    )
     log_start_max_age_ms: int = Field(
         300_000,
         description="topics that clients read at the tail are looked up in the archive this often, "

@@ -10,6 +10,7 @@ from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
 from fetchproxy.gateway.address_map import AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.answer_turns import AnswerTurns
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.leader_views import LeaderViews
@@ -44,6 +45,7 @@ class GatewayParts:
     is_archiving: Callable[[TopicIdPartition], bool]
     archived: ArchivedTopics
     answers: AnswerBudget
+    turns: AnswerTurns
     rates: ClientRates
 
     def new_session_id(self) -> int:

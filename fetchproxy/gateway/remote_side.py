@@ -48,12 +48,20 @@ class RemoteSide:
         reads = [
             RemoteReadRequest(tip, *self.offsets[key], isolation, self.client) for key, tip in keys
         ]
-        # No more than an answer takes: others wait for the same fetchers.
-        bytes_max = min(self.request.bytes_max, self.parts.config.remote_answer_bytes_max)
-        bytes_max = self.parts.rates.room(bytes_max)
-        delayed = self.parts.purgatory.watch(reads, bytes_max=bytes_max, deadline=deadline)
+        delayed = self.parts.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
         delayed.on_completion(lambda _: self.completed.set())
         self.watched.append((keys, delayed))
+
+    @property
+    def bytes_max(self) -> int:
+        """No more than an answer takes: others wait for the same fetchers."""
+        most = min(self.request.bytes_max, self.parts.config.remote_answer_bytes_max)
+        return self.parts.rates.room(most)
+
+    @property
+    def asked_bytes(self) -> int:
+        """What the client wants of it: but for first batches, which come whole, it has no more."""
+        return min(self.bytes_max, sum(bytes_max for _, bytes_max in self.offsets.values()))
 
     @property
     def ready(self) -> bool:

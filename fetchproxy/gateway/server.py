@@ -17,6 +17,7 @@ from fetchproxy.config.sections import Config
 from fetchproxy.errors import ClusterError, ConfigError
 from fetchproxy.gateway.address_map import Address, AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.answer_turns import AnswerTurns
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.broker_link import BrokerLink
 from fetchproxy.gateway.client_rates import ClientRates
@@ -95,6 +96,10 @@ class GatewayServer:
             ),
             answers=AnswerBudget(
                 config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
+            ),
+            turns=AnswerTurns(
+                config.gateway.remote_answer_turns_max,
+                config.gateway.remote_answer_turn_max_ms / 1000,
             ),
             rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, loop.time),
         )

@@ -23,6 +23,13 @@ READERS_WAITING = gauge(
     "fetchproxy_remote_readers_waiting",
     "Clients whose reads wait for a free fetcher, each served in turn",
 )
+REMOTE_ANSWER_BYTES = gauge(
+    "fetchproxy_remote_answer_bytes", "Archived records on their way to clients that take them"
+)
+REMOTE_ANSWERS_WAITING = gauge(
+    "fetchproxy_remote_answers_waiting",
+    "Fetches that wait for their turn to be given archived records (remote_answer_turns_max)",
+)
 MEMORY_BUDGET_BYTES = gauge(
     "fetchproxy_memory_budget_bytes",
     "What each part of process.memory_bytes_max may take, by configuration key",

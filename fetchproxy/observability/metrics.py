@@ -32,6 +32,8 @@ from fetchproxy.observability.budget_metrics import EVENT_LOOP_TURNS as EVENT_LO
 from fetchproxy.observability.budget_metrics import MEMORY_BUDGET_BYTES as MEMORY_BUDGET_BYTES
 from fetchproxy.observability.budget_metrics import MEMORY_USED_BYTES as MEMORY_USED_BYTES
 from fetchproxy.observability.budget_metrics import READERS_WAITING as READERS_WAITING
+from fetchproxy.observability.budget_metrics import REMOTE_ANSWER_BYTES as REMOTE_ANSWER_BYTES
+from fetchproxy.observability.budget_metrics import REMOTE_ANSWERS_WAITING as REMOTE_ANSWERS_WAITING
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_INDEX_BYTES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS
@@ -137,9 +139,6 @@ REMOTE_COPY_LAG_SEGMENTS = _gauge(
 
 # --- The gateway ----------------------------------------------------------------------------------
 CONNECTIONS = _gauge("fetchproxy_connections", "Client connections that are open")
-REMOTE_ANSWER_BYTES = _gauge(
-    "fetchproxy_remote_answer_bytes", "Archived records on their way to clients that take them"
-)
 CONNECTIONS_REFUSED = _counter(
     "fetchproxy_connections_refused",
     "Client connections closed at once: limit or broker_unreachable",

@@ -17,7 +17,6 @@ from uuid import UUID
 from fetchproxy.archive_only.catalogue import log_edges
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.errors import OffsetNotArchived
-from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
     encode_own_answer,
@@ -71,7 +70,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     tips = {key: _tip(parts, key, fetch.version) for key in fetch.partitions}
     # Who owes by his byte rate is told so at once; the connection then pauses.
     owed_s = request.pace.owed_s(request.client)
-    found = _Round() if owed_s else await _read(parts, fetch, tips, request.client)
+    found = _Round() if owed_s else await _read(parts, fetch, tips, request)
     every = [_partition_answer(parts, key, tip, found) for key, tip in tips.items()]
     room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
     answers, _ = within(every, room, first_whole=not parts.answers.full)
@@ -101,10 +100,12 @@ async def _read(
     parts: ArchiveOnlyParts,
     fetch: FetchRequest,
     tips: Mapping[PartitionKey, TopicIdPartition | None],
-    client: Client,
+    request: Request,
 ) -> _Round:
     """Until there is something to say, or the fetch has waited long enough."""
     deadline = parts.clock() + max(fetch.max_wait_ms, 0) / 1000
+    asked_bytes = sum(asked.bytes_max for asked in fetch.partitions.values())
+    await request.turn.take(min(_bytes_max(parts, fetch), asked_bytes), deadline)
     await parts.answers.wait_for_room(deadline)
     while True:
         found = _judge_by_memory(parts, fetch, tips)
@@ -116,12 +117,13 @@ async def _read(
         if reads:
             # What is wrong with one partition is not held back by a store slow with another.
             await _read_archive(
-                parts, fetch, reads, parts.clock() if found.errors else deadline, found, client
+                parts, fetch, reads, parts.clock() if found.errors else deadline, found, request
             )
         if found.has_news or parts.clock() >= deadline:
             return found
         if found.at_end:
             parts.archive.watch_ends(tip for key in found.at_end if (tip := tips[key]) is not None)
+        request.turn.give_back()
         await parts.archive.wait_for_look(deadline)
 
 
@@ -159,7 +161,7 @@ async def _read_archive(
     reads: Mapping[PartitionKey, TopicIdPartition],
     deadline: float,
     found: _Round,
-    client: Client,
+    request: Request,
 ) -> None:
     keys = list(reads)
     isolation = IsolationLevel(fetch.isolation_level)
@@ -169,13 +171,15 @@ async def _read_archive(
             fetch.partitions[key].fetch_offset,
             fetch.partitions[key].bytes_max,
             isolation,
-            client,
+            request.client,
         )
         for key in keys
     ]
-    bytes_max = parts.rates.room(min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max))
+    bytes_max = _bytes_max(parts, fetch)
     delayed = parts.purgatory.watch(requests, bytes_max=bytes_max, deadline=deadline)
-    await delayed.wait()
+    if delayed.reason is None:
+        request.turn.give_back()
+        await delayed.wait()
     for index, result in delayed.results().items():
         key = keys[index]
         if isinstance(result.error, OffsetNotArchived):
@@ -184,6 +188,11 @@ async def _read_archive(
             found.errors[key] = kafka_error_code(result.error)
         elif result.records:
             found.records[key] = result
+
+
+def _bytes_max(parts: ArchiveOnlyParts, fetch: FetchRequest) -> int:
+    """What the answer may have of records."""
+    return parts.rates.room(min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max))
 
 
 def _judge_not_archived(

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fetchproxy.gateway.answer_turns import ConnectionTurn
 from fetchproxy.gateway.answers import Answer, FetchAnswer
 from fetchproxy.gateway.archived_topics import TopicsOfConnection
 from fetchproxy.gateway.breathing import MANY_PARTITIONS, breathe
@@ -75,6 +76,7 @@ class FetchHandler:
         self._judging = FetchJudging(parts, session.spawn, session.node_id)
         self._tail = TailMarks(parts, self._judging)
         self._pace = ConnectionPace(parts.rates)
+        self._turn = ConnectionTurn(parts.turns)
         self._topics = TopicsOfConnection(parts.archived)
         self._busy = False  # a fetch that passed is not answered yet
         self._idle = asyncio.Event()
@@ -181,7 +183,10 @@ class FetchHandler:
     async def _serve(
         self, request: FetchRequest, kind: FetchKind, split: Split, client: Client
     ) -> None:
-        await self._answer(request, kind, split, client)
+        try:
+            await self._answer(request, kind, split, client)
+        finally:
+            self._turn.give_back()
         await self._pace.pause()  # nothing of the answer is held any more
 
     async def _answer(
@@ -200,13 +205,16 @@ class FetchHandler:
         asked = self._mirror.asked
         offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
         alone = len(split.withheld) >= len(asked)
-        if alone:
-            await self._parts.answers.wait_for_room(deadline)
         side = RemoteSide(self._parts, request, offsets, client, self._pace.owed_s(client))
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             deadline = clock() if alone else min(deadline, clock() + side.owed_s)
+        elif alone:
+            await self._turn.take(side.asked_bytes, deadline)
+            await self._parts.answers.wait_for_room(deadline)
         held = held or frozenset()
         side.watch({key: tip for key, tip in split.remote.items() if tip not in held}, deadline)
+        if not side.ready:
+            self._turn.give_back()
         await breathe(len(split.remote))
         try:
             poll = await self._poll_upstream(request, split, side.ready)

@@ -1,0 +1,87 @@
+"""Whose turn it is to be given archived records, when more connections want them than CPU is there.
+
+Consumers that replay the same history share what is read from the store only while they stay within
+a cache of each other. Left to chance they part: who is faster by a little finds its next chunk just
+as ready, and after a while the others read all of it again. So only a few answers are made and
+written at once, and of those that wait the connection that was given the fewest bytes goes next
+(`fair_queue`). Nobody waits while a turn is free, and no turn is kept for what uses no CPU: it ends
+where the store must be waited for, and after a while for clients that take their time.
+
+By connection and not by client: many consumers of one host may share a client id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fetchproxy.observability.budget_metrics import REMOTE_ANSWERS_WAITING
+from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.remote_fetch.fair_queue import FairQueue
+
+
+class AnswerTurns:
+    """At most `turns_max` at once, each for at most `turn_max_s`."""
+
+    def __init__(self, turns_max: int, turn_max_s: float) -> None:
+        self._turns_max = turns_max
+        self._turn_max_s = turn_max_s
+        self._queue: FairQueue[ConnectionTurn] = FairQueue()
+        self.taken = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def ask(self, turn: ConnectionTurn, size_bytes: int) -> None:
+        self._queue.push(turn, turn, max(size_bytes, 1))
+        self._grant()
+
+    def end(self, turn: ConnectionTurn) -> None:
+        """Of one that has it, or waits for it, or neither."""
+        if turn.ends is not None:
+            turn.ends.cancel()
+            turn.ends = None
+            self.taken -= 1
+        else:
+            self._queue.remove(turn)
+        self._grant()
+
+    def _grant(self) -> None:
+        loop = asyncio.get_running_loop()
+        while len(self._queue) and self.taken < self._turns_max:
+            turn = self._queue.pop()
+            self.taken += 1
+            turn.ends = loop.call_later(self._turn_max_s, self.end, turn)
+            turn.begun.set()
+        REMOTE_ANSWERS_WAITING.set(len(self._queue))
+
+
+class ConnectionTurn:
+    """One connection's: it has one fetch at a time."""
+
+    __slots__ = ("_turns", "begun", "ends")
+
+    def __init__(self, turns: AnswerTurns) -> None:
+        self._turns = turns
+        self.begun = asyncio.Event()
+        self.ends: asyncio.TimerHandle | None = None  # while it lasts
+
+    async def take(self, size_bytes: int, deadline: float) -> None:
+        """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
+
+        `size_bytes`: what the answer may take, which is what the connection has then been given.
+        """
+        self.begun.clear()
+        self._turns.ask(self, size_bytes)
+        if self.begun.is_set():
+            return
+        LIMITS_REACHED.labels("remote_answer_turns_max").inc()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.begun.wait()
+        except TimeoutError:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Also where there is nothing to give back."""
+        self._turns.end(self)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from virtual_loop import run_virtual
+
+from fetchproxy.gateway.answer_turns import AnswerTurns, ConnectionTurn
+
+TURN_MAX_S = 0.5
+FOREVER = 1e9
+
+
+def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
+    async def main() -> None:
+        turns = AnswerTurns(2, TURN_MAX_S)
+        connections = [ConnectionTurn(turns) for _ in range(5)]
+        order: list[int] = []
+
+        async def replay(number: int, size_bytes: int) -> None:
+            for _ in range(6):
+                await connections[number].take(size_bytes, FOREVER)
+                order.append(number)
+                assert turns.taken <= 2
+                await asyncio.sleep(0.1)
+                connections[number].give_back()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(5):
+                # The last one asks for three times as much, and so has a third of the turns.
+                group.create_task(replay(number, 300 if number == 4 else 100))
+        assert all(order[:15].count(number) in (3, 4) for number in range(4))
+        assert order[:15].count(4) in (1, 2)
+        assert (turns.taken, turns.waiting) == (0, 0)
+
+    run_virtual(main)
+
+
+def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
+    async def main() -> None:
+        turns = AnswerTurns(1, TURN_MAX_S)
+        slow, other = ConnectionTurn(turns), ConnectionTurn(turns)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await slow.take(1, FOREVER)
+        await other.take(1, FOREVER)
+        assert loop.time() - began == pytest.approx(TURN_MAX_S)
+        slow.give_back()  # which it has no more
+        assert turns.taken == 1
+        other.give_back()
+        assert turns.taken == 0
+
+    run_virtual(main)
+
+
+def test_at_its_deadline_a_fetch_goes_on_without_a_turn() -> None:
+    async def main() -> None:
+        turns = AnswerTurns(1, TURN_MAX_S)
+        first, late, never = (ConnectionTurn(turns) for _ in range(3))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await first.take(1, FOREVER)
+        await never.take(1, began)
+        assert loop.time() == began
+        await late.take(1, began + 0.2)
+        assert loop.time() - began == pytest.approx(0.2)
+        assert (turns.taken, turns.waiting) == (1, 0)
+        for turn in (never, late, first):
+            turn.give_back()
+        assert turns.taken == 0
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cancelled_at_any_moment_no_turn_is_lost(seed: int) -> None:
+    async def main() -> None:
+        rng = Random(seed)
+        turns = AnswerTurns(3, TURN_MAX_S)
+        loop = asyncio.get_running_loop()
+
+        async def session() -> None:
+            turn = ConnectionTurn(turns)
+            for _ in range(rng.randint(1, 4)):
+                try:
+                    await turn.take(rng.randint(0, 9), loop.time() + rng.choice([0, 0.2, 5]))
+                    assert turns.taken <= 3
+                    await asyncio.sleep(rng.choice([0, 0.1, 1]))
+                    if rng.random() < 0.3:
+                        turn.give_back()
+                        await asyncio.sleep(0.1)
+                finally:
+                    turn.give_back()
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(session()) for _ in range(60)]
+            for task in rng.sample(tasks, 40):
+                await asyncio.sleep(rng.choice([0, 0, 0, 0.1]))
+                task.cancel()
+        assert (turns.taken, turns.waiting) == (0, 0)
+
+    run_virtual(main)
