@@ -12,6 +12,7 @@ from served_archive import Client, serve_archive
 from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
 
 from fetchproxy.errors import StorageUnavailable
+from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.storage.memory import MemoryObjectStore
 
 
@@ -97,6 +98,37 @@ async def test_who_does_not_read_is_closed_and_disturbs_nobody() -> None:
             while served.server.connections > 1:
                 assert await alive(other)
                 await asyncio.sleep(0.05)
+
+
+ONE_TURN = {"gateway": {"remote_answer_turns_max": 1, "remote_answer_turn_max_ms": 3_600_000}}
+
+
+async def test_who_waits_at_the_end_of_the_archive_keeps_no_turn() -> None:
+    async with serve_archive(await plant(), ONE_TURN) as served:
+        waits, reads = await served.client(), await served.client()
+        waits.send(fetch_request(11, {ORDERS: 80}, wait_ms=3_600_000), 11)
+        async with asyncio.timeout(60):  # each fetch itself would wait for an hour
+            for _ in range(3):
+                assert one(await fetch(reads, 11, {ORDERS: 0}, wait_ms=3_600_000)).records
+
+
+async def test_a_turn_is_not_waited_for_beyond_the_fetch() -> None:
+    planted = PlantedArchive()
+    await planted.add([batch(10 * i) for i in range(20_000)])
+    before = turns_missed()
+    async with serve_archive(planted, ONE_TURN) as served:
+        slow, other = await served.client(), await served.client()
+        assert one(await fetch(other, 11, {ORDERS: 0}, wait_ms=30_000)).records  # now in memory
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(12):  # more than sockets hold: the turn is never given back
+            slow.send(fetch_request(11, {ORDERS: 0}, bytes_max=1 << 24), 11)
+        async with asyncio.timeout(60):
+            while turns_missed() == before:
+                assert one(await fetch(other, 11, {ORDERS: 0}, wait_ms=50)).records
+
+
+def turns_missed() -> float:
+    return LIMITS_REACHED.labels("remote_answer_turns_max")._value.get()
 
 
 class Outage(MemoryObjectStore):

@@ -28,6 +28,7 @@ SETTINGS: dict[str, object] = {
     "gateway.client_stall_max_ms": STALL_MS,
     "gateway.remote_answer_bytes_max": ANSWER_MAX,
     "gateway.remote_answers_bytes_max": TOTAL_MAX,
+    "gateway.remote_answer_turns_max": 1,
     "remote_fetch.chunk_cache_bytes_max": 64 * MiB,
     "archive.segment_age_max_ms": 5_000,  # one segment each: what follows is only read ahead
     "archive.rlm_process_interval_ms": 100,
@@ -178,6 +179,7 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
             reader.__exit__(None, None, None)
     assert proxy.metric("fetchproxy_limits_reached_total", 'client_stall_max_ms"') >= 1
     assert proxy.metric("fetchproxy_limits_reached_total", 'remote_answers_bytes_max"') > 0
+    assert proxy.metric("fetchproxy_limits_reached_total", 'remote_answer_turns_max"') > 0
     reasons = [line["reason"] for line in proxy.logged("client_connection_closed")]
     assert "client_stall_max_ms" in reasons
 
