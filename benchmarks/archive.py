@@ -206,7 +206,7 @@ PART = Part(
     sizes=(
         Size("rounds", 5, 1, "rounds with records of 1 KiB"),
         Size("mib", 256, 16, "of records of 1 KiB"),
-        Size("others", 64, 16, "MiB of records of each other kind"),
+        Size("others", 256, 16, "MiB of records of each other kind"),
     ),
     measure=measure,
 )
