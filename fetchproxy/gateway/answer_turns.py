@@ -20,51 +20,67 @@ from fetchproxy.remote_fetch.fair_queue import FairQueue
 
 
 class AnswerTurns:
-    """At most `turns_max` at once, each for at most `turn_max_s`."""
+    """At most `turns_max` at once, each for at most `turn_max_s` while others wait."""
 
     def __init__(self, turns_max: int, turn_max_s: float) -> None:
         self._turns_max = turns_max
         self._turn_max_s = turn_max_s
         self._queue: FairQueue[ConnectionTurn] = FairQueue()
-        self.taken = 0
+        self._taken: dict[ConnectionTurn, float] = {}  # since loop time, s; the oldest first
+        self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
+
+    @property
+    def taken(self) -> int:
+        return len(self._taken)
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
-    def ask(self, turn: ConnectionTurn, size_bytes: int) -> None:
+    def begin(self, turn: ConnectionTurn, size_bytes: int) -> bool:
+        """True: `turn` has begun. False: it is in the queue, and `turn.begun` tells."""
+        if len(self._taken) < self._turns_max:  # so nobody waits
+            self._taken[turn] = asyncio.get_running_loop().time()
+            return True
         self._queue.push(turn, turn, max(size_bytes, 1))
         self._grant()
+        return False
 
     def end(self, turn: ConnectionTurn) -> None:
         """Of one that has it, or waits for it, or neither."""
-        if turn.ends is not None:
-            turn.ends.cancel()
-            turn.ends = None
-            self.taken -= 1
-        else:
+        if self._taken.pop(turn, None) is None:
             self._queue.remove(turn)
-        self._grant()
+        if self._timer is not None:
+            self._grant()
 
     def _grant(self) -> None:
-        loop = asyncio.get_running_loop()
-        while len(self._queue) and self.taken < self._turns_max:
+        now = asyncio.get_running_loop().time()
+        while len(self._queue) and len(self._taken) < self._turns_max:
             turn = self._queue.pop()
-            self.taken += 1
-            turn.ends = loop.call_later(self._turn_max_s, self.end, turn)
+            self._taken[turn] = now
             turn.begun.set()
         REMOTE_ANSWERS_WAITING.set(len(self._queue))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if len(self._queue):
+            oldest = next(iter(self._taken.values()))
+            due_at = oldest + self._turn_max_s
+            self._timer = asyncio.get_running_loop().call_at(due_at, self._end_oldest)
+
+    def _end_oldest(self) -> None:
+        del self._taken[next(iter(self._taken))]
+        self._grant()
 
 
 class ConnectionTurn:
     """One connection's: it has one fetch at a time."""
 
-    __slots__ = ("_turns", "begun", "ends")
+    __slots__ = ("_turns", "begun")
 
     def __init__(self, turns: AnswerTurns) -> None:
         self._turns = turns
-        self.begun = asyncio.Event()
-        self.ends: asyncio.TimerHandle | None = None  # while it lasts
+        self.begun = asyncio.Event()  # after it had to wait
 
     async def take(self, size_bytes: int, deadline: float) -> None:
         """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
@@ -72,8 +88,7 @@ class ConnectionTurn:
         `size_bytes`: what the answer may take, which is what the connection has then been given.
         """
         self.begun.clear()
-        self._turns.ask(self, size_bytes)
-        if self.begun.is_set():
+        if self._turns.begin(self, size_bytes):
             return
         LIMITS_REACHED.labels("remote_answer_turns_max").inc()
         try:
