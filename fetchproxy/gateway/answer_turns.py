@@ -17,6 +17,7 @@ import asyncio
 from fetchproxy.observability.budget_metrics import REMOTE_ANSWERS_WAITING
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.remote_fetch.fair_queue import FairQueue
+from fetchproxy.remote_fetch.read_budget import COST_BYTES_MIN
 
 
 class AnswerTurns:
@@ -42,7 +43,7 @@ class AnswerTurns:
         if len(self._taken) < self._turns_max:  # so nobody waits
             self._taken[turn] = asyncio.get_running_loop().time()
             return True
-        self._queue.push(turn, turn, max(size_bytes, 1))
+        self._queue.push(turn, turn, max(size_bytes, COST_BYTES_MIN))
         self._grant()
         return False
 
@@ -85,7 +86,7 @@ class ConnectionTurn:
     async def take(self, size_bytes: int, deadline: float) -> None:
         """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
 
-        `size_bytes`: what the answer may take, which is what the connection has then been given.
+        `size_bytes`: what the answer may take, which counts as given to the connection.
         """
         self.begun.clear()
         if self._turns.begin(self, size_bytes):

@@ -115,7 +115,7 @@ async def test_who_waits_at_the_end_of_the_archive_keeps_no_turn() -> None:
 async def test_a_turn_is_not_waited_for_beyond_the_fetch() -> None:
     planted = PlantedArchive()
     await planted.add([batch(10 * i) for i in range(20_000)])
-    before = turns_missed()
+    before = turns_waited_for()
     async with serve_archive(planted, ONE_TURN) as served:
         slow, other = await served.client(), await served.client()
         assert one(await fetch(other, 11, {ORDERS: 0}, wait_ms=30_000)).records  # now in memory
@@ -123,11 +123,11 @@ async def test_a_turn_is_not_waited_for_beyond_the_fetch() -> None:
         for _ in range(12):  # more than sockets hold: the turn is never given back
             slow.send(fetch_request(11, {ORDERS: 0}, bytes_max=1 << 24), 11)
         async with asyncio.timeout(60):
-            while turns_missed() == before:
+            while turns_waited_for() == before:
                 assert one(await fetch(other, 11, {ORDERS: 0}, wait_ms=50)).records
 
 
-def turns_missed() -> float:
+def turns_waited_for() -> float:
     return LIMITS_REACHED.labels("remote_answer_turns_max")._value.get()
 
 

@@ -7,9 +7,11 @@ import pytest
 from virtual_loop import run_virtual
 
 from fetchproxy.gateway.answer_turns import AnswerTurns, ConnectionTurn
+from fetchproxy.remote_fetch.read_budget import COST_BYTES_MIN
 
 TURN_MAX_S = 0.5
 FOREVER = 1e9
+MiB = 1 << 20
 
 
 def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
@@ -18,9 +20,9 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
         connections = [ConnectionTurn(turns) for _ in range(5)]
         order: list[int] = []
 
-        async def replay(number: int, size_bytes: int) -> None:
+        async def replay(number: int, size_mib: int) -> None:
             for _ in range(6):
-                await connections[number].take(size_bytes, FOREVER)
+                await connections[number].take(size_mib * MiB, FOREVER)
                 order.append(number)
                 assert turns.taken <= 2
                 await asyncio.sleep(0.1)
@@ -29,10 +31,33 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(5):
                 # The last one asks for three times as much, and so has a third of the turns.
-                group.create_task(replay(number, 300 if number == 4 else 100))
+                group.create_task(replay(number, 3 if number == 4 else 1))
         assert all(order[:15].count(number) in (3, 4) for number in range(4))
         assert order[:15].count(4) in (1, 2)
         assert (turns.taken, turns.waiting) == (0, 0)
+
+    run_virtual(main)
+
+
+def test_who_asks_for_next_to_nothing_has_no_more_turns_for_it() -> None:
+    """The first batch comes whole whatever was asked for, and a hostile client asks for -1."""
+
+    async def main() -> None:
+        turns = AnswerTurns(1, TURN_MAX_S)
+        order: list[int] = []
+
+        async def replay(number: int, size_bytes: int) -> None:
+            turn = ConnectionTurn(turns)
+            for _ in range(6):
+                await turn.take(size_bytes, FOREVER)
+                order.append(number)
+                await asyncio.sleep(0.1)
+                turn.give_back()
+
+        async with asyncio.TaskGroup() as group:
+            for number, size_bytes in enumerate((-MiB, 1, COST_BYTES_MIN)):
+                group.create_task(replay(number, size_bytes))
+        assert all(order[:9].count(number) == 3 for number in range(3)), order
 
     run_virtual(main)
 
