@@ -33,6 +33,8 @@ class AnswerBudget:
         self._blocks: dict[int, list[int]] = {}  # id of a block -> [size, holders]
         self._waiting: deque[asyncio.Event] = deque()
         self.taken = 0
+        for gauge in (REMOTE_ANSWER_BYTES, ANSWERS_BYTES):
+            gauge.set_function(lambda: self.taken)
 
     @property
     def full(self) -> bool:
@@ -89,7 +91,6 @@ class AnswerBudget:
             held = self._blocks.setdefault(block, [size, 0])
             held[1] += 1
             self.taken += size if held[1] == 1 else 0
-        self._show()
         self._wake_next()
         return list(blocks)
 
@@ -100,17 +101,12 @@ class AnswerBudget:
             if not held[1]:
                 del self._blocks[block]
                 self.taken -= held[0]
-        self._show()
         self._wake_next()
 
     def _wake_next(self) -> None:
         """One for each answer that comes or goes: all of them would find it full again."""
         if self._waiting and not self.full:
             self._waiting.popleft().set()
-
-    def _show(self) -> None:
-        REMOTE_ANSWER_BYTES.set(self.taken)
-        ANSWERS_BYTES.set(self.taken)
 
 
 def _block(piece: Buffer) -> Sized:

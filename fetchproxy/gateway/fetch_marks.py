@@ -39,14 +39,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`remote` and `judging` are withheld from the broker; the rest of `asked` is its."""
+    """`remote` and `judging` are `withheld` from the broker; the rest of `asked` is its."""
 
     remote: Mapping[PartitionKey, TopicIdPartition]
     judging: frozenset[PartitionKey]
+    withheld: frozenset[PartitionKey] = field(init=False)
 
-    @property
-    def withheld(self) -> frozenset[PartitionKey]:
-        return self.judging.union(self.remote)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "withheld", self.judging.union(self.remote))
 
 
 NOTHING_WITHHELD = Split({}, frozenset())

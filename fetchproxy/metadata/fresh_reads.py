@@ -61,6 +61,16 @@ class FreshReads(Generic[K, V]):
         entry = self._cached.get(key)
         return None if entry is None else entry[1]
 
+    def shown(self, key: K, age_max_s: float) -> V | None:
+        """What is cached; where that is older, it is read again meanwhile (`renew`)."""
+        entry = self._cached.get(key)
+        if entry is None:
+            return None
+        oldest = asyncio.get_running_loop().time() - age_max_s
+        if entry[0] < oldest:
+            self.renew(key, oldest, age_max_s)
+        return entry[1]
+
     def is_running(self, key: K) -> bool:
         return key in self._running
 

@@ -117,11 +117,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
         """As the interface says. One older than `view_age_max_ms` is read again meanwhile."""
-        shown = self._views.cached(tip)
-        if shown is not None:
-            age_max_s = self._config.view_age_max_ms / 1000
-            self._views.renew(tip, asyncio.get_running_loop().time() - age_max_s, age_max_s)
-        return shown
+        return self._views.shown(tip, self._config.view_age_max_ms / 1000)
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
         """As the interface says; `read_at` is when the listing *began*.

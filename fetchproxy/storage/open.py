@@ -18,7 +18,6 @@ from fetchproxy.storage.hdfs import HdfsObjectStore
 from fetchproxy.storage.hdfs_client import HdfsLocation
 from fetchproxy.storage.layout import normal_prefix
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.s3 import S3ObjectStore
 
 _S3_PARAMETERS = ("endpoint_url", "region")
 _HDFS_PARAMETERS = ("user",)
@@ -88,6 +87,9 @@ def open_object_store(
         return FilesystemObjectStore(location.root, create=create, config=config), ""
     if isinstance(location, HdfsLocation):
         return HdfsObjectStore(location, create=create, config=config), ""
+    # Its SDK takes 43 MiB in each process that loads it: a Spark worker that reads files does not.
+    from fetchproxy.storage.s3 import S3ObjectStore
+
     store = S3ObjectStore(
         location.bucket,
         endpoint_url=location.endpoint_url,
