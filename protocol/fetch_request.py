@@ -7,8 +7,8 @@ unchanged, whichever session it travels in. Layout: Kafka's FetchRequest.json.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from protocol.errors import MalformedMessage
 from protocol.primitives import INT16, INT32, Buffer, Cursor, encode_count, encode_uvarint
@@ -35,8 +35,8 @@ _HEAD = Struct(">iii")  # max wait, min bytes, max bytes
 _SESSION = Struct(">ii")  # id, epoch
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPartition:
+# Made for every fetch: a named tuple is made in a third of a frozen dataclass's time.
+class FetchPartition(NamedTuple):
     """One asked partition. `raw` is its entry as the client sent it (with tags).
 
     `leader_epoch` is the one that the client believes in; -1 (and all below v9): none to check.
@@ -49,8 +49,7 @@ class FetchPartition:
     leader_epoch: int = NO_LEADER_EPOCH
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(NamedTuple):
     version: int
     correlation_id: int
     header: bytes  # request header as sent, from api_key to its tags

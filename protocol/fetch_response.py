@@ -7,7 +7,6 @@ Records are never touched here: whoever composes an answer puts them between
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -51,8 +50,7 @@ class HeadPatch(NamedTuple):
     throttle_time_ms: int = 0  # where it is longer than the broker's
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionPatch:
+class PartitionPatch(NamedTuple):
     """Makes an answer without error of one with, or changes it; -1 where a value is not known."""
 
     high_watermark: int = -1

@@ -32,7 +32,6 @@ from fetchproxy.metadata.divergence import (
 )
 from fetchproxy.metadata.lineage import EpochEnd
 from fetchproxy.model import (
-    ZERO_UUID,
     EpochStart,
     IsolationLevel,
     LogEdges,
@@ -80,7 +79,7 @@ class ClusterLeaderLog(LeaderLog):
         self._cluster = cluster
 
     def known_epoch(self, tip: TopicIdPartition) -> int:
-        if tip.topic_id == ZERO_UUID:  # brokers before 2.8
+        if not tip.topic_id.int:  # brokers before 2.8
             topic = self._cluster.cached_topic_by_name(tip.topic)
         else:
             topic = self._cluster.cached_topic_by_id(tip.topic_id)

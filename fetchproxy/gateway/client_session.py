@@ -230,7 +230,8 @@ class ClientSession(asyncio.BufferedProtocol):
             if self._transport is None or self._transport.is_closing():
                 return
             left = write_step(self._transport, left)
-            await asyncio.sleep(0)  # a fast client must not keep the loop for the whole answer
+            if left:
+                await asyncio.sleep(0)  # a fast client must not keep the loop for a whole answer
 
     def stalled_s(self, now: float) -> float:
         """Since when (s) the client has taken none of what waits for it; called regularly."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from struct import Struct
+from typing import NamedTuple
 
 from fetchproxy.model import AbortedTxn, IsolationLevel
 from protocol.fetch_request import FLEXIBLE_FROM, PartitionKey, TopicRef
@@ -20,8 +20,7 @@ from protocol.fetch_response import (
 from protocol.primitives import Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionAnswer:
+class PartitionAnswer(NamedTuple):
     key: PartitionKey
     watermarks: PartitionPatch
     error_code: int = 0
@@ -41,8 +40,7 @@ class PartitionAnswer:
         return bool(self.records) or self.error_code != 0 or self.watermarks != shown
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedTopics:
+class EncodedTopics(NamedTuple):
     topics: int
     pieces: Sequence[Buffer]
 
@@ -97,7 +95,7 @@ def _first_batches(answer: PartitionAnswer, bytes_max: int, first_whole: bool) -
         kept.append(piece[:left])
         left -= len(piece)
     aborted = [a for a in answer.aborted if a.first_offset <= last_offset]
-    return replace(answer, records=kept, aborted=aborted)
+    return answer._replace(records=kept, aborted=aborted)
 
 
 def _peek(pieces: Iterable[memoryview], position: int) -> bytes:

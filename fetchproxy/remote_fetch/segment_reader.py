@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetNotArchived
 from fetchproxy.metadata.api import PartitionViews
@@ -36,8 +37,7 @@ NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
 _marker_offset = attrgetter("last_offset")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A chunk of a segment that a read begins or ends in."""
 
     metadata: RemoteLogSegmentMetadata
@@ -55,8 +55,7 @@ class Place:
         return None if metadata.copied_end_offset is None else metadata.end_offset
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(NamedTuple):
     """A read with data: where it ended, so that the reader's next one can be prepared."""
 
     result: RemoteReadResult
@@ -136,7 +135,7 @@ class SegmentReader:
         start, end, last = chunk.cut(request.fetch_offset, limit, min_one, up_to)
         if start == end:
             if up_to is not None and chunk.readable_from(request.fetch_offset, up_to) == 0:
-                further = replace(request, fetch_offset=up_to + 1)  # nothing more counts here
+                further = request._replace(fetch_offset=up_to + 1)  # nothing more counts here
                 return self.read(further, bytes_max, min_one, fresh_since, now, held)
             return NOTHING_YET
         answer = _Answer(place, chunk, start, end, last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -204,7 +203,7 @@ def test_a_session_keeps_to_names_or_to_ids() -> None:
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
     mirror.on_answer(0, 9)
-    by_id = replace(asks(9, 1, {}), version=13)
+    by_id = asks(9, 1, {})._replace(version=13)
     assert mirror.on_request(by_id) is FetchKind.WRONG_TOPIC_IDS
     assert mirror.on_request(asks(9, 1, {})) is FetchKind.INCREMENTAL, "the session goes on"
 

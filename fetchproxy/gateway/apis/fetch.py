@@ -272,6 +272,8 @@ class FetchHandler:
             return
         if poll is not None:
             deadline = max(deadline, poll.due_at)
+        elif side.ready and not split.judging:
+            return
         judging = set(split.judging)
         while True:
             self._judging.judged.clear()
@@ -355,14 +357,14 @@ class FetchHandler:
         """
         answers = await self._gather(split, side)
         of_tail: list[PartitionAnswer] = []
-        if kind.lists_all:
+        alone = len(split.withheld) >= len(self._mirror.asked)
+        if kind.lists_all and not alone:
             of_tail = self._tail.answers(self._mirror.asked.keys() - split.withheld)
             await breathe(len(of_tail))
         budget = self._parts.answers
         room = self._parts.rates.room(min(request.bytes_max, budget.room()))
         answers = self._named(kind, answers, room, first_whole=not budget.full)
         self._cut_short = False
-        alone = len(split.withheld) >= len(self._mirror.asked)
         owed_ms = self._pace.spend(side.client, sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._throttle_time_ms = max(self._throttle_time_ms, owed_ms), 0
         session_id = self._mirror.on_own_answer()
