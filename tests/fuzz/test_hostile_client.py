@@ -57,6 +57,14 @@ class Field:
     def open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.proxy.pid}/fd"))
 
+    def what_is_open(self) -> str:
+        """Files, and of sockets the addresses and state as /proc/net/tcp has them."""
+        links = [os.readlink(each) for each in Path(f"/proc/{self.proxy.pid}/fd").iterdir()]
+        sockets = Path("/proc/net/tcp").read_text().splitlines()
+        inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+        found = [line for line in sockets if inodes & {*line.split()[9:10]}]
+        return "\n".join(sorted(links) + found)
+
 
 @pytest.fixture(scope="module")
 def field(
@@ -123,4 +131,8 @@ def test_hostile_frames_harm_nobody_else(field: Field, frames: int) -> None:
     for event in ("session_crashed", "part_failed", "library_message"):
         assert not proxy.logged(event), proxy.logged(event)[0]
     assert growth <= GROWTH_BYTES_MAX
-    wait_for("closed connections", lambda: field.open_files() <= idle_files + 4)
+    try:
+        wait_for("closed connections", lambda: field.open_files() <= idle_files + 4)
+    except AssertionError as late:
+        late.add_note(f"{idle_files} were open before; now:\n{field.what_is_open()}")
+        raise

@@ -8,6 +8,7 @@ import pytest
 from virtual_loop import run_virtual
 
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.observability.registry import REGISTRY
 from protocol.primitives import Buffer
 
 ANSWER_MAX, TOTAL_MAX = 100, 1000
@@ -30,6 +31,19 @@ def test_what_counts_is_the_chunk_behind_the_records_and_it_counts_once() -> Non
         answers.enter_context(budget.taking([other[:150]]))
         assert budget.taken == 2 * CHUNK + 4
     assert budget.taken == 0
+
+
+def test_the_metrics_say_what_is_taken_now() -> None:
+    budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+
+    def shown() -> set[float | None]:
+        part = {"part": "gateway.remote_answers_bytes_max"}
+        memory = REGISTRY.get_sample_value("fetchproxy_memory_used_bytes", part)
+        return {memory, REGISTRY.get_sample_value("fetchproxy_remote_answer_bytes")}
+
+    with budget.taking([chunk()]):
+        assert shown() == {CHUNK}
+    assert shown() == {0}
 
 
 def test_answers_are_cut_to_what_is_left_and_single_batches_have_a_reserve() -> None:

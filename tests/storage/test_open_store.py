@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,16 @@ async def test_an_s3_store_is_opened_without_its_server() -> None:
     url = "s3://bucket/p?endpoint_url=http://127.0.0.1:9&region=us-east-1"
     async with open_store(url, StoreConfig()):
         pass
+
+
+def test_who_opens_a_folder_does_not_load_the_clients_of_s3(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "import fetchproxy.pipeline.source.store_thread\n"
+        "from fetchproxy.config.sections import StoreConfig\n"
+        "from fetchproxy.storage.open import open_store\n"
+        f"open_store({tmp_path.as_uri()!r}, StoreConfig())\n"
+        "print([name for name in sys.modules if 'botocore' in name])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
