@@ -9,6 +9,8 @@ wait in the socket, as they would behind a delayed request on a broker.
 from __future__ import annotations
 
 import asyncio
+import select
+from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import cast
 
@@ -242,6 +244,21 @@ class ClientSession(asyncio.BufferedProtocol):
         return now - self._taken_at
 
     @property
+    def reset_unheard(self) -> bool:
+        """The client is gone, and asyncio, which watches no socket that it does not read, is mute.
+
+        One that has only ended its sending is not: what it sent before may still be unread.
+        """
+        if not self._held_back or self._transport is None:
+            return False
+        found: TransportSocket | None = self._transport.get_extra_info("socket")
+        if found is None:
+            return False
+        look = select.poll()
+        look.register(found, 0)  # what cannot be left out: an error, a hang-up of both directions
+        return bool(look.poll(0))
+
+    @property
     def kept_bytes(self) -> int:
         """What this connection holds in memory: unsent to either side, and what is not whole."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -345,11 +362,16 @@ class ClientSession(asyncio.BufferedProtocol):
         self._take(memoryview(b""))
         self._pace()
 
+    @property
+    def _held_back(self) -> bool:
+        """No further request is taken, so that reading may be paused."""
+        return self.muted or self._upstream_slow or self._requests.limited
+
     def _pace(self) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self.muted or self._upstream_slow or self._requests.limited:
+        if self._held_back:
             transport.pause_reading()
         else:
             transport.resume_reading()

@@ -307,6 +307,8 @@ class GatewayServer:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()
             session.close("client_stall_max_ms")
             session.abort()  # it does not take what is still to be written
+        elif session.reset_unheard:
+            session.abort()  # nobody is there: a broker may hold the answer for hours
         elif begun is not None and now - begun > config.half_frame_max_ms / 1000:
             LIMITS_REACHED.labels("half_frame_max_ms").inc()
             session.close("half_frame_max_ms", waited_s=round(now - begun, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ SETTINGS: dict[str, object] = {
     "archive.rlm_process_interval_ms": 100,
     "archive.discovery_interval_ms": 200,
 }
+KEPT = ("fetchproxy_memory_used_bytes", "connection_buffers_bytes_max")
 BIG_PARTITIONS = 5  # of 4.5 MB: a read gives no more than a chunk of each
 BIG, OLD, LIVE = "fl-big", "fl-old", "fl-live"
 
@@ -136,6 +138,10 @@ class SlowReader(RawConnection):
     def ask(self, request, response, version: int) -> None:
         request.with_header(correlation_id=1, client_id="slow")
         self.send(request.encode(header=True, framed=True))
+
+    def reset(self) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
 
 
 def fetch_all(reader: RawConnection):
@@ -264,3 +270,21 @@ def most_throttled(client: SessionClient, asked) -> int:
     while not most and time.monotonic() < deadline:
         most = client.poll((0, -1), asked, partition_bytes=40_000).throttle_ms
     return most
+
+
+def test_who_is_gone_holds_no_connection_while_the_broker_waits_for_records(
+    proxy: ProxyProcess,
+) -> None:
+    """One fetch is held, one waits for its turn, one is kept unread: nothing more is read."""
+
+    def connections() -> float:
+        return proxy.metric("fetchproxy_connections")
+
+    wait_for("others to leave", lambda: connections() == 0)
+    with SlowReader(proxy) as reader:
+        for _ in range(3):
+            reader.fetch_response(11, LIVE, None, {0: 1_000}, wait_ms=3_600_000)
+        wait_for("one to be kept", lambda: proxy.metric(*KEPT) > 0)
+        assert connections() == 1
+        reader.reset()
+    wait_for("its end", lambda: connections() == 0)
