@@ -81,7 +81,8 @@ class ArchivedTopics:
             self._forget(gone)
         for name in sorted(wanted):
             now = self._clock()
-            if now - self._looked_at.get(name, -self._max_age_s) < self._max_age_s:
+            # The same sum as below: rounded in another way, what is due might not be due yet.
+            if name in self._looked_at and now < self._looked_at[name] + self._max_age_s:
                 continue
             self._looked_at[name] = now
             try:

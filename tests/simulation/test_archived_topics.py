@@ -1,0 +1,58 @@
+"""How often the topics that clients read are looked up, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from random import Random
+
+import pytest
+from broker import SimulatedCluster
+from calm_replay import whole_logs
+from network import Conditions, NetworkLoop, SimulatedNetwork
+from virtual_loop import run_virtual
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ClusterConfig, MetadataConfig
+from fetchproxy.gateway.archived_topics import ArchivedTopics, TopicsOfConnection
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+LOOKS = 10
+
+
+@pytest.mark.parametrize("max_age_s", [0.25, 0.3, 30.0])
+def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
+    """As floats, 1000 + 0.3 - 1000 is less than 0.3: nobody may go round for the rest."""
+    loops: list[NetworkLoop] = []
+    looked_at: list[float] = []
+
+    def new_loop() -> NetworkLoop:
+        loops.append(NetworkLoop())
+        return loops[-1]
+
+    def clock() -> float:
+        assert len(looked_at) <= 2 * LOOKS, "it goes round and round"
+        looked_at.append(loops[-1].time())
+        return looked_at[-1]
+
+    async def main() -> None:
+        loops[-1].network = network = SimulatedNetwork(Random(1), Conditions())
+        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
+        rsm = RemoteStorageManager(MemoryObjectStore())
+        async with (
+            brokers.serving(),
+            Cluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
+            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        ):
+            archived = ArchivedTopics(cluster, rlmm, clock, max_age_s)
+            TopicsOfConnection(archived).asked([(b"weather", 0)], by_id=False, only_these=True)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout((LOOKS - 0.5) * max_age_s):
+                    await archived.run()
+
+    run_virtual(main, new_loop)
+    assert len(looked_at) == LOOKS
+    waits = [later - before for before, later in itertools.pairwise(looked_at)]
+    assert waits == pytest.approx([max_age_s] * (LOOKS - 1))
