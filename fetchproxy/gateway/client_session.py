@@ -245,9 +245,9 @@ class ClientSession(asyncio.BufferedProtocol):
 
     @property
     def reset_unheard(self) -> bool:
-        """The client is gone, and asyncio, which watches no socket that it does not read, is mute.
+        """The client is gone; asyncio watches no socket that it does not read, and has not said so.
 
-        One that has only ended its sending is not: what it sent before may still be unread.
+        A client that has only ended its sending is still there: what it sent may yet be unread.
         """
         if not self._held_back or self._transport is None:
             return False

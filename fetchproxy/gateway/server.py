@@ -281,7 +281,7 @@ class GatewayServer:
             log.error("session_crashed", client=session.client, error=repr(error), exc_info=True)
 
     async def _sweep(self) -> None:
-        """Close what is silent, takes nothing, began a frame and does not end it, or is too much.
+        """Close what is silent, gone, takes nothing, does not end a frame it began, or is too much.
 
         A few at a time: ten thousand connections would hold the loop for tens of milliseconds.
         """
