@@ -10,9 +10,10 @@ READY := $(VENV)/.ready
 UPSTREAM ?= mock
 STORE ?= file
 MINUTES ?= 30
+SEED ?=
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-metadata bench-pipeline soak lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-metadata bench-pipeline soak chaos lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -31,7 +32,7 @@ check: venv  ## lint, formatting, types, import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy lab benchmarks
+	$(BIN)/mypy lab benchmarks chaos
 	$(BIN)/lint-imports
 
 format: venv  ## let ruff format and fix what it can
@@ -43,7 +44,7 @@ test: check  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: check  ## the same with the slow tests
-	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients spark
+	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients frameworks rust spark
 	$(BIN)/python -m pytest
 
 oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others
@@ -53,7 +54,7 @@ oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORAC
 demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3
 	$(BIN)/python -m demo --upstream $(UPSTREAM) --store $(STORE)
 
-bench: venv  ## every benchmark, in 25 minutes: tables, and JSON and SVG in benchmarks/results
+bench: venv  ## every benchmark, in 30 minutes: tables, and JSON and SVG in benchmarks/results
 	$(BIN)/python -m lab setup kafka s3 kroxylicious
 	$(BIN)/python -m benchmarks
 
@@ -91,6 +92,10 @@ bench-pipeline: venv  ## reading the archive on Spark, next to Spark's Kafka sou
 soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
 	$(BIN)/python -m lab setup kafka s3
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
+chaos: venv  ## three brokers, two archivers, two proxies and S3, broken by seed; MINUTES=N SEED=N
+	$(BIN)/python -m lab setup kafka s3
+	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lock: venv  ## resolve pyproject.toml anew into requirements/*.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)

@@ -3,7 +3,10 @@
 Idle connections are held by a process of its own; what the proxy's grows by is divided by their
 number, and each of them has a connection of the proxy to the broker behind it. Small fetches go
 over 100 and over 1,000 connections in turn, and the same bytes are read from a topic and from one
-with ten times the partitions in turn: what is left of the rate when its load is spread wider.
+with ten times the partitions in turn: what is left of the rate when its load is spread wider. The
+same fetches are sent to the broker itself, and through a relay that only passes bytes: what is
+missing there already no proxy on one thread of asyncio can have. Then very many partitions are
+looked up at once, with the store 40 ms away: see `look_ups`.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.contestants import DIRECT, FETCHPROXY, FetchproxyServer
+from benchmarks import look_ups
+from benchmarks.bare_relay import BareRelay
+from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY, FetchproxyServer
 from benchmarks.drain import UNPAUSED
 from benchmarks.filling import Shape, fill
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
-from benchmarks.goals import IDLE_CONNECTIONS, SPREAD
+from benchmarks.goals import IDLE_CONNECTIONS, SMALL_FETCHES, SPREAD
 from benchmarks.process_usage import open_files, resident_mib
 from benchmarks.report import Row, goal_rows, ratios, row
 from lab.errors import PartFailed
@@ -73,6 +78,7 @@ def rows_of(measured: Measured) -> list[Row]:
         spread(requests, FETCHPROXY, CONNECTIONS_WIDE, CONNECTIONS),
         spread(speeds, FETCHPROXY, PARTITIONS_WIDE, PARTITIONS),
     )
+    rows += small_fetch_rows(requests)
     rows += [
         row(
             f"requests/s over {CONNECTIONS_WIDE} : {CONNECTIONS} connections, {DIRECT}",
@@ -89,6 +95,19 @@ def rows_of(measured: Measured) -> list[Row]:
         rows.append(row(f"small fetches over {count} connections, {name}", "1/s", rates))
     for (name, count), rates in speeds.items():
         rows.append(row(f"throughput of {count} partitions, {name}", "MB/s", rates))
+    return rows
+
+
+def small_fetch_rows(requests: dict[tuple[str, int], list[float]]) -> list[Row]:
+    """How much of the broker's own rate is left through each proxy, and of the bare relay's."""
+    direct = requests[DIRECT, CONNECTIONS_WIDE]
+    rows = goal_rows(SMALL_FETCHES, ratios(requests[FETCHPROXY, CONNECTIONS_WIDE], direct))
+    for count in (CONNECTIONS_WIDE, CONNECTIONS):
+        for ours, theirs in ((BARE_RELAY, DIRECT), (FETCHPROXY, BARE_RELAY)):
+            found = ratios(requests[ours, count], requests[theirs, count])
+            rows.append(
+                row(f"small fetches over {count} connections, {ours} : {theirs}", "x", found)
+            )
     return rows
 
 
@@ -143,15 +162,20 @@ def measure_spread(kafka: KafkaServer, options: argparse.Namespace, console: Con
         topic = kafka.create_topic(_topic(partitions), partitions)
         fill(kafka.bootstrap, topic, partitions, records, SHAPE)
     measured = Measured()
-    with FetchproxyServer(kafka.bootstrap) as proxy:
+    with (
+        FetchproxyServer(kafka.bootstrap) as proxy,
+        BareRelay(int(kafka.bootstrap.rpartition(":")[2])) as relay,
+    ):
         ours, control = (FETCHPROXY, proxy.bootstrap), (DIRECT, kafka.bootstrap)
+        ways = (ours, control, (BARE_RELAY, relay.bootstrap))
         for number in range(options.rounds + 1):  # round 0 warms up
-            # The broker itself is read in every second round: it only shows what is the machine's.
-            for name, bootstrap in in_turn([ours, control], number) if number % 2 else [ours]:
-                for count in in_turn((CONNECTIONS, CONNECTIONS_WIDE), number):
+            for count in in_turn((CONNECTIONS, CONNECTIONS_WIDE), number):
+                for name, bootstrap in in_turn(ways, number):
                     rate = _requests_per_s(bootstrap, count, options.seconds)
                     if number:
                         measured.requests_per_s.setdefault((name, count), []).append(rate)
+            # The broker itself is read in every second round: it only shows what is the machine's.
+            for name, bootstrap in in_turn([ours, control], number) if number % 2 else [ours]:
                 for partitions in in_turn((PARTITIONS, PARTITIONS_WIDE), number):
                     rate = _mb_per_s(bootstrap, partitions, records)
                     if number:
@@ -183,8 +207,9 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         measured = measure_spread(kafka, options, console)
         console.print("idle connections")
         measure_idle(kafka, options.connections, measured)
+        looked_up = look_ups.measure(kafka, options.partitions, options.rounds, console)
     facts = {"files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[1]}
-    return Outcome(rows_of(measured), facts)
+    return Outcome([*rows_of(measured), *look_ups.rows_of(looked_up)], facts)
 
 
 PART = Part(
@@ -196,6 +221,7 @@ PART = Part(
         Size("seconds", 2, 1, "of small fetches, each time"),
         Size("mib", 256, 16, "in each of the two topics"),
         Size("connections", 10_000, 300, "idle ones; as many as the limit of open files allows"),
+        Size("partitions", 2_000, 50, "looked up at once, of an archived topic and of another"),
     ),
     measure=measure,
 )

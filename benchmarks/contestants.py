@@ -20,6 +20,7 @@ from lab.process import ServerProcess, free_port, port_answers
 DIRECT = "direct"
 KROXYLICIOUS = "kroxylicious"
 FETCHPROXY = "fetchproxy"
+BARE_RELAY = "bare-relay"
 FETCHPROXY_COMMAND = [sys.executable, "-m", "fetchproxy"]
 _PROJECT = Path(__file__).parents[1]
 

@@ -1,4 +1,5 @@
-"""A TCP relay in front of an S3 server that slows it down or corrupts what it sends.
+"""A TCP relay in front of an S3 server that slows it down, corrupts what it sends, cuts it off or
+answers listings as they were.
 
 `python -m benchmarks.fault_relay LISTEN_PORT SERVER_PORT` prints a line when it listens, takes a
 `Fault` as JSON with each line of stdin, and ends with stdin. It is no proxy: bytes pass as they
@@ -27,11 +28,16 @@ _PROJECT = Path(__file__).parents[1]
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`delay_ms` before each piece of an answer that comes after a request; `bytes_per_s` of each
-    connection, 0: unlimited; `corrupt`: a bit in each piece of an object that is read."""
+    connection, 0: unlimited; `corrupt`: a bit in each piece of an object that is read and whose
+    key ends with `corrupt_suffix`; `cut`: no byte passes either way, and connections stay open;
+    `stale_listings`: a listing that was asked for before is answered as before the fault."""
 
     delay_ms: int = 0
     bytes_per_s: int = 0
     corrupt: bool = False
+    corrupt_suffix: str = ""
+    cut: bool = False
+    stale_listings: bool = False
 
 
 NO_FAULT = Fault()
@@ -45,14 +51,15 @@ class Exchange:
 
     def __init__(self) -> None:
         self._reads_object = False
+        self.path = b""  # of the last request
         self._head: bytes | None = None  # of the answer, until it is whole
 
     def request(self, data: bytes) -> None:
         """Bytes of the client, a piece that begins a request or goes on in its body."""
         line = data.partition(b"\r\n")[0].split(b" ")
         if len(line) == 3 and line[2].startswith(b"HTTP/1."):
-            path = line[1].partition(b"?")[0].strip(b"/")
-            self._reads_object = line[0] == b"GET" and b"/" in path
+            self.path = line[1].partition(b"?")[0].strip(b"/")
+            self._reads_object = line[0] == b"GET" and b"/" in self.path
             self._head = b""
 
     def answer(self, data: bytes) -> bytes:
@@ -75,35 +82,91 @@ class Exchange:
         return bytes(flipped)
 
 
+class Listing:
+    """The listing that is being answered on one connection, if it is one. Pure.
+
+    `answers` is of all connections: the last whole answer to each listing.
+    """
+
+    def __init__(self, answers: dict[bytes, bytes]) -> None:
+        self._answers = answers
+        self._asked: bytes | None = None
+        self._answer = b""
+
+    def asked_before(self, data: bytes) -> bytes | None:
+        """What the client was answered earlier, if this piece asks for a listing."""
+        line = data.partition(b"\r\n")[0].split(b" ")
+        if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
+            return None
+        listing = line[0] == b"GET" and b"list-type=2" in line[1]
+        self._asked, self._answer = (line[1] if listing else None), b""
+        return self._answers.get(line[1]) if listing else None
+
+    def answered(self, data: bytes) -> None:
+        if self._asked is None:
+            return
+        self._answer += data
+        head, found, body = self._answer.partition(b"\r\n\r\n")
+        if found and len(body) == _length(head) and head.split(b" ", 2)[1] == b"200":
+            self._answers[self._asked] = self._answer
+            self._asked = None
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return -1
+
+
 class Relay:
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
-        self.fault = NO_FAULT
+        self._listings: dict[bytes, bytes] = {}
+        self._joined = asyncio.Event()
+        self.set(NO_FAULT)
+
+    def set(self, fault: Fault) -> None:
+        self.fault = fault
+        if fault.cut:
+            self._joined.clear()
+        else:
+            self._joined.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until either side ends it."""
+        await self._joined.wait()
         try:
             from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
         except OSError:
             writer.transport.abort()
             return
-        exchange = Exchange()
+        exchange, listing = Exchange(), Listing(self._listings)
         asked = asyncio.Event()  # since the last piece of an answer
 
         async def request(data: bytes) -> bytes:
+            await self._joined.wait()
+            earlier = listing.asked_before(data)
+            if earlier is not None and self.fault.stale_listings:
+                writer.write(earlier)
+                return b""
             exchange.request(data)
             asked.set()
             return data
 
         async def answer(data: bytes) -> bytes:
+            await self._joined.wait()
             fault = self.fault
+            if not fault.stale_listings:
+                listing.answered(data)
             if asked.is_set():
                 asked.clear()
                 await asyncio.sleep(fault.delay_ms / 1000)
             if fault.bytes_per_s:
                 await asyncio.sleep(len(data) / fault.bytes_per_s)
             changed = exchange.answer(data)
-            return changed if fault.corrupt else data
+            damaged = fault.corrupt and exchange.path.endswith(fault.corrupt_suffix.encode())
+            return changed if damaged else data
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_pass(reader, to_server, request, writer))
@@ -115,7 +178,7 @@ class Relay:
         server = await asyncio.start_server(self.serve, "127.0.0.1", port)
         print("listening", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            self.fault = Fault(**json.loads(line))
+            self.set(Fault(**json.loads(line)))
             print("changed", flush=True)
         server.close()
 

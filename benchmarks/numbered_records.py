@@ -24,8 +24,13 @@ def value_of(partition: int, offset: int, record_bytes: int) -> bytes:
     return _PLACE.pack(partition, offset) + _FILLING[shift : shift + record_bytes - _PLACE.size]
 
 
-def fill(bootstrap: str, topic: str, partitions: int, records: int, record_bytes: int) -> None:
-    """`records` of each partition, which must be empty. Raises KafkaException."""
+def fill(
+    bootstrap: str, topic: str, partitions: int, records: int, record_bytes: int, begin: int = 0
+) -> None:
+    """Each partition's records from offset `begin`, which is its end now, to `records` (exclusive).
+
+    Raises KafkaException.
+    """
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -43,7 +48,7 @@ def fill(bootstrap: str, topic: str, partitions: int, records: int, record_bytes
             failures.append(str(error))
 
     step = max(1, _BATCH_BYTES // (record_bytes + 16))
-    for start in range(0, records, step):
+    for start in range(begin, records, step):
         for partition in range(partitions):
             for offset in range(start, min(start + step, records)):
                 value = value_of(partition, offset, record_bytes)

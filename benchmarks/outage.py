@@ -1,11 +1,13 @@
 """`python -m benchmarks.outage`: what readers of the tail feel of the archive and of its troubles.
 
 A record's way from producer to consumer is timed while nothing else happens, while the store hangs
-and consumers of the archive wait for it, and while 16 consumers replay the archive, in turn, round
-after round. Then the S3 server is killed, paused, slowed down and made to send corrupt bytes, while
-consumers replay and the archiver copies: the tail goes on, archived reads come back, and every
-record that is read is checked. Consumers of the archive have the lowest priority on this machine,
-since on a real one they are not; the proxy, the broker and the store have not.
+and consumers of the archive wait for it, while 16 consumers replay the archive, and while the same
+16 replay the same records from the broker's own tiered storage, in turn, round after round. Those
+two read folders of one disk; once more the archive is in an S3 server. Then that server is killed,
+paused, slowed down and made to send corrupt bytes, while consumers replay and the archiver copies:
+the tail goes on, archived reads come back, and every record that is read is checked. Consumers of
+the archive have the lowest priority on this machine, since on a real one they are not; the proxy,
+the broker and the store have not.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -23,41 +25,46 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
 from benchmarks.contestants import DIRECT, FETCHPROXY, FETCHPROXY_COMMAND, FetchproxyServer
 from benchmarks.fault_relay import NO_FAULT, Fault, FaultRelay
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
-from benchmarks.numbered_records import fill, value_of
+from benchmarks.growing import GROWING, RECORD_BYTES, Growing
+from benchmarks.numbered_records import fill
 from benchmarks.outage_figures import (
     CALM,
     HANGING,
     PHASES,
     REPLAYING,
+    REPLAYING_S3,
+    REPLAYS,
+    TIERED,
     UNDER_LOAD,
+    Latencies,
     Measured,
     Recovery,
     rows_of,
 )
+from benchmarks.replayed_topics import MIB, create_tiered, move_to_tier, tiered_kafka
 from benchmarks.replayers import Replayed, ReplayerProcess
 from benchmarks.report import percentile
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 from lab.s3 import S3Server
 
-MIB = 1024 * 1024
-HISTORY, GROWING = "benchmark-history", "benchmark-growing"
+HISTORY = "benchmark-history"
+TIERED_HISTORY = "benchmark-tiered-history"  # the same records
 PARTITIONS = 4
-RECORD_BYTES = 1024
 REPLAYING_CONSUMERS = 16
-GROWING_RECORDS_PER_S = 1000
 
+SEGMENT_BYTES = 16 * MIB
 SETTINGS = {
     # Less memory than the archive has bytes: readers depend on the store, as with years of data.
     "remote_fetch.chunk_cache_bytes_max": str(32 * MIB),
-    "archive.segment_bytes_max": str(16 * MIB),
+    "archive.segment_bytes_max": str(SEGMENT_BYTES),
     # The faults take seconds here, and so does what waits for the end of one.
     "remote_fetch.corrupt_retry_ms": "5000",
     "archive.segment_age_max_ms": "2000",
@@ -71,6 +78,8 @@ _FAULT_MIN_S = 5.0
 _BACK_MAX_S = 90.0
 _BACK_RECORDS = 1000  # more than a consumer may still have had in hand
 _PROJECT = Path(__file__).parents[1]
+
+Load = AbstractContextManager[ReplayerProcess | None]
 
 
 def latencies_ms(
@@ -91,10 +100,14 @@ def _tail(way: str) -> str:
 
 @dataclass(slots=True)
 class Bench:
-    """What is measured on: a broker, a store, and an archived topic that the broker has no more."""
+    """What is measured on: a broker, a store, and archived topics that the broker has no more.
+
+    `archive`: a folder, another store with the same records.
+    """
 
     kafka: KafkaServer
     s3: S3Server
+    archive: Path
     records: int  # of each partition of the history
     samples: int
     console: Console
@@ -108,17 +121,30 @@ class Bench:
         endless = {"retention.ms": "-1", "retention.bytes": "-1"}
         self.kafka.create_topic(GROWING, 1, endless)
         self.kafka.create_topic(HISTORY, PARTITIONS, endless)
-        fill(self.kafka.bootstrap, HISTORY, PARTITIONS, self.records, RECORD_BYTES)
-        self.fetchproxy("archive", "--once", "--bootstrap", self.kafka.bootstrap,
-                        "--archive", HISTORY)  # fmt: skip
+        self._fill(HISTORY, 0, self.records)
+        for store in (self.s3.store_url(_BUCKET), self.archive.as_uri()):
+            self.fetchproxy("archive", store, "--once", "--bootstrap", self.kafka.bootstrap,
+                            "--archive", HISTORY)  # fmt: skip
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
         ends = [TopicPartition(HISTORY, each, self.records) for each in range(PARTITIONS)]
         for deleted in admin.delete_records(ends).values():
             deleted.result(timeout=60.0)
+        create_tiered(self.kafka, TIERED_HISTORY, PARTITIONS, SEGMENT_BYTES)
+        self._fill(TIERED_HISTORY, 0, self.records)
+        ends = [self.records] * PARTITIONS
+        move_to_tier(
+            self.kafka,
+            TIERED_HISTORY,
+            ends,
+            lambda: self._fill(TIERED_HISTORY, self.records, self.records + 1),
+        )
 
-    def fetchproxy(self, command: str, *arguments: str) -> None:
+    def _fill(self, topic: str, begin: int, end: int) -> None:
+        fill(self.kafka.bootstrap, topic, PARTITIONS, end, RECORD_BYTES, begin)
+
+    def fetchproxy(self, command: str, store: str, *arguments: str) -> None:
         """Raises PartFailed with its output unless it succeeds."""
-        whole = [*FETCHPROXY_COMMAND, command, "--store", self.s3.store_url(_BUCKET), *arguments]
+        whole = [*FETCHPROXY_COMMAND, command, "--store", store, *arguments]
         for key, value in SETTINGS.items():
             whole += ["--set", f"{key}={value}"]
         done = subprocess.run(
@@ -129,16 +155,19 @@ class Bench:
             raise PartFailed(f"fetchproxy {command}: {(done.stdout + done.stderr)[-2000:]}")
 
     def proxy(self, endpoint_url: str, archived: str | None = None) -> FetchproxyServer:
+        """Of the archive in the S3 server."""
         settings = SETTINGS if archived is None else {**SETTINGS, "archive.topics": archived}
         endpoint = quote(endpoint_url, safe="")
         store = f"s3://{_BUCKET}/?endpoint_url={endpoint}&region={self.s3.region}"
         return FetchproxyServer(self.kafka.bootstrap, settings, store, self.s3.environment)
 
     @contextmanager
-    def replayers(self, proxy: FetchproxyServer, count: int) -> Iterator[ReplayerProcess]:
+    def replayers(
+        self, count: int, bootstrap: str, topic: str = HISTORY
+    ) -> Iterator[ReplayerProcess]:
         """Each of them has begun."""
         sizes = (PARTITIONS, self.records, RECORD_BYTES, count)
-        with ReplayerProcess([proxy.bootstrap, HISTORY, *map(str, sizes)]) as replaying:
+        with ReplayerProcess([bootstrap, topic, *map(str, sizes)]) as replaying:
             replaying.wait_until(
                 lambda done: len(done.records) == count and all(done.records),
                 "every consumer of the archive has a record",
@@ -148,47 +177,55 @@ class Bench:
 
     # -- rounds ----------------------------------------------------------------------------------
     def compare(self, rounds: int) -> None:
-        """The tail without anything else, while the store hangs, while 16 consumers replay."""
-        with self.proxy(self.s3.endpoint_url) as proxy:
-            phases: dict[str, Callable[[], AbstractContextManager[ReplayerProcess | None]]] = {
-                CALM: nullcontext,
-                HANGING: lambda: self._hanging(proxy),
-                REPLAYING: lambda: self.replayers(proxy, REPLAYING_CONSUMERS),
+        """The tail without anything else, while the store hangs, and while 16 consumers replay."""
+        near = FetchproxyServer(self.kafka.bootstrap, SETTINGS, self.archive.as_uri())
+        with self.proxy(self.s3.endpoint_url) as far, near:
+            readers = REPLAYING_CONSUMERS
+            broker = self.kafka.bootstrap
+            phases: dict[str, tuple[FetchproxyServer, Callable[[], Load]]] = {
+                CALM: (near, nullcontext),
+                HANGING: (far, lambda: self._hanging(far)),
+                REPLAYING: (near, lambda: self.replayers(readers, near.bootstrap)),
+                TIERED: (near, lambda: self.replayers(readers, broker, TIERED_HISTORY)),
+                REPLAYING_S3: (far, lambda: self.replayers(readers, far.bootstrap)),
             }
             for number in range(rounds + 1):  # round 0 warms up
-                told = [
-                    f"{phase} {self._timed(proxy, phase, phases[phase](), counts=number > 0):.2f}"
-                    for phase in in_turn(PHASES, number)
-                ]
                 label = f"round {number} of {rounds}" if number else "warm-up"
-                self.console.print(f"{label}: p99 ms: {', '.join(told)}")
+                self.console.print(f"{label}: p99 ms, {DIRECT} and {FETCHPROXY}")
+                for phase in in_turn(PHASES, number):
+                    proxy, load = phases[phase]
+                    found = self._timed(proxy, phase, load(), counts=number > 0)
+                    told = (f"{percentile(found[way], 99):.2f}" for way in (DIRECT, FETCHPROXY))
+                    self.console.print(f"  {phase}: {', '.join(told)}")
 
     def _timed(
         self,
         proxy: FetchproxyServer,
         phase: str,
-        load: AbstractContextManager[ReplayerProcess | None],
+        load: Load,
         *,
         counts: bool,
-    ) -> float:
-        """The tail's p99 (ms) through the proxy beside `load`."""
+    ) -> Latencies:
+        """Of the tail beside `load`, ms by way."""
         with load as replaying:
             before = replaying.latest() if replaying else None
             found = latencies_ms(self.kafka, proxy, self.samples if counts else _WARM_UP_SAMPLES)
             after = replaying.latest() if replaying else None
         if counts:
             self.measured.add(phase, found)
-        if counts and phase == REPLAYING and before and after:
-            self.measured.replayed_mb_per_s.append(_mb_per_s(before, after))
+        if counts and phase in REPLAYS and before and after:
+            speeds = self.measured.replayed_mb_per_s.setdefault(phase, [])
+            speeds.append(_mb_per_s(before, after))
+        if counts and phase == REPLAYING:
             longest_s = proxy.metric("fetchproxy_event_loop_longest_seconds")
             self.measured.longest_turns_ms.append(longest_s * 1000)
             cpu_s = proxy.metric("fetchproxy_event_loop_cpu_longest_seconds")
             self.measured.cpu_longest_turns_ms.append(cpu_s * 1000)
-        return percentile(found[FETCHPROXY], 99)
+        return found
 
     @contextmanager
     def _hanging(self, proxy: FetchproxyServer) -> Iterator[ReplayerProcess]:
-        with self.replayers(proxy, PARTITIONS) as replaying:
+        with self.replayers(PARTITIONS, proxy.bootstrap) as replaying:
             self.s3.pause()
             try:
                 _wait_until_quiet(replaying)
@@ -203,7 +240,7 @@ class Bench:
             relay = stack.enter_context(FaultRelay(self.s3.port))
             proxy = stack.enter_context(self.proxy(relay.endpoint_url, GROWING))
             growing = stack.enter_context(Growing(self.kafka.bootstrap))
-            replaying = stack.enter_context(self.replayers(proxy, PARTITIONS))
+            replaying = stack.enter_context(self.replayers(PARTITIONS, proxy.bootstrap))
             self.measured.add(UNDER_LOAD, latencies_ms(self.kafka, proxy, self.samples))
             faults: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
                 "killed": (self.s3.kill, self.s3.start),
@@ -224,7 +261,7 @@ class Bench:
                 raise PartFailed("the store sent corrupt bytes and nobody found any")
             self.measured.checked = sum(replaying.latest().records)
             self._catch_up(proxy, growing)
-        self.fetchproxy("verify")
+        self.fetchproxy("verify", self.s3.store_url(_BUCKET))
 
     def _fault(
         self,
@@ -273,42 +310,6 @@ class Bench:
         self.measured.archived_meanwhile = produced
 
 
-class Growing:
-    """Produces to the topic that the archiver copies, evenly, in a thread."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20}
-        )
-        self._over = threading.Event()
-        self._produced = 0
-        self._thread = threading.Thread(target=self._run, name="growing", daemon=True)
-
-    def stop(self) -> int:
-        """How many records there are. Raises PartFailed."""
-        self._over.set()
-        self._thread.join()
-        if self._producer.flush(60.0):
-            raise PartFailed("the broker does not take records")
-        return self._produced
-
-    def __enter__(self) -> Growing:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-
-    def _run(self) -> None:
-        began = time.monotonic()
-        while not self._over.wait(0.1):
-            due = int((time.monotonic() - began) * GROWING_RECORDS_PER_S)
-            for number in range(self._produced, due):
-                self._producer.produce(GROWING, value_of(0, number, RECORD_BYTES), partition=0)
-            self._produced = due
-            self._producer.poll(0)
-
-
 def _wait_until_quiet(replaying: ReplayerProcess) -> None:
     last, since = replaying.latest(), time.monotonic()
     deadline = since + _START_S
@@ -332,8 +333,13 @@ def _mb_per_s(before: Replayed, after: Replayed) -> float:
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
     records = options.mib * MIB // RECORD_BYTES // PARTITIONS
-    with KafkaServer(heap="384m") as kafka, S3Server() as s3:
-        bench = Bench(kafka, s3, records, options.samples, console)
+    with ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="outage-")))
+        archive = folder / "archive"
+        archive.mkdir()
+        kafka = running.enter_context(tiered_kafka(folder))
+        s3 = running.enter_context(S3Server())
+        bench = Bench(kafka, s3, archive, records, options.samples, console)
         console.print(f"writing and archiving {options.mib} MiB")
         bench.prepare()
         bench.compare(options.rounds)

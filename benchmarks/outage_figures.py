@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.contestants import DIRECT, FETCHPROXY
-from benchmarks.goals import TAIL_IN_OUTAGE
+from benchmarks.goals import TAIL_BESIDE_REPLAY, TAIL_IN_OUTAGE
 from benchmarks.report import Row, goal_rows, percentile, ratios, row
 
 CALM = "without"
 HANGING = "while the store hangs"
-REPLAYING = "while 16 consumers replay"
-PHASES = (CALM, HANGING, REPLAYING)
+# Both from folders of one disk, so that the ways are compared and not the stores.
+REPLAYING = "while 16 consumers replay through fetchproxy"
+TIERED = "while 16 consumers replay from Kafka's tiered storage"
+# The store takes its part of the same cores, which nobody else's does.
+REPLAYING_S3 = "while 16 consumers replay through fetchproxy from S3"
+REPLAYS = (REPLAYING, TIERED, REPLAYING_S3)
+PHASES = (CALM, HANGING, *REPLAYS)
 UNDER_LOAD = "under load, before the faults"
 
 # A tail that goes on has every record sooner than this, whatever becomes of the store.
@@ -32,14 +37,15 @@ class Recovery:
 
 @dataclass(slots=True)
 class Measured:
-    """`latencies_ms` by phase, an entry a round; `recoveries` by what the store was.
+    """`latencies_ms` and `replayed_mb_per_s` by phase, an entry a round; `recoveries` by what the
+    store was.
 
     `longest_turns_ms`: of the proxy's event loop, as it was told when 16 consumers had replayed;
     `cpu_longest_turns_ms`: the most CPU time one of them took.
     """
 
     latencies_ms: dict[str, list[Latencies]] = field(default_factory=dict)
-    replayed_mb_per_s: list[float] = field(default_factory=list)
+    replayed_mb_per_s: dict[str, list[float]] = field(default_factory=dict)
     longest_turns_ms: list[float] = field(default_factory=list)
     cpu_longest_turns_ms: list[float] = field(default_factory=list)
     recoveries: dict[str, Recovery] = field(default_factory=dict)
@@ -55,15 +61,23 @@ class Measured:
 
 
 def rows_of(measured: Measured) -> list[Row]:
-    def against_calm(phase: str, way: str) -> list[float]:
-        return ratios(measured.percentiles(phase, way, 99), measured.percentiles(CALM, way, 99))
+    def hanging(way: str) -> list[float]:
+        return ratios(measured.percentiles(HANGING, way, 99), measured.percentiles(CALM, way, 99))
 
-    ours = [against_calm(phase, FETCHPROXY) for phase in (HANGING, REPLAYING)]
-    rows = goal_rows(TAIL_IN_OUTAGE, *ours)
-    for phase in (HANGING, REPLAYING):
-        name = f"the same {DIRECT}, what the machine makes of it: {phase}"
-        rows.append(row(name, "x", against_calm(phase, DIRECT)))
-    rows.append(row("the 16 consumers replay", "MB/s", measured.replayed_mb_per_s))
+    def beside_replay(phase: str, percent: int) -> list[float]:
+        # Who reads through fetchproxy has their tail from there, too; the others have no proxy.
+        ours = measured.percentiles(phase, FETCHPROXY, percent)
+        return ratios(ours, measured.percentiles(TIERED, DIRECT, percent))
+
+    rows = [
+        *goal_rows(TAIL_IN_OUTAGE, hanging(FETCHPROXY)),
+        *goal_rows(TAIL_BESIDE_REPLAY, beside_replay(REPLAYING, 99)),
+        row(f"the same p50: {REPLAYING}", "x", beside_replay(REPLAYING, 50)),
+        row(f"the same p99: {REPLAYING_S3}", "x", beside_replay(REPLAYING_S3, 99)),
+        row(f"{DIRECT}, what the machine makes of it: {HANGING}", "x", hanging(DIRECT)),
+    ]
+    for phase, speeds in measured.replayed_mb_per_s.items():
+        rows.append(row(f"what they replay {phase}", "MB/s", speeds))
     longest = "longest turn of the proxy's event loop, within a minute"
     rows.append(row(longest, "ms", measured.longest_turns_ms))
     longest = "most CPU time of the proxy in a turn of its event loop, within a minute"

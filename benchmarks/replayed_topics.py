@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,6 @@ _TIERED = {
 # Retention is by bytes: it deletes what is in the remote tier, and nothing else can.
 _TIERED_TOPIC = {
     "remote.storage.enable": "true",
-    "segment.bytes": str(SEGMENT_BYTES),
     "retention.ms": "-1",
     "local.retention.bytes": "1",
 }
@@ -97,17 +96,39 @@ def tiered_topic(
 ) -> ReplayedTopic:
     """All of it is in Kafka's own remote tier when this returns; each partition has one record
     more, in its local log. Raises PartFailed."""
-    kafka.create_topic(name, partitions, _TIERED_TOPIC)
+    create_tiered(kafka, name, partitions)
     written = fill(kafka.bootstrap, name, partitions, size_bytes // shape.record_bytes, shape)
+
+    def one_more() -> None:
+        fill(kafka.bootstrap, name, partitions, partitions, Shape(1024 * 900, "none"))
+
+    move_to_tier(kafka, name, written, one_more)
+    return ReplayedTopic(name, shape, tuple(enumerate(written)))
+
+
+def create_tiered(
+    kafka: KafkaServer, name: str, partitions: int, segment_bytes: int = SEGMENT_BYTES
+) -> None:
+    """A topic that Kafka tiers."""
+    kafka.create_topic(name, partitions, {**_TIERED_TOPIC, "segment.bytes": str(segment_bytes)})
+
+
+def move_to_tier(
+    kafka: KafkaServer, name: str, written: Sequence[int], one_more: Callable[[], None]
+) -> None:
+    """All that was `written` (records by partition) is in Kafka's own remote tier when this
+    returns, and no longer in its local log. `one_more` writes a record to each partition.
+
+    Raises PartFailed.
+    """
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     # Only what is not active is copied: the next record shall begin a new segment.
     _alter(admin, name, {"segment.ms": "1"})
     time.sleep(0.1)
-    fill(kafka.bootstrap, name, partitions, partitions, Shape(1024 * 900, "none"))
+    one_more()
     ends = dict(enumerate(written))
     # What is left in the local log begins there: Kafka deletes only what it has copied.
     _wait(f"{name} is in Kafka's remote tier", lambda: _local_starts(kafka, name) == ends)
-    return ReplayedTopic(name, shape, tuple(ends.items()))
 
 
 def archived_topic(

@@ -66,6 +66,7 @@ SETTINGS: dict[str, object] = {
     "archive.local_retention_bytes": 2 * _MIB,
     "archive.retention_check_interval_ms": 2_000,
     "archive.retention_grace_ms": 10_000,
+    "archive.retention_step_grace_ms": 0,
     "archive.orphan_check_interval_ms": 20_000,
     "archive.orphan_age_min_ms": 60_000,
     # Smaller than what is retained, so that they are full soon and readers need the store.

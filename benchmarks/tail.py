@@ -8,7 +8,6 @@ meantime hits all alike.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Sequence
@@ -19,11 +18,26 @@ from confluent_kafka import KafkaException, Producer
 from rich.console import Console
 
 from benchmarks import goals
-from benchmarks.contestants import DIRECT, FETCHPROXY, KROXYLICIOUS, Contestant, contestants
+from benchmarks.bare_relay import BareRelay
+from benchmarks.contestants import (
+    BARE_RELAY,
+    DIRECT,
+    FETCHPROXY,
+    KROXYLICIOUS,
+    Contestant,
+    contestants,
+)
 from benchmarks.drain import CONSUMERS, STOCK
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
 from benchmarks.process_usage import cpu_seconds, resident_mib_max
-from benchmarks.report import Row, goal_rows, percentile, ratios, row
+from benchmarks.report import Row, goal_rows, ratios, row
+from benchmarks.tail_latency import (
+    Latencies,
+    goals_met,
+    latency_rounds,
+    latency_rows,
+    latency_topic,
+)
 from lab.kafka import KafkaServer
 
 TOPIC = "benchmark-tail"
@@ -44,10 +58,10 @@ class Drain:
 
 @dataclass(slots=True)
 class Measured:
-    """By contestant, for `drains` by consumer and contestant: one entry a round."""
+    """By contestant, for `drains` by consumer, for `latencies` by form too: one entry a round."""
 
     drains: dict[tuple[str, str], list[Drain]] = field(default_factory=dict)
-    latencies_ms: dict[str, list[list[float]]] = field(default_factory=dict)
+    latencies: Latencies = field(default_factory=dict)  # milliseconds
     resident_mib: dict[str, float] = field(default_factory=dict)
 
 
@@ -88,33 +102,14 @@ def _cpu_of(kafka: KafkaServer, way: Contestant) -> tuple[float, float]:
     return cpu_seconds(kafka.pid), 0.0 if way.pid is None else cpu_seconds(way.pid)
 
 
-def latency_once(
-    kafka: KafkaServer, ways: Sequence[Contestant], samples: int
-) -> dict[str, list[float]]:
-    described = json.dumps([(way.name, way.bootstrap, _latency_topic(way)) for way in ways])
-    found: dict[str, list[float]] = child(
-        "benchmarks.latency_probe", kafka.bootstrap, str(samples), described
-    )
-    return found
-
-
-def _latency_topic(way: Contestant) -> str:
-    return f"benchmark-latency-{way.name}"
-
-
 def measured_rounds(
     kafka: KafkaServer, ways: Sequence[Contestant], options: argparse.Namespace, console: Console
 ) -> Measured:
     records = options.mib * MIB // RECORD_BYTES
     kafka.create_topic(TOPIC, PARTITIONS)
-    for way in ways:
-        kafka.create_topic(_latency_topic(way))
     console.print(f"writing {options.mib} MiB in records of {RECORD_BYTES} bytes")
     fill(kafka.bootstrap, TOPIC, records)
-    measured = Measured(
-        drains={(consumer, way.name): [] for consumer in CONSUMERS for way in ways},
-        latencies_ms={way.name: [] for way in ways},
-    )
+    measured = Measured(drains={(consumer, way.name): [] for consumer in CONSUMERS for way in ways})
     for number in range(options.rounds + 1):
         # Round 0 warms up: page cache, connections, Java's compiler.
         ordered = in_turn(ways, number)
@@ -123,32 +118,22 @@ def measured_rounds(
             for consumer in CONSUMERS
             for way in ordered
         }
-        latencies = latency_once(kafka, ordered, options.samples)
-        console.print(_progress(number, options.rounds, drains, latencies))
-        if number:
-            for key, each in drains.items():
-                measured.drains[key].append(each)
-            for name, samples in latencies.items():
-                measured.latencies_ms[name].append(samples)
+        console.print(_progress(number, options.rounds, drains))
+        for key, each in drains.items() if number else ():
+            measured.drains[key].append(each)
     for way in ways:
         if way.pid is not None:
             measured.resident_mib[way.name] = resident_mib_max(way.pid)
     return measured
 
 
-def _progress(
-    number: int,
-    rounds: int,
-    drains: dict[tuple[str, str], Drain],
-    latencies: dict[str, list[float]],
-) -> str:
+def _progress(number: int, rounds: int, drains: dict[tuple[str, str], Drain]) -> str:
     label = f"round {number} of {rounds}" if number else "warm-up"
     parts = []
     for consumer in CONSUMERS:
         speeds = (f"{key[1]} {d.mb_per_s:.0f}" for key, d in drains.items() if key[0] == consumer)
         parts.append(f"MB/s, {consumer} consumer: {', '.join(speeds)}")
-    p50s = (f"{name} {percentile(each, 50):.2f}" for name, each in latencies.items())
-    return f"{label}\n  " + "\n  ".join([*parts, f"p50 ms: {', '.join(p50s)}"])
+    return f"{label}\n  " + "\n  ".join(parts)
 
 
 def rows_of(measured: Measured, mib: int) -> list[Row]:
@@ -165,10 +150,7 @@ def rows_of(measured: Measured, mib: int) -> list[Row]:
             if None not in used:
                 label = f"CPU of the {process.removesuffix('_cpu')}, {consumer} consumer, {name}"
                 rows.append(row(label, "s/GB", [seconds / gigabytes for seconds in used]))
-    for name, rounds in measured.latencies_ms.items():
-        for percent in (50, 99):
-            rows.append(row(f"latency p{percent} {name}", "ms", _percentiles(rounds, percent)))
-    rows += _added_rows(measured)
+    rows += latency_rows(measured.latencies)
     for name, mib_max in measured.resident_mib.items():
         rows.append(row(f"memory at most, {name}", "MiB", [mib_max]))
     return rows
@@ -191,8 +173,7 @@ def _goals_met(measured: Measured) -> list[Row]:
             for name in (KROXYLICIOUS, FETCHPROXY)
         }
         rows += goal_rows(goals.TAIL_CPU, ratios(cpu[FETCHPROXY], cpu[KROXYLICIOUS]))
-    p99s = (_percentiles(measured.latencies_ms[name], 99) for name in (FETCHPROXY, DIRECT))
-    return rows + goal_rows(goals.TAIL_LATENCY, _added(measured, FETCHPROXY, 50), ratios(*p99s))
+    return rows + goals_met(measured.latencies)
 
 
 def _ratio_rows(measured: Measured, consumer: str) -> list[Row]:
@@ -207,25 +188,6 @@ def _ratio_rows(measured: Measured, consumer: str) -> list[Row]:
     return rows
 
 
-def _percentiles(rounds: Sequence[Sequence[float]], percent: int) -> list[float]:
-    return [percentile(samples, percent) for samples in rounds]
-
-
-def _added(measured: Measured, name: str, percent: int) -> list[float]:
-    through = _percentiles(measured.latencies_ms[name], percent)
-    without = _percentiles(measured.latencies_ms[DIRECT], percent)
-    return [a - b for a, b in zip(through, without, strict=True)]
-
-
-def _added_rows(measured: Measured) -> list[Row]:
-    return [
-        row(f"latency p{percent} added by {name}", "ms", _added(measured, name, percent))
-        for name in measured.latencies_ms
-        if name != DIRECT
-        for percent in (50, 99)
-    ]
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without", action="append", default=[], choices=[KROXYLICIOUS], help="leave this out"
@@ -238,13 +200,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
     settings = dict(text.split("=", 1) for text in options.settings)
+    relay = BareRelay()
     with (
-        KafkaServer() as kafka,
+        KafkaServer(relay.told_by_kafka()) as kafka,
         contestants(kafka, frozenset(options.without), settings) as (ways, absent),
     ):
         for line in absent:
             console.print(f"not compared: {line}", markup=False)
         measured = measured_rounds(kafka, ways, options, console)
+        with relay:
+            with_relay = [*ways, Contestant(BARE_RELAY, relay.bootstrap, relay.pid)]
+            for way in with_relay:
+                kafka.create_topic(latency_topic(way.name))
+            sizes = (options.latency_rounds, options.samples, options.samples_alone)
+            measured.latencies = latency_rounds(kafka, with_relay, *sizes, console)
     left_out = [f"{name}: left out as asked" for name in options.without]
     facts = {"settings": settings, "left_out": left_out}
     return Outcome(rows_of(measured, options.mib), facts, absent)
@@ -257,7 +226,9 @@ PART = Part(
     [
         Size("rounds", 5, 1, "after a warm-up"),
         Size("mib", 640, 64, "of records of 1 KiB"),
-        Size("samples", 300, 5, "latencies per round"),
+        Size("latency-rounds", 9, 1, "of latencies, after a warm-up"),
+        Size("samples", 300, 5, "latencies of each way in a round, in turn"),
+        Size("samples-alone", 400, 5, "the same, each way for itself"),
     ],
     measure,
     add_options,

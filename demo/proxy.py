@@ -47,9 +47,8 @@ class Proxy:
             *("--listen", self.bootstrap, "--archive", r"demo\..*"),
             *("--console", self.console_url.removeprefix("http://").rstrip("/")),
         ]
-        settings = [
-            part for key, value in _SETTINGS.items() for part in ("--set", f"{key}={value}")
-        ]
+        whole = {**_SETTINGS, "archive.spool_dir": folder / "spool"}
+        settings = [part for key, value in whole.items() for part in ("--set", f"{key}={value}")]
         self._process = ServerProcess(
             "fetchproxy", [*_FETCHPROXY, *self.arguments, *settings], self.log, store.environment
         )

@@ -9,10 +9,9 @@ start it anew and a proxy that accepts nobody helps nobody.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -32,22 +31,27 @@ from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.sections import Config
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
-from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.errors import ConfigError
 from fetchproxy.event_loop_time import publish_event_loop_time
-from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator
+from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator, spare_collections
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.gateway.told_addresses import in_words
 from fetchproxy.index.local_indexes import LocalIndexes
+from fetchproxy.keep_running import keep_running
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.archive_once import archive_once
+from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.leadership.api import LeadershipState
 from fetchproxy.remote_log.local_index_refresh import open_local_indexes
 from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.remote_log.own_archive import OwnArchive
 from fetchproxy.remote_log.sources.open_source import open_log_dirs
 from fetchproxy.remote_log.status import PartitionArchiveStatus
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -60,10 +64,6 @@ from fetchproxy.tls.reloading import (
 
 log = structlog.get_logger(__name__)
 
-RESTART_PAUSE_INITIAL_S = 1.0
-RESTART_PAUSE_MAX_S = 60.0
-RESTART_JITTER = 0.2
-
 
 @dataclass(slots=True)
 class Parts:
@@ -73,6 +73,7 @@ class Parts:
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
+    own_archive: OwnArchive
     random: random.Random
     serves: bool
     listener_tls: ReloadingContext | None = None
@@ -90,6 +91,13 @@ class Parts:
     def is_archiving(self, tip: TopicIdPartition) -> bool:
         return self.manager is not None and self.manager.manages(tip)
 
+    def gathered_from(self, tip: TopicIdPartition) -> int | None:
+        """None: no archiver of this process gathers it."""
+        if self.manager is None:
+            starts = self.serves and self.config.archive.topics is not None
+            return NOT_KNOWN if starts else None
+        return self.manager.gathered_from(tip)
+
     @property
     def mode(self) -> str:
         if self.config.archive_only.enabled:
@@ -104,9 +112,7 @@ class Parts:
         if self.gateway is None:
             return []
         host = self.config.gateway.listen.rpartition(":")[0]
-        told = self.gateway.node_addresses().items()
-        nodes = [f"{address[0]}:{address[1]} (node {node})" for node, address in sorted(told)]
-        return [f"{host}:{self.gateway.port}", *nodes]
+        return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
 
     def outage(self) -> tuple[float, str | None] | None:
         health = None if self.purgatory is None else self.purgatory.health()
@@ -118,6 +124,8 @@ class Parts:
             problems = self.rlmm.problems(tip)
             if problems:
                 found[tip] = f"{len(problems)} unreadable metadata objects; {problems[0].what}"
+            elif self.views.begins_again(tip):
+                found[tip] = f"the log of {tip} begins again: fetchproxy resolve {tip}"
         if self.manager is None:
             return found
         refused = self.manager.refused_topics
@@ -135,25 +143,42 @@ class Parts:
         manager = self.manager
         return None if manager is None else (manager.leadership, manager.refused_topics)
 
+    def concerns(self) -> ArchiverConcerns | None:
+        return None if self.manager is None else self.manager.concerns
 
-async def run_server(config: Config) -> None:
-    """Serve until cancelled. Raises ConfigError, RemoteStorageError where it cannot even start."""
+
+async def run_server(config: Config, *, create: bool = False) -> None:
+    """Serve until cancelled; `create`: as of `OwnArchive`.
+
+    Raises ConfigError, RemoteStorageError where it cannot even start.
+    """
     archives = config.archive.topics is not None
     async with (
-        _open_parts(config, serves=True, writes=archives) as parts,
+        _open_parts(config, serves=True, writes=archives, create=create) as parts,
         _local_indexes(parts, archives) as parts.local_indexes,
         _console(parts) as collector,
         RemoteFetchPurgatory(
-            config.remote_fetch, parts.views, parts.rsm, parts.random, parts.local_indexes
+            config.remote_fetch,
+            parts.views,
+            parts.rsm,
+            parts.random,
+            parts.local_indexes,
+            skips_gaps=config.gateway.gap_policy == "skip",
         ) as parts.purgatory,
-        _gateway(parts) as parts.gateway,
+        ArchiverPositions(
+            parts.rsm,
+            config.metadata.metadata_read_max_ms,
+            asyncio.get_running_loop().time,
+            parts.gathered_from,
+        ) as positions,
+        _gateway(parts, positions) as parts.gateway,
         asyncio.TaskGroup() as tasks,
     ):
         if collector is not None:
-            tasks.create_task(_keep_running("console", collector.run, parts), name="console")
+            tasks.create_task(keep_running("console", collector.run, parts.random), name="console")
         if archives:
             tasks.create_task(_keep_archiving(parts), name="archiver")
-        tasks.create_task(_probe_store(parts), name="store probe")
+        tasks.create_task(parts.own_archive.run(), name="own archive")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         tasks.create_task(_watch_process(parts), name="process watch")
         # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
@@ -166,12 +191,17 @@ async def run_archive_only(config: Config) -> None:
         _open_parts(config, serves=True, writes=False) as parts,
         _console(parts) as collector,
         RemoteFetchPurgatory(
-            config.remote_fetch, parts.rlmm, parts.rsm, parts.random
+            config.remote_fetch,
+            parts.rlmm,
+            parts.rsm,
+            parts.random,
+            skips_gaps=config.gateway.gap_policy == "skip",
         ) as parts.purgatory,
         asyncio.TaskGroup() as tasks,
     ):
         if collector is not None:
-            tasks.create_task(_keep_running("console", collector.run, parts), name="console")
+            tasks.create_task(keep_running("console", collector.run, parts.random), name="console")
+        tasks.create_task(parts.own_archive.run(), name="own archive")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         tasks.create_task(_watch_process(parts), name="process watch")
         # The console is there before: it says that the listener is not, while the store is away.
@@ -179,21 +209,23 @@ async def run_archive_only(config: Config) -> None:
             await asyncio.Event().wait()
 
 
-async def run_archiver(config: Config, *, once: bool = False) -> bool:
-    """Archive until cancelled, or (`once`) what is there now; then True. Raises as `run_server`."""
+async def run_archiver(config: Config, *, once: bool = False, create: bool = False) -> bool:
+    """Archive until cancelled, or (`once`) what is there now; then True. Else as `run_server`."""
     async with (
-        _open_parts(config, serves=False, writes=True) as parts,
+        _open_parts(config, serves=False, writes=True, create=create) as parts,
         _console(parts) as collector,
         asyncio.TaskGroup() as tasks,
     ):
         showing = None
         if collector is not None:
-            showing = tasks.create_task(_keep_running("console", collector.run, parts))
+            showing = tasks.create_task(keep_running("console", collector.run, parts.random))
         freshening = tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         watching = tasks.create_task(_watch_process(parts), name="process watch")
         if not once:
+            tasks.create_task(parts.own_archive.run(), name="own archive")
             async with _local_indexes(parts, True) as parts.local_indexes:
                 await _keep_archiving(parts)
+        await parts.own_archive.confirm()
         await _archive_once(parts)
         freshening.cancel()
         watching.cancel()
@@ -203,7 +235,9 @@ async def run_archiver(config: Config, *, once: bool = False) -> bool:
 
 
 @asynccontextmanager
-async def _open_parts(config: Config, *, serves: bool, writes: bool) -> AsyncIterator[Parts]:
+async def _open_parts(
+    config: Config, *, serves: bool, writes: bool, create: bool = False
+) -> AsyncIterator[Parts]:
     if config.store.url is None:
         raise ConfigError("store.url is not set")
     if writes:
@@ -215,11 +249,10 @@ async def _open_parts(config: Config, *, serves: bool, writes: bool) -> AsyncIte
         Cluster(config.cluster, tls=upstream) as cluster,
         metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
     ):
-        # All that is there by now stays. A full collection would look at it each time, for 80 ms
-        # with the descriptions of S3, and everything else would wait.
-        gc.collect()
-        gc.freeze()
-        yield Parts(config, rsm, rlmm, cluster, random.Random(), serves, listener, upstream)
+        own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=writes, create=create)
+        await own.at_start()
+        spare_collections()
+        yield Parts(config, rsm, rlmm, cluster, own, random.Random(), serves, listener, upstream)
 
 
 def _local_indexes(
@@ -245,15 +278,17 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         work=parts.work,
         archiver=parts.archiver,
         manages=parts.is_archiving,
+        concerns=parts.concerns,
+        headlines=parts.own_archive.headlines,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
-    collector = StatusCollector(parts.config, parts.rlmm, cluster, around)
+    collector = StatusCollector(parts.config, parts.rsm, parts.rlmm, cluster, around)
     async with ConsoleServer(parts.config.console, collector, REGISTRY):
         yield collector
 
 
 @asynccontextmanager
-async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
+async def _gateway(parts: Parts, positions: ArchiverPositions) -> AsyncIterator[GatewayServer]:
     assert parts.purgatory is not None  # it is entered before
     gateway = GatewayServer(
         parts.config,
@@ -261,6 +296,7 @@ async def _gateway(parts: Parts) -> AsyncIterator[GatewayServer]:
         parts.rlmm,
         parts.views,
         parts.purgatory,
+        positions,
         parts.is_archiving,
         tls=(parts.listener_tls, parts.upstream_tls),
     )
@@ -296,34 +332,12 @@ async def _archive_only(parts: Parts) -> AsyncIterator[ArchiveOnlyServer]:
         yield server
 
 
-async def _probe_store(parts: Parts) -> None:
-    """Says at the start what else the first reader would find out. The tail is served anyway."""
-    try:
-        # The store first: a copy that is begun meanwhile is in the topic before it is there.
-        by_topic = parts.config.metadata.manager == "topic"
-        stored = await parts.rsm.list_partitions() if by_topic else []
-        partitions = set(await parts.rlmm.list_partitions())
-    except RemoteStorageError as error:
-        log.warning("store_unreachable", error=str(error))
-        return
-    log.info("archive_found", partitions=len(partitions))
-    unknown = [tip for tip in stored if tip not in partitions]
-    if unknown:
-        # Reads of these fail, and nothing is archived of them, until somebody has acted.
-        log.error(
-            "partitions_unknown_to_metadata_topic",
-            partitions=len(unknown),
-            first=str(unknown[0]),
-            remedy="fetchproxy restore",
-        )
-
-
 async def _keep_tls_fresh(parts: Parts) -> None:
     async def look() -> None:
         contexts = (parts.listener_tls, parts.upstream_tls)
         await keep_fresh(contexts, parts.config.tls, wall_clock_ms)
 
-    await _keep_running("tls files", look, parts)
+    await keep_running("tls files", look, parts.random)
 
 
 async def _watch_process(parts: Parts) -> None:
@@ -335,10 +349,12 @@ async def _watch_process(parts: Parts) -> None:
             tasks.create_task(give_back_freed_memory(parts.config.process, glibc_allocator()))
             tasks.create_task(publish_event_loop_time())
 
-    await _keep_running("process watch", watch, parts)
+    await keep_running("process watch", watch, parts.random)
 
 
 async def _keep_archiving(parts: Parts) -> None:
+    await parts.own_archive.confirmed.wait()
+
     async def archive() -> None:
         parts.manager = RemoteLogManager(
             parts.config.archive,
@@ -352,7 +368,7 @@ async def _keep_archiving(parts: Parts) -> None:
         )
         await parts.manager.run()
 
-    await _keep_running("archiver", archive, parts, on_failure=ARCHIVER_RESTARTS.inc)
+    await keep_running("archiver", archive, parts.random, on_failure=ARCHIVER_RESTARTS.inc)
 
 
 async def _archive_once(parts: Parts) -> None:
@@ -369,28 +385,6 @@ async def _archive_once(parts: Parts) -> None:
         raise ConfigError(f"not archived: {reasons}")
     if not done.archived:
         raise ConfigError(f"archive.topics = {parts.config.archive.topics!r} matches no topic")
-
-
-async def _keep_running(
-    part: str,
-    run: Callable[[], Awaitable[None]],
-    parts: Parts,
-    on_failure: Callable[[], None] = lambda: None,
-) -> None:
-    """`run()` again and again; pauses grow while it fails soon. Ends only by cancellation."""
-    clock = asyncio.get_running_loop().time
-    pause_s = RESTART_PAUSE_INITIAL_S
-    while True:
-        begun_at = clock()
-        try:
-            await run()
-        except Exception as error:  # the top of a part that must not take the relay down
-            on_failure()
-            log.exception("part_failed", part=part, error=repr(error), pause_s=round(pause_s, 1))
-        if clock() - begun_at > RESTART_PAUSE_MAX_S:
-            pause_s = RESTART_PAUSE_INITIAL_S
-        await asyncio.sleep(pause_s * (1 + RESTART_JITTER * parts.random.random()))
-        pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
 
 
 def wall_clock_ms() -> int:

@@ -6,14 +6,19 @@ FetchProxyError
 │   ├── RangeNotSatisfiable    not retriable
 │   ├── StorageDenied          not retriable: credentials or policy
 │   ├── StorageThrottled       retriable
-│   └── StorageUnavailable     retriable: timeout, refused, reset, 5xx
+│   ├── StorageUnavailable     retriable: timeout, refused, reset, 5xx
+│   │   └── ArchiveMissing     the store answers, and has no archive at this place
+│   └── ArchiveMismatch        the archive is another's, or this process is set otherwise; says how
 ├── CorruptSegment             bytes that fail their own checksum or shape
 ├── LogTruncated               the log was cut, and where it parted from the archive nobody can tell
+│   └── LogBeginsAgain         nothing of the archive is in the log: a person says which counts
+├── ResolutionRefused          what a person has said of such a log cannot be done; says why
 ├── LogDiverged                what was gathered is not the leader's log any more: gather anew
 ├── CopyOvertaken              another archiver has copied from the same offset on: look again
 ├── LogDirUnusable             a broker's log directory holds nothing that can be archived now
 ├── CompactedLog               the broker's log has holes that compaction made
 ├── OffsetNotArchived          no finished segment holds this offset
+├── OffsetLost                 a recorded gap has it, and gaps are not to be skipped
 ├── ClusterError               an answer of the brokers to one of the proxy's own requests
 │   ├── ClusterUnavailable     retriable: no broker reachable, time-out
 │   └── AuthenticationRefused  not retriable: the proxy's own credentials
@@ -54,11 +59,27 @@ class StorageUnavailable(RemoteStorageError):
     retriable = True
 
 
+class ArchiveMissing(StorageUnavailable):
+    """Never an empty archive: whoever took it for one would have readers skip what is archived."""
+
+
+class ArchiveMismatch(RemoteStorageError):
+    pass
+
+
 class CorruptSegment(FetchProxyError):
     pass
 
 
 class LogTruncated(FetchProxyError):
+    pass
+
+
+class LogBeginsAgain(LogTruncated):
+    """The archive stays as it is, and readable, until somebody runs `fetchproxy resolve`."""
+
+
+class ResolutionRefused(FetchProxyError):
     pass
 
 
@@ -80,6 +101,10 @@ class CopyOvertaken(FetchProxyError):
 
 class OffsetNotArchived(FetchProxyError):
     pass
+
+
+class OffsetLost(FetchProxyError):
+    """Where `gateway.gap_policy` is `error`: the reader would rather stop than go on behind it."""
 
 
 class ClusterError(FetchProxyError):

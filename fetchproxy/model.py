@@ -170,6 +170,38 @@ class IsolationLevel(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LogHistory:
+    """What a person has said of a log that began again (`fetchproxy resolve`).
+
+    Only segments that reach an epoch above `after_epoch` are of the history that is shown. What is
+    archived below the offset `kept_below`, in epochs up to `kept_epoch`, is kept and shown,
+    whatever the leader's log has there.
+    """
+
+    after_epoch: int = -1
+    kept_below: int = 0
+    kept_epoch: int = -1
+
+    def shows(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Whether a finished segment is of this history; others are kept, and shown to nobody."""
+        epochs = segment.segment_leader_epochs
+        first, last = (epochs[0].epoch, epochs[-1].epoch) if epochs else (-1, -1)
+        if self.after_epoch >= 0 and last <= self.after_epoch:
+            return False
+        return segment.end_offset >= self.kept_below or first <= self.kept_epoch
+
+    def counts_from(self, segment: RemoteLogSegmentMetadata) -> int:
+        """The first offset of a segment that is shown; below `kept_below` another one has it."""
+        epochs = segment.segment_leader_epochs
+        if epochs and epochs[0].epoch > self.kept_epoch:
+            return max(segment.start_offset, self.kept_below)
+        return segment.start_offset
+
+
+FIRST_HISTORY = LogHistory()  # nobody has said anything
+
+
+@dataclass(frozen=True, slots=True)
 class LogEdges:
     """What the leader last said of one partition's local log."""
 

@@ -1,28 +1,45 @@
-"""The franz-go consumer of the lab: a client that shares no code with any Python client. Its source
-is lab/clients/franz_reader; it is rebuilt when that changes."""
+"""The clients of the lab that are written in Go and share no code with each other: franz-go,
+kafka-go and sarama. Their sources are in lab/clients; an edit of one builds it anew."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab import go
-
-_SOURCES = Path(__file__).with_name("clients") / "franz_reader"
+from lab import go, sources
 
 
 def franz_reader_entry() -> str:
-    """The cache entry, named by a digest of the sources so that an edit is never missed."""
-    digest = hashlib.sha256()
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return f"franz-reader-{digest.hexdigest()[:12]}"
+    return sources.entry_of("franz-reader", sources.CLIENTS / "franz_reader")
 
 
 def franz_reader() -> Path:
     """The built executable. Raises PartMissing."""
-    return go.build_sources(franz_reader_entry(), _SOURCES)
+    return go.build_sources(franz_reader_entry(), sources.CLIENTS / "franz_reader")
+
+
+def kafka_go_client() -> Path:
+    """The same; main.go says what it takes."""
+    folder = sources.CLIENTS / "kafka_go_client"
+    return go.build_sources(sources.entry_of("kafka-go-client", folder), folder)
+
+
+def sarama_client_entry() -> str:
+    return sources.entry_of("sarama-client", sources.CLIENTS / "sarama_client")
+
+
+def sarama_client() -> Path:
+    """The same; main.go says what it takes."""
+    return go.build_sources(sarama_client_entry(), sources.CLIENTS / "sarama_client")
+
+
+def module_version(program: str, module: str) -> str:
+    """The version of `module` that lab/clients/`program` is pinned to, without its v."""
+    for line in (sources.CLIENTS / program / "go.mod").read_text().splitlines():
+        words = line.removeprefix("require").split()
+        if words[:1] == [module]:
+            return words[1].removeprefix("v")
+    raise LookupError(f"{module} is not in the go.mod of {program}")
 
 
 def franz_reader_command(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lab import (
     cache,
+    frameworks,
     go_client,
     hdfs,
     java,
@@ -15,6 +16,7 @@ from lab import (
     kcat,
     kroxylicious,
     node_client,
+    rust_client,
     s3,
     spark,
 )
@@ -56,9 +58,11 @@ def set_up_kroxylicious() -> str:
 
 
 def set_up_clients() -> str:
-    """franz-go must be there; kcat and kafkajs are taken where they can be had: one needs Debian,
-    the other Node.js."""
+    """What Go builds must be there; kcat and kafkajs are taken where they can be had: one needs
+    Debian, the other Node.js."""
     line = f"franz-go reader at {go_client.franz_reader()}"
+    for built in (go_client.kafka_go_client, go_client.sarama_client):
+        line += f"; {built().parent.name}"
     for name, look in (("kcat", kcat.find_kcat), ("kafkajs", node_client.kafkajs_command)):
         try:
             look()
@@ -66,6 +70,20 @@ def set_up_clients() -> str:
         except PartMissing as missing:
             line += f"; {missing}"
     return line
+
+
+def set_up_frameworks() -> str:
+    runtime = java.find_java()
+    frameworks.streams_command()
+    jars = len(list(frameworks.frameworks_jars().glob("*.jar")))
+    on = f"Java {runtime.version} from {runtime.origin}"
+    return (
+        f"Streams, Connect and MirrorMaker of {kafka_versions.KAFKA_VERSION} ({jars} jars) on {on}"
+    )
+
+
+def set_up_rust() -> str:
+    return f"rust-rdkafka {rust_client.rust_rdkafka_versions()[0]} at {rust_client.rust_rdkafka()}"
 
 
 def set_up_spark() -> str:
@@ -111,9 +129,21 @@ PARTS: dict[str, Part] = {
         ),
         Part(
             "clients",
-            "clients that are not Python: franz-go, kcat, kafkajs",
-            go_client.franz_reader_entry(),
+            "clients that are not Python: franz-go, kafka-go, sarama, kcat, kafkajs",
+            go_client.sarama_client_entry(),
             set_up_clients,
+        ),
+        Part(
+            "frameworks",
+            "Kafka Streams, Kafka Connect and MirrorMaker 2, for the matrix of clients and brokers",
+            frameworks.FRAMEWORKS_ENTRY,
+            set_up_frameworks,
+        ),
+        Part(
+            "rust",
+            "rust-rdkafka, for the matrix of clients and brokers",
+            rust_client.rust_rdkafka_entry(),
+            set_up_rust,
         ),
         Part(
             "spark",

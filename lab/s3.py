@@ -176,13 +176,17 @@ class S3Server(S3Endpoint):
     def name(self) -> str:
         return "versitygw"
 
+    @property
+    def objects(self) -> Path:
+        """A folder for each bucket, with a file for each object: what is moved away is gone."""
+        return self._folder / "objects"
+
     def _env(self) -> dict[str, str]:
         return {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
 
     def _command(self, port: int) -> list[str]:
-        objects = self._folder / "objects"
         versions = self._folder / "versions"
-        for folder in (objects, versions):
+        for folder in (self.objects, versions):
             folder.mkdir(exist_ok=True)
         # Keep-alive is off by default in versitygw and on in every S3 service a user would have.
         command = [str(versitygw_executable()), "--quiet", "--keep-alive", "--region", self.region]
@@ -193,7 +197,7 @@ class S3Server(S3Endpoint):
             metadata = self._folder / "metadata"
             metadata.mkdir(exist_ok=True)
             command += ["--sidecar", str(metadata)]
-        return [*command, str(objects)]
+        return [*command, str(self.objects)]
 
 
 class MotoServer(S3Endpoint):

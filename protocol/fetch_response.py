@@ -6,7 +6,7 @@ Records are never touched here: whoever composes an answer puts them between
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -27,8 +27,22 @@ from protocol.primitives import (
 WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
 WATERMARKS_V4 = Struct(">qq")
 _SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
+# Correlation id, throttle time, error code, session id, topics; behind the size prefix.
+_HEAD_V7 = Struct(">4xiihiI")
+_COUNT = Struct(">I")
+_LENGTH = Struct(">H")
+# A partition up to its records: aborted transactions, (preferred replica,) bytes of records.
+_PARTITION_V5 = Struct(">ihqqqiI")
+_PARTITION_V11 = Struct(">ihqqqiiI")
+_LOG_START_AT = 22  # in a partition's entry (v5+)
 # A partition up to its aborted transactions' count, which takes one byte where there are few.
 _PARTITION_V12 = Struct(">ihqqqB")
+
+
+# The first offset of a partition that is to be shown, -1: not known, None: the broker's own.
+LogStart = Callable[[int], int | None]
+# By topic, for those whose log may begin below the broker's.
+LogStarts = Mapping[TopicRef, LogStart]
 
 
 # One of each per answer: a named tuple is made in a third of a frozen dataclass's time.
@@ -156,45 +170,103 @@ def encode_error_response(version: int, correlation_id: int, error_code: int) ->
     return encode_head(version, head, len(tail)) + tail
 
 
-def plain_head(frame: memoryview, version: int) -> FetchResponseHead | None:
-    """The head of a whole framed answer (v12+) that holds nothing to look at.
+def plain_head(
+    frame: memoryview, version: int, log_starts: LogStarts | None = None
+) -> FetchResponseHead | None:
+    """The head of a whole framed answer (v7+) that holds nothing to look at but log starts.
 
     Such is nearly every answer at the tail: no error, no aborted transaction, no tags. One pass
     without the scan's state, as its time is what the proxy adds to a record's way. None for every
-    other answer, a malformed one among them: the scan then says what is wrong with it.
+    other answer, a malformed one among them: the scan then says what is wrong with it. Log starts
+    are patched in place, also before it turns out that the answer is another one.
     """
-    end = len(frame) - 1  # the last byte is the count of the answer's own tags
     try:
-        if frame[8] or frame[end]:
-            return None
-        throttle_time_ms, error_code, session_id = _SESSION_HEAD.unpack_from(frame, 9)
-        topics = frame[19] - 1
-        pos = 20
-        if not 0 <= topics < 0x7F:
-            return None
-        for _ in range(topics):
-            length = 17 if version >= TOPIC_IDS_FROM else frame[pos]
-            at = pos if version >= TOPIC_IDS_FROM else pos + 1
-            pos = at + length - 1
-            partitions = frame[pos] - 1
-            if not (0 < length < 0x80 and 0 <= partitions < 0x7F):
-                return None
-            pos, left = plain_run(frame, pos + 1, end, partitions)
-            if left or frame[pos]:
-                return None
-            pos += 1
+        if version >= FLEXIBLE_FROM:
+            return _plain_flexible(frame, version, log_starts)
+        return _plain_classic(frame, version, log_starts) if version >= SESSIONS_FROM else None
     except (IndexError, StructError, Truncated):
         return None
+
+
+def _plain_flexible(
+    frame: memoryview, version: int, log_starts: LogStarts | None
+) -> FetchResponseHead | None:
+    end = len(frame) - 1  # the last byte is the count of the answer's own tags
+    if frame[8] or frame[end]:
+        return None
+    throttle_time_ms, error_code, session_id = _SESSION_HEAD.unpack_from(frame, 9)
+    topics = frame[19] - 1
+    pos = 20
+    if not 0 <= topics < 0x7F:
+        return None
+    for _ in range(topics):
+        length = 17 if version >= TOPIC_IDS_FROM else frame[pos]
+        at = pos if version >= TOPIC_IDS_FROM else pos + 1
+        pos = at + length - 1
+        partitions = frame[pos] - 1
+        if not (0 < length < 0x80 and 0 <= partitions < 0x7F):
+            return None
+        shown = log_starts.get(bytes(frame[at:pos])) if log_starts else None
+        pos, left = plain_run(frame, pos + 1, end, partitions, shown)
+        if left or frame[pos]:
+            return None
+        pos += 1
     if pos != end:
         return None
     correlation_id = INT32.unpack_from(frame, 4)[0]
-    return FetchResponseHead(correlation_id, throttle_time_ms, error_code, session_id, topics)
+    return tuple.__new__(
+        FetchResponseHead, (correlation_id, throttle_time_ms, error_code, session_id, topics)
+    )
 
 
-def plain_run(buf: memoryview, pos: int, end: int, partitions: int) -> tuple[int, int]:
+def _plain_classic(
+    frame: memoryview, version: int, log_starts: LogStarts | None
+) -> FetchResponseHead | None:
+    """Counts and lengths are read without sign: null becomes large, and is not plain."""
+    correlation_id, throttle_time_ms, error_code, session_id, topics = _HEAD_V7.unpack_from(frame)
+    entry = _PARTITION_V11 if version >= 11 else _PARTITION_V5
+    pos, end = _HEAD_V7.size, len(frame)
+    if topics >= 0x80:
+        return None
+    for _ in range(topics):
+        at = pos + 2
+        pos = at + _LENGTH.unpack_from(frame, pos)[0]
+        partitions = _COUNT.unpack_from(frame, pos)[0]
+        if partitions >= 0x80:
+            return None
+        shown = log_starts.get(bytes(frame[at:pos])) if log_starts else None
+        pos += 4
+        for _ in range(partitions):
+            fields = entry.unpack_from(frame, pos)
+            if fields[1] or fields[5] > 0 or fields[-1] >= end:
+                return None
+            if shown is not None:
+                show_log_start(frame, pos, shown)
+            pos += entry.size + fields[-1]
+    if pos != end:
+        return None
+    return tuple.__new__(
+        FetchResponseHead, (correlation_id, throttle_time_ms, error_code, session_id, topics)
+    )
+
+
+def show_log_start(buf: memoryview, pos: int, shown: LogStart) -> None:
+    """In the partition's entry at `pos` (v5+): its log may begin below the broker's."""
+    start = INT64.unpack_from(buf, pos + _LOG_START_AT)[0]
+    if start <= 0:  # nothing lies below it
+        return
+    first_offset = shown(INT32.unpack_from(buf, pos)[0])
+    if first_offset is not None and first_offset < start:
+        INT64.pack_into(buf, pos + _LOG_START_AT, first_offset)
+
+
+def plain_run(
+    buf: memoryview, pos: int, end: int, partitions: int, shown: LogStart | None = None
+) -> tuple[int, int]:
     """Step over partitions (v12+) without error, aborted transactions and tags.
 
-    (position, partitions left): stops before the first that is not so, or not whole.
+    (position, partitions left): stops before the first that is not so, or not whole. The log
+    starts of the others are patched where `shown` says so.
     """
     unpack = _PARTITION_V12.unpack_from
     while partitions and pos + 36 <= end:
@@ -206,10 +278,16 @@ def plain_run(buf: memoryview, pos: int, end: int, partitions: int) -> tuple[int
         if length >= 0x80:
             if pos + 40 > end:  # the length takes up to five bytes
                 break
-            length, at = decode_uvarint(buf, pos + 35)
-            at += length - 1
+            second = buf[pos + 36]
+            if second < 0x80:
+                at = pos + 36 + (length & 0x7F | second << 7)
+            else:
+                length, at = decode_uvarint(buf, pos + 35)
+                at += length - 1
         if at >= end or buf[at]:
             break
+        if shown is not None:
+            show_log_start(buf, pos, shown)
         pos = at + 1
         partitions -= 1
     return pos, partitions

@@ -8,14 +8,15 @@ they arrive and gives back the bytes that may leave, jumping over records. On th
   - lowers the log start offset of partitions whose log goes on below what the broker has,
   - replaces the NodeEndpoints tag (v16+) where the frame is small enough to be held, and else
     renames it to a tag that no client knows: endpoints are optional (KIP-951), but the broker's
-    own addresses must not reach a client.
+    own addresses must not reach a client,
+  - keeps back an answer without records, and asks at its end whether it is to leave at all.
 
 Layout: Kafka's FetchResponse.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from struct import Struct
 
 from protocol.addresses import hide_node_endpoints
@@ -26,14 +27,17 @@ from protocol.fetch_response import (
     WATERMARKS_V4,
     FetchResponseHead,
     HeadPatch,
+    LogStart,
+    LogStarts,
     PartitionPatch,
     encode_head,
     head_bytes,
     parse_head,
-    plain_head,
     plain_run,
+    show_log_start,
 )
-from protocol.primitives import INT16, INT32, INT64, Buffer, decode_uvarint
+from protocol.kept_answer import KeptAnswer, Withhold
+from protocol.primitives import INT16, INT32, Buffer, decode_uvarint
 
 NODE_ENDPOINTS_FROM = 16
 LOG_START_FROM = 5
@@ -46,11 +50,7 @@ _NO_TAGS = b"\x00"
 OnHead = Callable[[FetchResponseHead], HeadPatch]
 OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
 SpliceTags = Callable[[bytes], bytes]
-# By topic, for those whose log may begin below the broker's: partition → the first offset to be
-# shown, -1: not known, None: the broker's own.
-LogStarts = Mapping[TopicRef, Callable[[int], int | None]]
-
-_LOG_START_AT = 22  # in a partition's entry (v5+)
+_PLAIN_BYTES = 37  # of a partition (v12+) without records, of which `plain_run` steps over
 _TOPIC, _PARTITION, _PARTITION_TAGS, _TOPIC_TAGS, _TAIL = range(5)
 
 
@@ -63,12 +63,15 @@ class FetchResponseScan:
 
     `on_head(head)` is asked once; `on_error(topic, partition, code)` for each partition with an
     error; `splice_tags` rewrites the trailing tagged fields of a held answer. `log_starts` costs
-    nothing where it is empty, and a look at each partition of the topics that it names.
+    nothing where it is empty, and a look at each partition of the topics that it names. `withhold`
+    is asked at the end of an answer without records of which some partition was patched, or
+    (`any_empty`) of any; True: `feed` has given nothing of it back.
     """
 
     __slots__ = (
         "_carry",
         "_held",
+        "_kept",
         "_log_start",
         "_log_starts",
         "_on_error",
@@ -91,6 +94,8 @@ class FetchResponseScan:
         on_error: OnError,
         splice_tags: SpliceTags,
         log_starts: LogStarts | None = None,
+        withhold: Withhold | None = None,
+        any_empty: bool = False,
     ) -> None:
         self._version = version
         self.left = frame_bytes  # of the whole frame, not yet fed
@@ -98,8 +103,10 @@ class FetchResponseScan:
         self._on_error = on_error
         self._splice_tags = splice_tags
         self._log_starts = log_starts if log_starts and version >= LOG_START_FROM else None
-        self._log_start: Callable[[int], int | None] | None = None  # of the topic that is walked
+        self._log_start: LogStart | None = None  # of the topic that is walked
         self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
+        # None: what comes leaves.
+        self._kept = None if withhold is None else KeptAnswer(withhold, any_empty)
         self._carry = bytearray()
         self._skip = 0  # bytes of records that just pass
         self._state = _TOPIC
@@ -125,8 +132,18 @@ class FetchResponseScan:
         """Bytes in, bytes that may leave out. `view` is writable and may be given back.
 
         Takes at most `left` bytes; the caller cuts. Raises WireError; the connection is then lost,
-        as part of the answer has left already.
+        as part of the answer may have left already.
         """
+        pieces = self._take(view)
+        if self._kept is None:
+            return pieces
+        released = self._kept.keep(pieces, not self.left)
+        if released is None:
+            return []
+        self._kept = None
+        return released
+
+    def _take(self, view: memoryview) -> list[Buffer]:
         size = len(view)
         self.left -= size
         if size <= self._skip and not self._carry:
@@ -142,10 +159,6 @@ class FetchResponseScan:
         if self._held and self.left:
             self._carry = bytearray(buf)
             return []
-        if not self.left and self._version >= FLEXIBLE_FROM and not self._log_starts:
-            plain = plain_head(buf, self._version)
-            if plain is not None:
-                return self._front(buf, plain, head_bytes(self._version) + 1, plain=True)
         parsed = parse_head(buf, self._version)
         if parsed is None:
             if not self.left:
@@ -154,17 +167,12 @@ class FetchResponseScan:
             return []
         return self._front(buf, *parsed)
 
-    def _front(
-        self, buf: memoryview, head: FetchResponseHead, at: int, plain: bool = False
-    ) -> list[Buffer]:
-        """`plain`: behind its head the answer is whole and needs no look."""
+    def _front(self, buf: memoryview, head: FetchResponseHead, at: int) -> list[Buffer]:
         assert self._on_head is not None
         patch = self._on_head(head)
         self._on_head = None
         self._topics = head.topics
         if not patch.injected_topics and self._patch_head(buf, head, patch):
-            if plain:
-                return [buf]
             pieces = self._body(buf, at, 0)
             if len(pieces) > 1:  # a held answer whose tags have another length now
                 INT32.pack_into(buf, 0, sum(map(len, pieces)) - 4)
@@ -312,7 +320,9 @@ class FetchResponseScan:
         if error_code:
             self._ask(buf, pos, error_code)
         elif self._log_start is not None:
-            self._show_log_start(buf, pos, self._log_start)
+            show_log_start(buf, pos, self._log_start)
+        if length > 0 and self._kept is not None:
+            self._kept.records = True
         if flexible:
             self._state = _PARTITION_TAGS
         else:
@@ -324,24 +334,22 @@ class FetchResponseScan:
 
     def _plain_partitions(self, buf: memoryview, pos: int, end: int) -> int:
         """Step over what needs no look; `_partition` takes it from there."""
-        pos, self._partitions = plain_run(buf, pos, end, self._partitions)
+        begin, partitions = pos, self._partitions
+        pos, self._partitions = plain_run(buf, pos, end, partitions)
+        empty_bytes = _PLAIN_BYTES * (partitions - self._partitions)
+        if self._kept is not None and pos - begin > empty_bytes:
+            self._kept.records = True
         if not self._partitions:
             self._state = _TOPIC_TAGS
         return pos
 
-    def _show_log_start(
-        self, buf: memoryview, pos: int, first_offset: Callable[[int], int | None]
-    ) -> None:
-        shown = INT64.unpack_from(buf, pos + _LOG_START_AT)[0]
-        if shown <= 0:  # nothing lies below it
-            return
-        start = first_offset(INT32.unpack_from(buf, pos)[0])
-        if start is not None and start < shown:
-            INT64.pack_into(buf, pos + _LOG_START_AT, start)
-
     def _ask(self, buf: memoryview, pos: int, error_code: int) -> None:
         partition = INT32.unpack_from(buf, pos)[0]
         patch = self._on_error(self._topic, partition, error_code)
+        if self._kept is not None:
+            left = patch is None or patch.error_code != 0
+            self._kept.errors_left |= left
+            self._kept.patched |= not left
         if patch is None:
             return
         INT16.pack_into(buf, pos + 4, patch.error_code)

@@ -62,12 +62,22 @@ def peek_request_header(buf: Buffer, pos: int = 0, end: int | None = None) -> Re
             cursor = Cursor(buf, body, limit)
             cursor.skip_tags()
             body = cursor.pos
-    return RequestHead(api_key, api_version, correlation_id, after, client_id_end, body)
+    # Once a request: without the Python call that a named tuple's own constructor is.
+    return tuple.__new__(
+        RequestHead, (api_key, api_version, correlation_id, after, client_id_end, body)
+    )
 
 
 def client_id(buf: Buffer, head: RequestHead) -> str:
     """For logs and metrics: what is not UTF-8 is shown as replacement characters."""
     return bytes(buf[head.client_id_start : head.client_id_end]).decode(errors="replace")
+
+
+def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
+    """The header of a request of our own, without the size prefix."""
+    raw = client_id.encode()
+    tags = b"\x00" if is_flexible(api_key, api_version) else b""
+    return _START.pack(api_key, api_version, correlation_id, len(raw)) + raw + tags
 
 
 def response_header_version(api_key: int, api_version: int) -> int:

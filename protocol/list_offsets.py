@@ -6,13 +6,14 @@ read (`parse_response` says None) and reach the client as the broker sent them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
 from protocol.apis import ApiKey, is_flexible
 from protocol.headers import response_body
-from protocol.primitives import Buffer, Cursor
+from protocol.primitives import INT32, INT64, NO_TAGS, Buffer, Cursor, encode_count, encode_string
 
 LATEST = -1
 EARLIEST = -2
@@ -29,8 +30,14 @@ UNKNOWN_OFFSET = -1
 UNKNOWN_EPOCH = -1
 
 _LEADER_EPOCH_FROM = 4
+_TIMEOUT_FROM = 10
+_CONSUMER = INT32.pack(-1)  # replica_id
+_PLACE_WITH_EPOCH = Struct(">ii")
 _RESULT = Struct(">hqq")
 _RESULT_WITH_EPOCH = Struct(">hqqi")
+# An entry from v4 on, whole, where it has no tagged fields; which a flexible one says in a byte.
+_ASKED_ROW = {False: Struct(">iiq"), True: Struct(">iiqx")}
+_RESULT_ROW = {False: Struct(">ihqqi"), True: Struct(">ihqqix")}
 
 
 class AskedOffset(NamedTuple):
@@ -72,47 +79,95 @@ def parse_request(
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     replica_id = cursor.int32()
     isolation_level = cursor.int8() if api_version >= 2 else READ_UNCOMMITTED
-    asked: list[AskedOffset] = []
+    asked = tuple(_asked_in(cursor, api_version, flexible))
+    timeout_ms = cursor.int32() if api_version >= _TIMEOUT_FROM else None
+    return ListOffsetsRequest(replica_id, isolation_level, asked, timeout_ms)
+
+
+def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedOffset]:
+    """What a request asks for, one by one. Raises `WireError`."""
+    cursor = Cursor(buf, body_pos)
+    cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
+    return _asked_in(cursor, api_version, is_flexible(ApiKey.LIST_OFFSETS, api_version))
+
+
+def _asked_in(cursor: Cursor, api_version: int, flexible: bool) -> Iterator[AskedOffset]:
+    has_epoch = api_version >= _LEADER_EPOCH_FROM
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
-        for _ in range(cursor.count(flexible) or 0):
+        count = cursor.count(flexible) or 0
+        fast = count if has_epoch else 0
+        plain, rows = cursor.rows(_ASKED_ROW[flexible], fast, NO_TAGS[flexible])
+        for partition, epoch, timestamp in rows:
+            yield AskedOffset(topic, partition, epoch, timestamp)
+        for _ in range(count - plain):
             partition = cursor.int32()
-            has_epoch = api_version >= _LEADER_EPOCH_FROM
             epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
-            asked.append(AskedOffset(topic, partition, epoch, cursor.int64()))
+            timestamp = cursor.int64()
             if api_version == 0:
                 cursor.skip(4, "max num offsets")
             if flexible:
                 cursor.skip_tags()
+            yield AskedOffset(topic, partition, epoch, timestamp)
         if flexible:
             cursor.skip_tags()
-    timeout_ms = cursor.int32() if api_version >= 10 else None
-    return ListOffsetsRequest(replica_id, isolation_level, tuple(asked), timeout_ms)
 
 
 def parse_response(payload: Buffer, api_version: int) -> list[OffsetResult] | None:
     """The results of an answer without its size prefix; None for v0. Raises `WireError`."""
     if api_version < 1:
         return None
-    cursor = response_body(payload, ApiKey.LIST_OFFSETS, api_version)
+    return list(results_in(response_body(payload, ApiKey.LIST_OFFSETS, api_version), api_version))
+
+
+def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
+    """The results of an answer from its body on, one by one, from v1 on. Raises `WireError`."""
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     has_epoch = api_version >= _LEADER_EPOCH_FROM
     if api_version >= 2:
         cursor.skip(4, "throttle time")
-    results: list[OffsetResult] = []
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
-        for _ in range(cursor.count(flexible) or 0):
+        count = cursor.count(flexible) or 0
+        row, at = _RESULT_ROW[flexible], cursor.pos + 4
+        plain, rows = cursor.rows(row, count if has_epoch else 0, NO_TAGS[flexible])
+        for partition, error_code, timestamp, offset, epoch in rows:
+            yield OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at)
+            at += row.size
+        for _ in range(count - plain):
             partition = cursor.int32()
             at = cursor.skip(_RESULT.size, "offset result")
-            error_code, timestamp, offset = _RESULT.unpack_from(payload, at)
+            error_code, timestamp, offset = _RESULT.unpack_from(cursor.buf, at)
             epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
-            results.append(OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at))
             if flexible:
                 cursor.skip_tags()
+            yield OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at)
         if flexible:
             cursor.skip_tags()
-    return results
+
+
+def write_request(
+    api_version: int,
+    isolation_level: int,
+    asked: Mapping[str, Sequence[tuple[int, int]]],
+    timestamp: int,
+) -> Iterator[bytes]:
+    """The body of a consumer's request, v2 to v11, in pieces: one timestamp for many partitions.
+
+    `asked`: by topic, (partition, leader epoch known). The broker's own time-out is left to it.
+    """
+    flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
+    tags = b"\x00" if flexible else b""
+    has_epoch = api_version >= _LEADER_EPOCH_FROM
+    at = INT64.pack(timestamp) + tags
+    yield _CONSUMER + bytes([isolation_level]) + encode_count(len(asked), flexible)
+    for topic, partitions in asked.items():
+        yield encode_string(topic, flexible) + encode_count(len(partitions), flexible)
+        for partition, epoch in partitions:
+            place = _PLACE_WITH_EPOCH.pack(partition, epoch) if has_epoch else INT32.pack(partition)
+            yield place + at
+        yield tags
+    yield (INT32.pack(0) if api_version >= _TIMEOUT_FROM else b"") + tags
 
 
 def patch(payload: bytearray | memoryview, api_version: int, result: OffsetResult) -> None:

@@ -5,19 +5,25 @@ Results are patched in place: a result's fields have fixed widths, so an answer 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
 from protocol.apis import ApiKey, is_flexible
 from protocol.headers import response_body
-from protocol.primitives import Buffer, Cursor
+from protocol.primitives import INT32, NO_TAGS, Buffer, Cursor, encode_count, encode_string
 
 _REPLICA_ID_FROM = 3
 # What a request without a replica id stands for: a "debug" consumer (Kafka's schema).
 _DEBUG_REPLICA_ID = -2
+_CONSUMER = INT32.pack(-1)  # replica_id
+_PLACE = Struct(">iii")
 _RESULT = Struct(">hiiq")  # error code, partition, leader epoch, end offset
 _ANSWER = Struct(">iq")
+# A whole entry that has no tagged fields; which a flexible one says in a byte.
+_ASKED_ROW = {False: Struct(">iii"), True: Struct(">iiix")}
+_RESULT_ROW = {False: Struct(">hiiq"), True: Struct(">hiiqx")}
 _ANSWER_AT = 6
 
 
@@ -51,36 +57,87 @@ def parse_request(
     """A whole request's body in `buf[body_pos:end]`, v2 to v4. Raises `WireError`."""
     cursor = Cursor(buf, body_pos, end)
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
-    replica_id = cursor.int32() if api_version >= _REPLICA_ID_FROM else _DEBUG_REPLICA_ID
-    asked: list[AskedEpoch] = []
+    replica = cursor.int32() if api_version >= _REPLICA_ID_FROM else _DEBUG_REPLICA_ID
+    return OffsetForLeaderEpochRequest(replica, tuple(_asked_in(cursor, flexible)))
+
+
+def replica_id(buf: Buffer, body_pos: int, api_version: int) -> int:
+    """Of a request; below 0 for whoever is no follower. Raises `WireError`."""
+    if api_version < _REPLICA_ID_FROM:
+        return _DEBUG_REPLICA_ID
+    return Cursor(buf, body_pos).int32()
+
+
+def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedEpoch]:
+    """What a request asks for, one by one. Raises `WireError`."""
+    cursor = Cursor(buf, body_pos)
+    if api_version >= _REPLICA_ID_FROM:
+        cursor.skip(4, "replica id")
+    return _asked_in(cursor, is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version))
+
+
+def _asked_in(cursor: Cursor, flexible: bool) -> Iterator[AskedEpoch]:
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
-        for _ in range(cursor.count(flexible) or 0):
-            asked.append(AskedEpoch(topic, cursor.int32(), cursor.int32(), cursor.int32()))
+        count = cursor.count(flexible) or 0
+        plain, rows = cursor.rows(_ASKED_ROW[flexible], count, NO_TAGS[flexible])
+        for row in rows:
+            yield AskedEpoch(topic, *row)
+        for _ in range(count - plain):
+            asked = AskedEpoch(topic, cursor.int32(), cursor.int32(), cursor.int32())
             if flexible:
                 cursor.skip_tags()
+            yield asked
         if flexible:
             cursor.skip_tags()
-    return OffsetForLeaderEpochRequest(replica_id, tuple(asked))
 
 
 def parse_response(payload: Buffer, api_version: int) -> list[EpochResult]:
     """The results of an answer without its size prefix. Raises `WireError`."""
-    cursor = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
+    body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
+    return list(results_in(body, api_version))
+
+
+def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
+    """The results of an answer from its body on, one by one. Raises `WireError`."""
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     cursor.skip(4, "throttle time")
-    results: list[EpochResult] = []
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
-        for _ in range(cursor.count(flexible) or 0):
+        count = cursor.count(flexible) or 0
+        row, at = _RESULT_ROW[flexible], cursor.pos
+        plain, rows = cursor.rows(row, count, NO_TAGS[flexible])
+        for error_code, partition, epoch, end_offset in rows:
+            yield EpochResult(topic, partition, error_code, epoch, end_offset, at)
+            at += row.size
+        for _ in range(count - plain):
             at = cursor.skip(_RESULT.size, "epoch result")
-            error_code, partition, epoch, end_offset = _RESULT.unpack_from(payload, at)
-            results.append(EpochResult(topic, partition, error_code, epoch, end_offset, at))
+            error_code, partition, epoch, end_offset = _RESULT.unpack_from(cursor.buf, at)
             if flexible:
                 cursor.skip_tags()
+            yield EpochResult(topic, partition, error_code, epoch, end_offset, at)
         if flexible:
             cursor.skip_tags()
-    return results
+
+
+def write_request(
+    api_version: int, asked: Mapping[str, Sequence[tuple[int, int, int]]]
+) -> Iterator[bytes]:
+    """The body of a consumer's request, v2 to v4, in pieces.
+
+    `asked`: by topic, (partition, current leader epoch known, leader epoch asked for).
+    """
+    flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
+    tags = b"\x00" if flexible else b""
+    yield (_CONSUMER if api_version >= _REPLICA_ID_FROM else b"") + encode_count(
+        len(asked), flexible
+    )
+    for topic, partitions in asked.items():
+        yield encode_string(topic, flexible) + encode_count(len(partitions), flexible)
+        for place in partitions:
+            yield _PLACE.pack(*place) + tags
+        yield tags
+    yield tags
 
 
 def patch(payload: bytearray | memoryview, result: EpochResult) -> None:

@@ -7,7 +7,9 @@ null). Every read past the end raises `Truncated`; nothing else escapes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from struct import Struct
+from typing import Any
 from uuid import UUID
 
 from protocol.errors import MalformedMessage, Truncated
@@ -20,6 +22,9 @@ UINT32 = Struct(">I")
 INT64 = Struct(">q")
 
 UVARINT_BYTES_MAX = 5
+
+# For `Cursor.rows`: where a flexible entry says that it has no tagged fields, by `flexible`.
+NO_TAGS: dict[bool, dict[int, int]] = {False: {}, True: {-1: 0}}
 
 
 def encode_uvarint(value: int) -> bytes:
@@ -169,6 +174,24 @@ class Cursor:
                 f"array before byte {self.pos} claims {count} elements in {self.remaining} bytes"
             )
         return None if count < 0 else count
+
+    def rows(
+        self, row: Struct, count_max: int, fixed: Mapping[int, int]
+    ) -> tuple[int, Iterator[tuple[Any, ...]]]:
+        """The next entries, how many and unpacked: those that are as long as `row`.
+
+        `fixed` are the bytes that say so and their places (-1 is the last one): lengths of arrays
+        and of tagged fields. Ends before the first entry that is not so, at `count_max`, or where
+        the message does. Much faster than field by field.
+        """
+        count = min(count_max, self.remaining // row.size)
+        entries = memoryview(self.buf)[self.pos : self.pos + count * row.size]
+        # Where an entry has its length the next one begins where it is looked for.
+        for at, byte in fixed.items():
+            column = bytes(entries[at % row.size :: row.size])
+            count = min(count, len(column) - len(column.lstrip(byte.to_bytes())))
+        self.pos += count * row.size
+        return count, row.iter_unpack(entries[: count * row.size])
 
     def skip_tags(self) -> None:
         """Step over a tagged-field section (KIP-482)."""

@@ -14,7 +14,8 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.many_items import each_of
+from fetchproxy.metadata.api import PARTITIONS_ALONE_MAX, RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 RETRY_INITIAL_S = 0.5
 RETRY_MAX_S = 10.0
+VIEWS_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,11 @@ class ArchiveWatch:
     async def views(
         self, tips: Iterable[TopicIdPartition]
     ) -> dict[TopicIdPartition, PartitionView | RemoteStorageError]:
-        """As `view`, of all of them at once."""
+        """As `view`, of all of them at once; a topic of many is listed once."""
         found: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
+        by_topic: dict[UUID, set[TopicIdPartition]] = {}
+        async for tip in each_of(tips):
+            by_topic.setdefault(tip.topic_id, set()).add(tip)
 
         async def look(tip: TopicIdPartition) -> None:
             try:
@@ -148,10 +153,32 @@ class ArchiveWatch:
             except RemoteStorageError as error:
                 found[tip] = error
 
+        async def look_at_topic(topic_id: UUID, its: set[TopicIdPartition]) -> None:
+            # What it finds is there for each; where it fails each has the last view, if any.
+            failure = await self._read_topic(topic_id)
+            async for tip in each_of(its, VIEWS_AT_ONCE):
+                if failure is None:
+                    await look(tip)
+                else:
+                    found[tip] = self._rlmm.view(tip) or failure
+
         async with asyncio.TaskGroup() as tasks:
-            for tip in set(tips):
-                tasks.create_task(look(tip))
+            for topic_id, its in by_topic.items():
+                if len(its) > PARTITIONS_ALONE_MAX:
+                    tasks.create_task(look_at_topic(topic_id, its))
+                else:
+                    for tip in its:
+                        tasks.create_task(look(tip))
         return found
+
+    async def _read_topic(self, topic_id: UUID) -> RemoteStorageError | None:
+        try:
+            async with self._reads:
+                now = asyncio.get_running_loop().time()
+                await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
+        except RemoteStorageError as error:
+            return error
+        return None
 
     def watch_ends(self, tips: Iterable[TopicIdPartition]) -> None:
         """Somebody waits at their ends: look whether they grow, for a while."""

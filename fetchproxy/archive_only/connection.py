@@ -13,15 +13,17 @@ import asyncio
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 import structlog
 
 from fetchproxy.archive_only.apis import api_versions
-from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.archive_only.served_apis import served_api
 from fetchproxy.gateway.answer_pieces import join_small
 from fetchproxy.gateway.answer_turns import ConnectionTurn
 from fetchproxy.gateway.client_rates import ConnectionPace
+from fetchproxy.gateway.half_closed import is_reset
 from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REFUSED,
     ARCHIVE_ONLY_REQUESTS,
@@ -52,10 +54,6 @@ class _LimitReached(Exception):
     """The key of `gateway` that says how long this may take."""
 
 
-class _Refused(Exception):
-    """A request that cannot be answered in any form that its client would read: (API, version)."""
-
-
 class Connection:
     """`advertised(local)` is where the client is told to dial, given where it has dialled."""
 
@@ -84,6 +82,7 @@ class Connection:
         try:
             while await self._serve_next():
                 pass
+            await self._flush()
         except _LimitReached as limit:
             LIMITS_REACHED.labels(str(limit)).inc()
             self._log_closed(str(limit))
@@ -92,10 +91,11 @@ class Connection:
             if isinstance(error, FrameTooLarge):
                 LIMITS_REACHED.labels("request_bytes_max").inc()
             self._log_closed("wire_error", error=str(error), kind=type(error).__name__)
-        except _Refused as refusal:
-            api, version = refusal.args
-            hint = "not answered in archive-only mode"
-            self._log_closed("request_refused", kind=api, version=version, hint=hint)
+        except RequestRefused as refusal:
+            ARCHIVE_ONLY_REFUSED.labels(refusal.api).inc()
+            self._log_closed(
+                "request_refused", kind=refusal.api, version=refusal.version, hint=refusal.hint
+            )
         except OSError as error:
             log.debug("client_gone", client=self.client, error=str(error))
         finally:
@@ -117,6 +117,21 @@ class Connection:
         del payload, pieces
         await self._pace.pause()
         return True
+
+    @property
+    def reset_unheard(self) -> bool:
+        """The client is gone, and nothing is read from it, so that asyncio has not said so."""
+        transport = cast(asyncio.Transport, self._writer.transport)
+        return not transport.is_closing() and not transport.is_reading() and is_reset(transport)
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    async def _flush(self) -> None:
+        """Until a client that has ended its sending has all. Raises OSError, _LimitReached."""
+        self._writer.transport.set_write_buffer_limits(high=0)
+        async with self._within("client_stall_max_ms"):
+            await self._writer.drain()
 
     async def _close(self) -> None:
         """What was written may still leave, for a short while."""
@@ -179,13 +194,12 @@ class Connection:
         return await api.answer(self._parts, request)
 
     def _refuse(self, head: RequestHead) -> Sequence[Buffer]:
-        """Raises _Refused: like a broker, which closes on what it does not know."""
+        """Raises RequestRefused: like a broker, which closes on what it does not know."""
         key = head.api_key
         if key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
             return api_versions.too_new(head)
         name = ApiKey(key).name if is_known(key) else "unknown"
-        ARCHIVE_ONLY_REFUSED.labels(name).inc()
-        raise _Refused(name, head.api_version)
+        raise RequestRefused(name, head.api_version, "not answered in archive-only mode")
 
     # --- answers ----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from fetchproxy.config.sections import GatewayConfig
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.answer_turns import AnswerTurns, ConnectionTurn
 from fetchproxy.gateway.client_rates import Client, ClientRates, ConnectionPace
+from fetchproxy.gateway.skipped_offsets import SkippedOffsets
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.tls.acceptor import Warn
@@ -39,6 +40,7 @@ class ArchiveOnlyParts:
     answers: AnswerBudget
     turns: AnswerTurns
     rates: ClientRates
+    skipped: SkippedOffsets
     warn: Warn
     clock: Callable[[], float]
 
@@ -74,7 +76,18 @@ class Request:
         return [write_response(table, values, head.api_key, head.api_version, head.correlation_id)]
 
 
-# A framed answer in pieces; none for a request that has no answer. Raises WireError.
+class RequestRefused(Exception):
+    """A request that has no answer that its client would read: the connection is closed.
+
+    `api` is its name, `hint` says to whoever reads the log why.
+    """
+
+    def __init__(self, api: str, version: int, hint: str) -> None:
+        super().__init__(api, version, hint)
+        self.api, self.version, self.hint = api, version, hint
+
+
+# A framed answer in pieces. Raises WireError, RequestRefused.
 Answer = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
 
 

@@ -27,7 +27,10 @@ from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.answer_turns import AnswerTurns
 from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.connection_limits import ConnectionLimits
+from fetchproxy.gateway.half_closed import may_half_close
+from fetchproxy.gateway.skipped_offsets import SkippedOffsets
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.gateway.told_addresses import tells_address_reached, warn_of_address_reached
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.observability.metrics import CONNECTIONS
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
@@ -36,7 +39,9 @@ from fetchproxy.tls.reloading import ReloadingContext
 
 log = structlog.get_logger(__name__)
 
-_ANY_HOST = ("", "0.0.0.0", "::")
+# Connections that are not read are looked at this often, so many without a breath of the loop.
+_SWEEP_INTERVAL_S = 0.5
+_SWEPT_AT_ONCE = 200
 
 
 class _ClientProtocol(StreamReaderProtocol):
@@ -61,9 +66,17 @@ class _ClientProtocol(StreamReaderProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._early[:nbytes]))
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._transport = cast(asyncio.Transport, transport)
+
     def eof_received(self) -> bool:
+        """A client that sends no more still takes what it has asked for, as from a broker."""
         super().eof_received()
-        return False  # a client that sends no more reads no more either: what waits for it ends
+        if not may_half_close(self._transport):
+            return False
+        self._transport.pause_reading()  # for `Connection.reset_unheard`
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -113,11 +126,12 @@ class ArchiveOnlyServer:
                 config.gateway.remote_answer_turn_max_ms / 1000,
             ),
             rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
+            skipped=SkippedOffsets(),
             warn=SparingWarnings(clock).warn,
             clock=clock,
         )
         self._limits = ConnectionLimits(config.gateway, self._parts.warn)
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], Connection] = {}
         self._stack = AsyncExitStack()
         self._server: asyncio.Server | None = None
 
@@ -130,8 +144,13 @@ class ArchiveOnlyServer:
             self._server = await asyncio.get_running_loop().create_server(
                 self._protocol_factory(listen.host), listen.host, listen.port, backlog=1024
             )
-            self._watching = self._tasks.create_task(self._archive.run(), name="archive-watch")
+            self._own_tasks = [
+                self._tasks.create_task(self._archive.run(), name="archive-watch"),
+                self._tasks.create_task(self._sweep(), name="connection-sweeper"),
+            ]
             self._stack = opened.pop_all()
+        if tells_address_reached(self._config):
+            warn_of_address_reached(self._config, "archive_only")
         log.info(
             "archive_only_listening",
             host=listen.host,
@@ -150,10 +169,9 @@ class ArchiveOnlyServer:
             self._server.close()
         if self._acceptor is not None:
             self._acceptor.close()
-        self._watching.cancel()
         self._groups.close()
-        for serving in self._serving:
-            serving.cancel()
+        for task in (*self._own_tasks, *self._serving):
+            task.cancel()
         await self._stack.aclose()
 
     @property
@@ -175,7 +193,7 @@ class ArchiveOnlyServer:
     def _advertised(self, local: Address) -> Address:
         """A listener on all addresses is told by the one that the client has reached."""
         host = self._config.advertise_host or parse_host_port(self._config.listen).host
-        return (local[0] if host in _ANY_HOST else host), self.port
+        return (local[0] if tells_address_reached(self._config) else host), self.port
 
     def _protocol_factory(self, host: str) -> Callable[[], asyncio.BaseProtocol]:
         if self._tls is None:
@@ -205,9 +223,9 @@ class ArchiveOnlyServer:
             writer.close()
             return lambda: None
         task = self._tasks.create_task(self._serve(connection), name=f"client-{connection.client}")
-        self._serving.add(task)
+        self._serving[task] = connection
         self._limits.opened(connection.client)
-        task.add_done_callback(lambda task: self._gone(task, connection))
+        task.add_done_callback(self._gone)
         self._count()
         return lambda: _cancel(task)
 
@@ -217,10 +235,19 @@ class ArchiveOnlyServer:
         except Exception as error:
             log.error("session_crashed", client=connection.client, error=repr(error), exc_info=True)
 
-    def _gone(self, task: asyncio.Task[None], connection: Connection) -> None:
-        self._serving.discard(task)
-        self._limits.closed(connection.client)
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._limits.closed(self._serving.pop(task).client)
         self._count()
+
+    async def _sweep(self) -> None:
+        """Let go of clients that are gone, where nothing else would tell."""
+        while True:
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
+            for number, connection in enumerate(list(self._serving.values()), 1):
+                if connection.reset_unheard:
+                    connection.abort()
+                if not number % _SWEPT_AT_ONCE:
+                    await asyncio.sleep(0)
 
     def _count(self) -> None:
         CONNECTIONS.set(self.connections)

@@ -31,6 +31,7 @@ def archive(
     archive: options.Archive = None,
     once: Once = False,
     console: options.Console = None,
+    create: options.Create = False,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
@@ -43,6 +44,6 @@ def archive(
                 "archive.topics is not set; give --archive REGEX (or FETCHPROXY_ARCHIVE_TOPICS)"
             )
         configure_logging(config.log, sys.stderr)
-    finished = run(run_archiver(config, once=once))
+    finished = run(run_archiver(config, once=once, create=create))
     if once and finished is None:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -10,6 +10,7 @@ from fetchproxy import __version__
 from fetchproxy.cli import index
 from fetchproxy.cli.archive import archive
 from fetchproxy.cli.pipeline import app as pipeline
+from fetchproxy.cli.resolve import resolve
 from fetchproxy.cli.restore import restore
 from fetchproxy.cli.segments import segments
 from fetchproxy.cli.serve import serve
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # they print locals, and locals may hold secrets
 )
-for command in (serve, archive, segments, verify, restore):
+for command in (serve, archive, segments, verify, restore, resolve):
     app.command()(command)
 app.add_typer(index.app, name="index")
 app.add_typer(pipeline.app, name="pipeline")

@@ -74,7 +74,7 @@ Advertise = Annotated[
     typer.Option(
         envvar="FETCHPROXY_GATEWAY_ADVERTISE_HOST",
         metavar="HOST",
-        help="Host name that clients are told; by default the listener's.",
+        help="Host that clients are told, without a port; by default the listener's.",
     ),
 ]
 Archive = Annotated[
@@ -115,6 +115,13 @@ DryRun = Annotated[
         "--dry-run",
         envvar="FETCHPROXY_DRY_RUN",
         help="Say what would be repaired or restored, and change nothing.",
+    ),
+]
+Create = Annotated[
+    bool,
+    typer.Option(
+        "--create",
+        help="Begin a new archive where one is expected and there is none: a person's word, once.",
     ),
 ]
 

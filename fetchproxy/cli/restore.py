@@ -20,6 +20,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_follower import TopicFollower
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher, open_local_indexes
+from fetchproxy.remote_log.own_archive import state_metadata_topic
 from fetchproxy.remote_log.verification.repair import repair_archive
 from fetchproxy.remote_log.verification.restore import RestoredPartition, restore_archive
 from fetchproxy.remote_log.verification.verify import metadata_faults
@@ -49,7 +50,7 @@ def restore(
     restored = run(_restore(config, topic, dry_run))
     if restored is None:
         raise typer.Exit(EXIT_INTERRUPTED)
-    print_restored(restored, Console())
+    print_restored(restored, Console(), dry_run=dry_run)
     if any(partition.unreadable or partition.not_in_store for partition in restored):
         raise typer.Exit(EXIT_FAULTS)
 
@@ -75,6 +76,8 @@ async def _restore(config: Config, topic: str | None, dry_run: bool) -> list[Res
             stored, follower, wall_clock_ms=wall_clock_ms, topics=topics, dry_run=dry_run
         )
         if not dry_run:
+            if topic is None:
+                await state_metadata_topic(rsm, config.metadata.topic_name)
             await _refresh_local_indexes(config, rsm, stored, restored)
         return restored
 
@@ -115,10 +118,11 @@ async def _refresh_local_indexes(
                 pass
 
 
-def print_restored(restored: list[RestoredPartition], console: Console) -> None:
+def print_restored(restored: list[RestoredPartition], console: Console, *, dry_run: bool) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("topic-partition", overflow="fold")
-    for name in ("segments", "restored", "log start", "unreadable", "not in store"):
+    done = "to restore" if dry_run else "restored"
+    for name in ("segments", done, "log start", "unreadable", "not in store"):
         table.add_column(name, justify="right")
     for p in restored:
         log_start = "" if p.raised_log_start is None else str(p.raised_log_start)
@@ -126,4 +130,5 @@ def print_restored(restored: list[RestoredPartition], console: Console) -> None:
         table.add_row(str(p.tip), str(p.segments), str(p.restored), log_start, *counts)
     console.print(table)
     segments = sum(partition.restored for partition in restored)
-    typer.echo(f"segments restored: {segments}; partitions: {len(restored)}")
+    what = "segments that would be restored" if dry_run else "segments restored"
+    typer.echo(f"{what}: {segments}; partitions: {len(restored)}")

@@ -1,8 +1,10 @@
-"""`fetchproxy segments`: what the archive holds, as a table or as JSON. Needs no broker."""
+"""`fetchproxy segments`: what the archive holds, and what there is to know of it; a table or JSON.
+
+Needs no broker.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterable
@@ -16,14 +18,22 @@ from rich.table import Table
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.sections import Config
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.remote_log.archive_health import partition_health, with_stored
+from fetchproxy.remote_log.concerns import Finding, read_concerns
 from fetchproxy.storage.layout import uuid_text
 from fetchproxy.storage.open import open_store
 
 AsJson = Annotated[
-    bool, typer.Option("--json", envvar="FETCHPROXY_JSON", help="A JSON list, for programs.")
+    bool,
+    typer.Option(
+        "--json",
+        envvar="FETCHPROXY_JSON",
+        help="A JSON list of the segments, for programs; the rest goes to stderr.",
+    ),
 ]
 
 
@@ -31,6 +41,7 @@ class SegmentRow(TypedDict):
     """`last_offset` is inclusive; `topic_id` as Kafka's tools write it.
 
     `log_start_offset` is the partition's: what lies below it was deleted, and is not served.
+    `put_aside`: of another history of the log, by `fetchproxy resolve`; not served either.
     """
 
     topic: str
@@ -41,6 +52,7 @@ class SegmentRow(TypedDict):
     size_bytes: int
     state: str
     log_start_offset: int | None
+    put_aside: bool
 
 
 def segments(
@@ -51,35 +63,46 @@ def segments(
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
-    """List the archived segments."""
+    """List the archived segments, and what there is to see to, or to know, in the archive.
+
+    Reads metadata alone; whether each byte is right says `fetchproxy verify`.
+    """
     with users_errors():
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
-    rows = run(read_rows(config, topic))
-    if rows is None:
+    found = run(read_archive(config, topic))
+    if found is None:
         raise typer.Exit(EXIT_INTERRUPTED)
+    rows, concerns = found
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
         _print_table(rows, Console())
+    for concern in concerns:
+        typer.echo(str(concern), err=as_json)
 
 
-async def read_rows(config: Config, topic: str | None) -> list[SegmentRow]:
+async def read_archive(
+    config: Config, topic: str | None
+) -> tuple[list[SegmentRow], tuple[Finding, ...]]:
     """By topic, partition and offset. Raises RemoteStorageError, ConfigError."""
     rows: list[SegmentRow] = []
+    findings: list[Finding] = []
     rsm = open_store(options.store_url(config), config.store)
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
         for tip in await rlmm.list_partitions():
             if topic is None or tip.topic == topic:
-                view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+                findings += await partition_health(rsm.records, rlmm, tip)
+                view = await rlmm.refresh(tip, float("-inf"))  # as it was just read
                 segments = rlmm.list_remote_log_segments(tip)
-                rows += (_row(segment, view.log_start_offset) for segment in segments)
+                rows += (_row(segment, view) for segment in segments)
+        stored = await read_concerns(rsm.concerns)
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
-    return rows
+    return rows, with_stored(findings, stored, topic)
 
 
-def _row(segment: RemoteLogSegmentMetadata, log_start_offset: int | None) -> SegmentRow:
+def _row(segment: RemoteLogSegmentMetadata, view: PartitionView) -> SegmentRow:
     tip = segment.topic_id_partition
     return {
         "topic": tip.topic,
@@ -89,7 +112,8 @@ def _row(segment: RemoteLogSegmentMetadata, log_start_offset: int | None) -> Seg
         "last_offset": segment.end_offset,
         "size_bytes": segment.segment_size_bytes,
         "state": segment.state.name,
-        "log_start_offset": log_start_offset,
+        "log_start_offset": view.log_start_offset,
+        "put_aside": not view.history.shows(segment),
     }
 
 
@@ -105,7 +129,11 @@ def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
         offsets = (str(row[name]) for name in ("partition", "base_offset", "last_offset"))
         start = row["log_start_offset"]
         deleted = start is not None and row["last_offset"] < start
-        state = row["state"] + (", below the log start" if deleted else "")
+        state = row["state"]
+        if row["put_aside"]:
+            state += ", put aside"
+        elif deleted:
+            state += ", below the log start"
         table.add_row(row["topic"], *offsets, decimal(row["size_bytes"]), state)
     if table.row_count == 0:
         console.print("The archive holds no such segments.")

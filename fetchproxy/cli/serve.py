@@ -22,6 +22,7 @@ def serve(
     archive: options.Archive = None,
     console: options.Console = None,
     archive_only: options.ArchiveOnly = False,
+    create: options.Create = False,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
@@ -35,4 +36,8 @@ def serve(
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
     raise_open_files_max(config.gateway.connections_max)
-    run(run_archive_only(config) if config.archive_only.enabled else run_server(config))
+    run(
+        run_archive_only(config)
+        if config.archive_only.enabled
+        else run_server(config, create=create)
+    )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -22,13 +25,22 @@ from rich.progress import (
 from fetchproxy.app import wall_clock_ms
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.metadata_log import KafkaMetadataLog
 from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.remote_log.archive_health import with_stored
+from fetchproxy.remote_log.concerns import read_concerns
 from fetchproxy.remote_log.verification.repair import repair_archive
-from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.remote_log.verification.verify import OnFault, verify_archive
 from fetchproxy.remote_log.verification.verify_report import Fault, RepairReport, VerifyReport
 from fetchproxy.storage.open import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.tls.reloading import upstream_context
 
 Repair = Annotated[
     bool,
@@ -41,39 +53,62 @@ Repair = Annotated[
 ]
 
 
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        envvar="FETCHPROXY_JSON",
+        help="The report as one JSON object, for programs; without --repair.",
+    ),
+]
+
+
 def verify(
     context: typer.Context,
+    bootstrap: options.Bootstrap = None,
     store: options.Store = None,
     topic: options.Topic = None,
     repair: Repair = False,
     dry_run: options.DryRun = False,
+    as_json: AsJson = False,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
-    """Check every segment: checksums, continuity, index and metadata against the data.
+    """Check every segment: is it there, checksums, index and metadata against the data.
 
-    Prints each fault with its place; exit code 1 if there is any (left, with --repair).
+    Brokers are asked only with metadata.manager=topic: then the topic says what should be there.
+    Prints each fault with its place, then what else there is to know: what was lost, is at risk, is
+    stopped, or is not deleted.
+
+    Exit codes: 0 no faults, whatever else there is to know; 1 faults (left, with --repair); 2 it
+    could not be checked, and stderr says why; 130 interrupted.
     """
     with users_errors():
+        if as_json and repair:
+            raise ConfigError("give one of --json and --repair")
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
-    report = _verified(config, topic)
-    print_summary(report)
+    report = _verified(config, topic, silent if as_json else print_fault)
+    if as_json:
+        typer.echo(json.dumps(report_json(report), indent=1))
+    else:
+        print_summary(report)
     if repair:
         report = _repaired(config, topic, report, dry_run)
     if not report.clean:
         raise typer.Exit(EXIT_FAULTS)
 
 
-def _verified(config: Config, topic: str | None) -> VerifyReport:
+def _verified(config: Config, topic: str | None, on_fault: OnFault) -> VerifyReport:
     with _progress_bar() as progress:
         task = progress.add_task("verifying", total=None)
         report = run(
-            _verify(
+            verified(
                 config,
                 topic,
                 lambda done, total: progress.update(task, completed=done, total=total),
+                on_fault,
             )
         )
     if report is None:
@@ -92,27 +127,72 @@ def _repaired(
         typer.echo(f"not repaired: {refusal}")
     if dry_run or not done.repairs:
         return found
-    report = _verified(config, topic)
+    report = _verified(config, topic, print_fault)
     print_summary(report)
     return report
 
 
-async def _verify(
-    config: Config, topic: str | None, on_progress: Callable[[int, int], None]
+async def verified(
+    config: Config,
+    topic: str | None,
+    on_progress: Callable[[int, int], None],
+    on_fault: OnFault,
 ) -> VerifyReport:
-    rsm = open_store(options.store_url(config), config.store)
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
-        return await verify_archive(
+    async with AsyncExitStack() as opened:
+        rsm = await opened.enter_async_context(open_store(options.store_url(config), config.store))
+        rlmm = await opened.enter_async_context(
+            StoreBackedRemoteLogMetadataManager(rsm, config.metadata)
+        )
+        said = await rsm.identity.look()
+        if said is not None and said.manager not in (None, config.metadata.ruling):
+            typer.echo(
+                f"fetchproxy: not asked: the {said.manager}, which rules this archive's metadata "
+                "(metadata.manager)",
+                err=True,
+            )
+        report = await verify_archive(
             rsm,
             rlmm,
+            metadata_topic=await _metadata_topic(config, rsm, opened),
             topics=None if topic is None else re.compile(re.escape(topic)),
             on_progress=on_progress,
-            on_fault=print_fault,
+            on_fault=on_fault,
         )
+        return await with_concerns(rsm, report, topic)
+
+
+async def with_concerns(
+    rsm: RemoteStorageManager, report: VerifyReport, topic: str | None
+) -> VerifyReport:
+    """Adds what archivers keep on record in the store."""
+    stored = await read_concerns(rsm.concerns)
+    return replace(report, concerns=with_stored(report.concerns, stored, topic))
+
+
+async def _metadata_topic(
+    config: Config, rsm: RemoteStorageManager, opened: AsyncExitStack
+) -> TopicBasedRemoteLogMetadataManager | None:
+    """None where the store is the metadata manager. Creates no topic: here is only read."""
+    if config.metadata.manager == "store":
+        return None
+    cluster = await opened.enter_async_context(
+        Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls))
+    )
+    metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
+    if not await metadata_log.exists():
+        raise RemoteStorageError(
+            f"there is no metadata topic {config.metadata.topic_name}: rebuild it with "
+            "`fetchproxy restore`, or verify with metadata.manager=store"
+        )
+    # The cache is locked by the process that serves from it.
+    metadata = config.metadata.model_copy(update={"cache_dir": None})
+    return await opened.enter_async_context(
+        TopicBasedRemoteLogMetadataManager(metadata_log, rsm, metadata, wall_clock_ms)
+    )
 
 
 async def _repair(config: Config, found: VerifyReport, dry_run: bool) -> RepairReport:
-    rsm = open_store(options.store_url(config), config.store)
+    rsm = open_archive(config)  # of the configured manager: here is written
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
         report = await repair_archive(
             rsm,
@@ -148,24 +228,47 @@ def _progress_bar() -> Progress:
     )
 
 
+def silent(fault: Fault) -> None:
+    """The report has it."""
+
+
 def print_fault(fault: Fault) -> None:
     typer.echo(f"fault: {fault}")
 
 
 def print_summary(report: VerifyReport) -> None:
-    for gap in report.gaps:
-        typer.echo(
-            f"recorded gap: {gap.topic}-{gap.partition}: offsets {gap.first_offset} to "
-            f"{gap.last_offset} were lost before they could be copied"
-        )
+    for concern in report.concerns:
+        typer.echo(str(concern))
+    for what in report.not_known:
+        typer.echo(f"not known: {what}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
     typer.echo(
         f"{_count(report.segments, 'segment')}, {decimal(report.size_bytes)} in "
         f"{_count(report.partitions, 'partition')}"
         f"{f', {unfinished} unfinished' if unfinished else ''}"
         f"{f', {overlapping} copied twice in part' if overlapping else ''}: "
-        f"{_count(len(report.faults), 'fault') if report.faults else 'clean'}"
+        f"{_verdict(report)}"
     )
+
+
+def report_json(report: VerifyReport) -> dict[str, object]:
+    return {
+        "verdict": _verdict(report),
+        "partitions": report.partitions,
+        "segments": report.segments,
+        "segments_unfinished": report.segments_unfinished,
+        "segments_overlapping": report.segments_overlapping,
+        "size_bytes": report.size_bytes,
+        "faults": [asdict(fault) for fault in report.faults],
+        "concerns": [concern.as_json() for concern in report.concerns],
+        "not_known": [str(what) for what in report.not_known],
+    }
+
+
+def _verdict(report: VerifyReport) -> str:
+    if report.faults:
+        return _count(len(report.faults), "fault")
+    return "clean as far as is known" if report.not_known else "clean"
 
 
 def _count(number: int, what: str) -> str:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy.cluster import messages
 from fetchproxy.cluster.answers import (
-    RETRIABLE,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
     BrokerAddress,
@@ -28,15 +26,19 @@ from fetchproxy.cluster.answers import (
 )
 from fetchproxy.cluster.connection import BrokerConnection
 from fetchproxy.cluster.connections import BrokerConnections
+from fetchproxy.cluster.epoch_ends import EpochEndReads
+from fetchproxy.cluster.epoch_ends import Tell as TellEpochEnd
 from fetchproxy.cluster.fetched_partition import decode_fetch
+from fetchproxy.cluster.leaders import Leaders
+from fetchproxy.cluster.log_edges import LogEdgesReads
 from fetchproxy.cluster.metadata_cache import MetadataCache
 from fetchproxy.cluster.sasl import sasl_credentials
 from fetchproxy.cluster.single_flight import SingleFlight
+from fetchproxy.cluster.topic_metadata import ask_metadata
 from fetchproxy.config.addresses import HostPort, parse_bootstrap
 from fetchproxy.config.sections import ClusterConfig, TlsConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import (
-    ZERO_UUID,
     IsolationLevel,
     LogEdges,
     TopicIdPartition,
@@ -48,20 +50,9 @@ from fetchproxy.tls.upstream import UpstreamTls
 __all__ = ["BrokerAddress", "Cluster", "FetchedPartition", "TopicInfo"]
 
 T = TypeVar("T")
-
-# Pauses between two tries at a leader. An election takes 10 ms to seconds, so begin low and stay
-# below a second: the whole is bounded by request_max_ms anyway.
-RETRY_PAUSE_INITIAL_MS = 20
-RETRY_PAUSE_MAX_MS = 500
-RETRY_JITTER = 0.2
+K = TypeVar("K", str, UUID)
 
 _ALL_TOPICS = "all topics"
-
-
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    edges: LogEdges
-    asked_at: float  # loop seconds, before the request left
 
 
 class Cluster:
@@ -82,8 +73,9 @@ class Cluster:
         self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
         self._metadata_flights = SingleFlight[MetadataAnswer]()
-        self._edges: dict[TopicIdPartition, _Edges] = {}
-        self._edges_flights = SingleFlight[None]()
+        self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
+        self._edges = LogEdgesReads(self._leaders, self._connections)
+        self._epoch_ends = EpochEndReads(self._leaders, self._connections)
         self._last_good: HostPort | None = None
 
     async def __aenter__(self) -> Self:
@@ -127,29 +119,58 @@ class Cluster:
 
         A name that no topic can have is unknown without asking, as clients may send anything.
         """
-        if not is_topic_name(name):
-            raise ClusterError("no topic can have this name", UNKNOWN_TOPIC_OR_PARTITION)
-        known = self._metadata.by_name(name, self._oldest(max_age_ms))
-        if known is not None:
-            return known
-        answer = await self._ask_metadata([name])
-        for topic in answer.topics:
-            if topic.name == name:
-                return topic
-        code = answer.failed.get(name, UNKNOWN_TOPIC_OR_PARTITION)
-        raise ClusterError(f"topic {name!r}: error {code}", code)
+        return _found((await self.topics_by_name([name], max_age_ms))[name])
+
+    async def topics_by_name(
+        self, names: Collection[str], max_age_ms: int | None = None
+    ) -> dict[str, TopicInfo | ClusterError]:
+        """As `topic_by_name`, by one request for all that are not known so lately.
+
+        Raises ClusterUnavailable where no broker answers.
+        """
+        possible = [name for name in names if is_topic_name(name)]
+        found = dict.fromkeys(
+            names, ClusterError("no topic can have this name", UNKNOWN_TOPIC_OR_PARTITION)
+        )
+        return {**found, **await self._look_up(possible, self._metadata.by_name, max_age_ms)}
 
     async def topic_by_id(self, topic_id: UUID, max_age_ms: int | None = None) -> TopicInfo:
         """Raises ClusterError; 100 for an unknown id (also: deleted, or re-created by its name)."""
-        known = self._metadata.by_id(topic_id, self._oldest(max_age_ms))
-        if known is not None:
-            return known
-        answer = await self._ask_metadata([topic_id])
-        for topic in answer.topics:
-            if topic.topic_id == topic_id:
-                return topic
-        code = answer.failed.get(topic_id, UNKNOWN_TOPIC_ID)
-        raise ClusterError(f"topic id {topic_id}: error {code}", code)
+        found = await self._look_up([topic_id], self._metadata.by_id, max_age_ms)
+        return _found(found[topic_id])
+
+    async def topics_of(
+        self, keys: Collection[str | UUID], max_age_ms: int | None = None
+    ) -> dict[str | UUID, TopicInfo | ClusterError]:
+        """As `topics_by_name`, by names and ids; by two requests at most."""
+        # One request names either names or ids: a broker that reads ids reads nothing else.
+        names = [key for key in keys if isinstance(key, str)]
+        ids = [key for key in keys if isinstance(key, UUID)]
+        by_name = await self.topics_by_name(names, max_age_ms)
+        by_id = await self._look_up(ids, self._metadata.by_id, max_age_ms)
+        return dict((*by_name.items(), *by_id.items()))
+
+    async def _look_up(
+        self,
+        keys: Collection[K],
+        known: Callable[[K, float], TopicInfo | None],
+        max_age_ms: int | None,
+    ) -> dict[K, TopicInfo | ClusterError]:
+        oldest = self._oldest(max_age_ms)
+        found: dict[K, TopicInfo | ClusterError] = {}
+        asked: list[K] = []
+        for key in keys:
+            topic = known(key, oldest)
+            if topic is None:
+                asked.append(key)
+            else:
+                found[key] = topic
+        if asked:
+            answer = await self._ask_metadata(asked)
+            told = {key: topic for topic in answer.topics for key in (topic.name, topic.topic_id)}
+            for key in asked:
+                found[key] = told.get(key) or _refused(key, answer)
+        return found
 
     def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The last known, however old. Never blocks."""
@@ -186,20 +207,36 @@ class Cluster:
         """
         now = asyncio.get_running_loop().time()
         oldest = now - max_age_ms / 1000 if not_older_than is None else min(not_older_than, now)
-        while not self.knows_log_edges(tip, oldest):
-            # A flight that began before `oldest` may land here; the next round then asks anew.
-            await self._edges_flights.run(tip, lambda: self._ask_edges(tip))
-        return self._edges[tip].edges
+        edges = (await self._edges.get([tip], oldest))[tip]
+        return _found(edges)
+
+    async def log_edges_of(
+        self, tips: Collection[TopicIdPartition], *, not_older_than: float
+    ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
+        """As `log_edges`: three requests to each leader, all leaders at once. Raises nothing.
+
+        What one broker has said is in `cached_log_edges` while others are still asked.
+        """
+        return await self._edges.get(tips, not_older_than)
 
     def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
         """The last known, however old. Never blocks."""
-        known = self._edges.get(tip)
-        return None if known is None else known.edges
+        return self._edges.cached(tip)
 
     def knows_log_edges(self, tip: TopicIdPartition, not_older_than: float) -> bool:
         """Whether `log_edges` would answer from memory. Never blocks."""
-        known = self._edges.get(tip)
-        return known is not None and known.asked_at >= not_older_than
+        return self._edges.knows(tip, not_older_than)
+
+    async def ask_epoch_ends(
+        self, epochs: Mapping[TopicIdPartition, int], tell: TellEpochEnd
+    ) -> None:
+        """Where the epoch ended in its leader's log, with that leader's own epoch: of each
+        partition for one epoch, by one request to each leader.
+
+        None: the leader has no such request or tells no epochs. `tell` hears of each as soon as it
+        is known, perhaps twice. Raises nothing.
+        """
+        await self._epoch_ends.get(epochs, tell)
 
     async def fetch(
         self,
@@ -243,103 +280,20 @@ class Cluster:
         For requests that may wait in the broker. One whose answer was lost is sent again.
         """
 
-        async def alone(leader: HostPort, topic: TopicInfo) -> T:
+        async def alone(
+            leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
+        ) -> dict[TopicIdPartition, T | ClusterError]:
             async with self._connections.exclusive(leader) as connection:
-                return await ask(connection, topic)
+                return {tip: await ask(connection, topics[tip])}
 
-        return await self._ask_leader(tip, alone)
-
-    async def _ask_edges(self, tip: TopicIdPartition) -> None:
-        asked_at = asyncio.get_running_loop().time()
-
-        async def ask(leader: HostPort, topic: TopicInfo) -> LogEdges:
-            connection = await self._connections.shared(leader)
-            version = connection.version_of(messages.LIST_OFFSETS)
-            local = version >= messages.LIST_OFFSETS_LOCAL_VERSION
-            # The start first and the high watermark last, so that start <= LSO <= high watermark.
-            wanted = (
-                (
-                    messages.EARLIEST_LOCAL if local else messages.EARLIEST,
-                    IsolationLevel.READ_UNCOMMITTED,
-                ),
-                (messages.LATEST, IsolationLevel.READ_COMMITTED),
-                (messages.LATEST, IsolationLevel.READ_UNCOMMITTED),
-            )
-            epoch = topic.leaders[tip.partition][1]
-            requests = [
-                messages.list_offsets_request(
-                    version, topic.name, tip.partition, epoch, timestamp, isolation
-                )
-                for timestamp, isolation in wanted
-            ]
-            (start, start_epoch), (stable, _), (end, _) = await connection.request_all(
-                requests, messages.decode_list_offsets
-            )
-            return LogEdges(start, end, stable, start_epoch)
-
-        self._edges[tip] = _Edges(await self._ask_leader(tip, ask), asked_at)
+        return _found((await self._leaders.ask([tip], alone))[tip])
 
     # --- whom to ask ---
-    async def _ask_leader(
-        self, tip: TopicIdPartition, ask: Callable[[HostPort, TopicInfo], Awaitable[T]]
-    ) -> T:
-        """`ask` the partition's leader; on a wrong or lost one look again, back off and retry.
-
-        No try begins later than request_max_ms after the first, so the whole takes up to twice
-        that. That the topic is gone is believed at once when Metadata itself says so.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.request_max_ms / 1000
-        pause_ms = float(RETRY_PAUSE_INITIAL_MS)
-        while True:
-            topic: TopicInfo | None = None
-            try:
-                topic = await self._topic_of(tip)
-                return await ask(self._leader(topic, tip.partition), topic)
-            except ClusterError as error:
-                leader_may_move = topic is not None and error.error_code in RETRIABLE
-                if not (error.retriable or leader_may_move):
-                    raise
-                if topic is not None:
-                    self._metadata.expire(topic.name)
-                pause_s = self._jittered(pause_ms) / 1000
-                if loop.time() + pause_s > deadline:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_ms = min(2 * pause_ms, RETRY_PAUSE_MAX_MS)
-
-    def _jittered(self, pause_ms: float) -> float:
-        return pause_ms * (1 + RETRY_JITTER * (2 * self._rng.random() - 1))
-
-    async def _topic_of(self, tip: TopicIdPartition) -> TopicInfo:
-        try:
-            if tip.topic_id == ZERO_UUID:  # brokers before 2.8
-                topic = await self.topic_by_name(tip.topic)
-            else:
-                topic = await self.topic_by_id(tip.topic_id)
-        except ClusterError as error:
-            if error.error_code in (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION):
-                self._edges.pop(tip, None)
-            raise
-        if tip.partition not in topic.leaders:
-            raise ClusterError(f"{tip} is no partition of the topic", UNKNOWN_TOPIC_OR_PARTITION)
-        return topic
-
-    def _leader(self, topic: TopicInfo, partition: int) -> HostPort:
-        leader = self._metadata.brokers.get(topic.leaders[partition][0])
-        if leader is None:
-            raise ClusterUnavailable(f"{topic.name}-{partition} has no leader", 5)
-        return HostPort(leader.host, leader.port)
-
-    async def _ask_metadata(
-        self, topics: list[str | UUID] | list[str] | list[UUID] | None
-    ) -> MetadataAnswer:
+    async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
         key = _ALL_TOPICS if topics is None else tuple(topics)
         return await self._metadata_flights.run(key, lambda: self._fetch_metadata(topics))
 
-    async def _fetch_metadata(
-        self, topics: list[str | UUID] | list[str] | list[UUID] | None
-    ) -> MetadataAnswer:
+    async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
         asked_at = asyncio.get_running_loop().time()
 
         async def ask(connection: BrokerConnection) -> tuple[MetadataAnswer, bool]:
@@ -348,9 +302,7 @@ class Cluster:
             # Brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look.
             everything = by_id and version < messages.METADATA_BY_TOPIC_ID_VERSION
             asked = None if everything else topics
-            request = messages.metadata_request(version, asked)
-            answer = await connection.request(request, messages.decode_metadata)
-            return answer, asked is None
+            return await ask_metadata(connection, version, asked), asked is None
 
         answer, all_topics = await self.ask_any(ask)
         self._metadata.learn(answer, asked_at, all_topics=all_topics)
@@ -397,3 +349,16 @@ class Cluster:
     def _oldest(self, max_age_ms: int | None) -> float:
         age_ms = self._config.metadata_max_age_ms if max_age_ms is None else max_age_ms
         return asyncio.get_running_loop().time() - age_ms / 1000
+
+
+def _found(value: T | ClusterError) -> T:
+    if isinstance(value, ClusterError):
+        raise value
+    return value
+
+
+def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
+    by_id = isinstance(key, UUID)
+    code = answer.failed.get(key, UNKNOWN_TOPIC_ID if by_id else UNKNOWN_TOPIC_OR_PARTITION)
+    what = f"topic id {key}" if by_id else f"topic {key!r}"
+    return ClusterError(f"{what}: error {code}", code)

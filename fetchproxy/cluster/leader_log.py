@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kafka.protocol.consumer.offsets import (
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
-)
-
-from fetchproxy.cluster import messages
-from fetchproxy.cluster.answers import TopicInfo
 from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.connection import BrokerConnection
+from fetchproxy.cluster.epoch_ends import Told
+from fetchproxy.cluster.gathering import Gathering, Tell
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.divergence import (
     AskEpoch,
@@ -28,6 +22,7 @@ from fetchproxy.metadata.divergence import (
     LeaderKnowledge,
     Shared,
     Undecided,
+    begins_again,
     compare,
 )
 from fetchproxy.metadata.lineage import EpochEnd
@@ -39,7 +34,6 @@ from fetchproxy.model import (
 )
 
 NO_EPOCH = -1
-_CONSUMER = -1  # replica_id
 _ABORTED_BYTES_MAX = 1  # of records, which nobody looks at: the first batch comes whole
 
 
@@ -77,6 +71,9 @@ class LeaderLog(ABC):
 class ClusterLeaderLog(LeaderLog):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        # Many partitions are compared at once, after an election or when they are first looked up.
+        self._ends = Gathering(self._ask_ends)
+        self._edges = Gathering(self._ask_edges)
 
     def known_epoch(self, tip: TopicIdPartition) -> int:
         if not tip.topic_id.int:  # brokers before 2.8
@@ -87,19 +84,39 @@ class ClusterLeaderLog(LeaderLog):
         return NO_EPOCH if node_id < 0 else epoch
 
     async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
-        async def ask(connection: BrokerConnection, topic: TopicInfo) -> LeaderEpochEnd | None:
-            leader_epoch = topic.leaders[tip.partition][1]
-            if messages.OFFSET_FOR_LEADER_EPOCH not in connection.versions or leader_epoch < 0:
-                return None
-            version = connection.version_of(messages.OFFSET_FOR_LEADER_EPOCH)
-            request = _epoch_end_request(version, topic.name, tip.partition, leader_epoch, epoch)
-            return LeaderEpochEnd(leader_epoch, await connection.request(request, _decode_end))
-
-        return await self._cluster.ask_leader(tip, ask)
+        told = await self._ends.ask((tip, epoch))
+        return None if told is None else LeaderEpochEnd(*told)
 
     async def edges(self, tip: TopicIdPartition) -> LogEdges:
+        return await self._edges.ask(tip)
+
+    async def _ask_ends(
+        self,
+        asked: Collection[tuple[TopicIdPartition, int]],
+        tell: Tell[tuple[TopicIdPartition, int], Told],
+    ) -> None:
+        waiting = list(asked)
+        while waiting:  # more than once only where one partition is asked about two epochs
+            epochs: dict[TopicIdPartition, int] = {}
+            for tip, epoch in waiting:
+                epochs.setdefault(tip, epoch)
+
+            def told(
+                tip: TopicIdPartition,
+                end: Told | ClusterError,
+                of: Mapping[TopicIdPartition, int] = epochs,
+            ) -> None:
+                tell((tip, of[tip]), end)
+
+            await self._cluster.ask_epoch_ends(epochs, told)
+            waiting = [(tip, epoch) for tip, epoch in waiting if epochs[tip] != epoch]
+
+    async def _ask_edges(
+        self, tips: Collection[TopicIdPartition], tell: Tell[TopicIdPartition, LogEdges]
+    ) -> None:
         now = asyncio.get_running_loop().time()
-        return await self._cluster.log_edges(tip, not_older_than=now)
+        for tip, edges in (await self._cluster.log_edges_of(tips, not_older_than=now)).items():
+            tell(tip, edges)
 
     async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         fetched = await self._cluster.fetch(
@@ -114,11 +131,15 @@ class ClusterLeaderLog(LeaderLog):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`leader_epoch` is that of the leader that was asked; -1: none was, or it tells no epochs."""
+    """`leader_epoch` is that of the leader that was asked; -1: none was, or it tells no epochs.
+
+    `begins_again`: see `metadata.divergence`.
+    """
 
     result: Shared | Undecided
     leader_epoch: int = NO_EPOCH
     answers: LeaderKnowledge = field(default_factory=LeaderKnowledge)
+    begins_again: bool = False
 
 
 async def compare_with_leader(
@@ -159,28 +180,5 @@ async def compare_with_leader(
         again = (await leader.edges(tip)).log_start_epoch
         if again != log_start_epoch:
             raise ClusterUnavailable(f"{tip}: the log start moved while the leader was asked")
-    return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch))
-
-
-def _epoch_end_request(
-    version: int, topic: str, partition: int, leader_epoch: int, asked_epoch: int
-) -> messages.Request:
-    asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    place = asked.OffsetForLeaderPartition(
-        partition=partition, current_leader_epoch=leader_epoch, leader_epoch=asked_epoch
-    )
-    topics = [asked(topic=topic, partitions=[place])]
-    request = OffsetForLeaderEpochRequest(replica_id=_CONSUMER, topics=topics)
-    return messages.versioned(request, version)
-
-
-def _decode_end(payload: memoryview, version: int) -> EpochEnd:
-    """Of the one partition asked for; (-1, -1): it knows no epoch so high. Raises ClusterError."""
-    answer = messages.body_of(OffsetForLeaderEpochResponse, payload, version)
-    for topic in answer.topics:
-        for partition in topic.partitions:
-            if partition.error_code:
-                what = f"OffsetForLeaderEpoch of {topic.topic}: error {partition.error_code}"
-                raise ClusterError(what, partition.error_code)
-            return EpochEnd(int(partition.leader_epoch), int(partition.end_offset))
-    raise ClusterError("OffsetForLeaderEpoch was answered without the partition")
+    anew = begins_again(lineage, end_offset, found)
+    return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew)

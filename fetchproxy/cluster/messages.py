@@ -7,19 +7,15 @@ names the versions it was written for; `VERSIONS` is the one table of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Any, Protocol
-from uuid import UUID
 
 from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.consumer.fetch import FetchRequest
-from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
-from fetchproxy.cluster.answers import BrokerAddress, MetadataAnswer, TopicInfo
+from fetchproxy.cluster.answers import TopicInfo
 from fetchproxy.errors import ClusterError
-from fetchproxy.model import ZERO_UUID, IsolationLevel
+from fetchproxy.model import IsolationLevel
 from protocol.errors import WireError
 from protocol.primitives import Cursor
 
@@ -116,75 +112,6 @@ def decode_api_versions(
         return error_code, {}
     answer = body_of(ApiVersionsResponse, payload, version)
     return 0, {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
-
-
-def metadata_request(version: int, topics: Sequence[str | UUID] | None) -> Request:
-    """All topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
-    asked = None
-    if topics is not None:
-        asked = [
-            MetadataRequest.MetadataRequestTopic(name=None, topic_id=topic)
-            if isinstance(topic, UUID)
-            else MetadataRequest.MetadataRequestTopic(name=topic, topic_id=ZERO_UUID)
-            for topic in topics
-        ]
-    return versioned(MetadataRequest(topics=asked, allow_auto_topic_creation=False), version)
-
-
-def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
-    answer = body_of(MetadataResponse, payload, version)
-    topics: list[TopicInfo] = []
-    failed: dict[str | UUID, int] = {}
-    for topic in answer.topics:
-        topic_id = topic.topic_id or ZERO_UUID
-        if topic.error_code != 0:
-            failed[topic_id if topic.name is None else topic.name] = topic.error_code
-            continue
-        leaders = {p.partition_index: (p.leader_id, p.leader_epoch) for p in topic.partitions}
-        topics.append(TopicInfo(topic_id, topic.name, bool(topic.is_internal), leaders))
-    brokers = {b.node_id: BrokerAddress(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
-    return MetadataAnswer(brokers, tuple(topics), failed, answer.cluster_id)
-
-
-def list_offsets_request(
-    version: int,
-    topic: str,
-    partition: int,
-    leader_epoch: int,
-    timestamp: int,
-    isolation: IsolationLevel,
-) -> Request:
-    asked = ListOffsetsRequest.ListOffsetsTopic
-    return versioned(
-        ListOffsetsRequest(
-            replica_id=_CONSUMER,
-            isolation_level=int(isolation),
-            topics=[
-                asked(
-                    name=topic,
-                    partitions=[
-                        asked.ListOffsetsPartition(
-                            partition_index=partition,
-                            current_leader_epoch=leader_epoch,
-                            timestamp=timestamp,
-                        )
-                    ],
-                )
-            ],
-            timeout_ms=0,
-        ),
-        version,
-    )
-
-
-def decode_list_offsets(payload: memoryview, version: int) -> tuple[int, int]:
-    """(offset, its leader epoch or -1) of the one partition asked for. Raises ClusterError."""
-    answer = body_of(ListOffsetsResponse, payload, version)
-    for topic in answer.topics:
-        for partition in topic.partitions:
-            _raise_for(partition.error_code, f"ListOffsets of {topic.name}")
-            return int(partition.offset), int(partition.leader_epoch)
-    raise ClusterError("ListOffsets was answered without the partition")
 
 
 def fetch_request(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
+from socket import inet_aton
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,27 @@ def parse_host_port(text: str) -> HostPort:
     return HostPort(host, int(port))
 
 
+def parse_host(text: str) -> str:
+    """A host that clients can be told: a name or an address, an IPv6 one with or without brackets.
+
+    Raises ValueError, also for an address that stands for all of a machine's.
+    """
+    host = text.strip()
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not host or any(c.isspace() or c in "[]/@," for c in host):
+        raise ValueError("expected a host")
+    if ":" in host or bracketed:
+        try:
+            IPv6Address(host)
+        except ValueError:
+            raise ValueError("expected a host without a port") from None
+    if is_any_address(host):
+        raise ValueError("expected a host that clients can dial")
+    return host
+
+
 def parse_bootstrap(text: str) -> list[HostPort]:
     """`host:port[,host:port…]`, at least one, none with port 0. Raises ValueError."""
     addresses = [parse_host_port(part) for part in text.split(",") if part.strip()]
@@ -49,3 +71,16 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def is_any_address(host: str) -> bool:
+    """Whether it stands for all addresses of a machine: it can be listened on, and not be dialled
+    from elsewhere."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        pass
+    try:
+        return inet_aton(host) == bytes(4)  # as the resolver reads `0`
+    except OSError:
+        return False

@@ -172,6 +172,14 @@ class ArchiveConfig(Section):
         "flight and for proxies whose view is metadata.view_age_max_ms old (file.delete.delay.ms)",
         ge=0,
     )
+    retention_step_grace_ms: int = Field(
+        86_400_000,
+        description="retention that would hide more than half of a partition at once is announced "
+        "(log, metrics, console) and waits this long: a day to notice a mistyped retention or a "
+        "wrong clock, and to take it back. 0: it does not wait, and the clock is not compared with "
+        "those of the store and of producers",
+        ge=0,
+    )
     retention_deletes_per_turn_max: int = Field(
         16,
         description="segments hidden or deleted before the partition's copying goes on",
@@ -195,8 +203,12 @@ class ArchiveConfig(Section):
         "which an upload may take whose answer was lost",
         ge=0,
     )
-    topic_deletion: Literal["delete", "keep"] = Field(
-        "delete", description="what becomes of the archive of a topic that the cluster has deleted"
+    topic_deletion: Literal["delete", "keep", "delete-all"] = Field(
+        "delete",
+        description="what becomes of the archive of a topic that the cluster has deleted. `delete` "
+        "stops where most topics are gone at once, or none is left of those that the cluster had: "
+        "then it may be another cluster with the same id. `delete-all` does not stop: set it for "
+        "as long as that takes; `keep` for a while keeps those for good",
     )
     topic_deletion_grace_ms: int = Field(
         86_400_000,

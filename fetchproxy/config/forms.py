@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator
 
-from fetchproxy.config.addresses import parse_bootstrap, parse_host_port
+from fetchproxy.config.addresses import parse_bootstrap, parse_host, parse_host_port
 from fetchproxy.config.attachments import parse_attachments
 from fetchproxy.config.node_map import parse_node_map
 from fetchproxy.config.retention_overrides import overrides_text, parse_retention_overrides
@@ -83,6 +83,10 @@ def _parse_node_names(text: str) -> object:
     return _parse_host_name(f"{before}2147483647{after}")
 
 
+def _read_host(text: str | None) -> str | None:
+    return None if text is None else parse_host(text)
+
+
 _HOST_PORT = (_checked_by(parse_host_port), TextForm("host:port or [IPv6]:port"))
 
 HostPortText = Annotated[str, *_HOST_PORT]
@@ -90,10 +94,22 @@ OptionalHostPortText = Annotated[str | None, *_HOST_PORT]
 BootstrapText = Annotated[
     str, _checked_by(parse_bootstrap), TextForm("host:port[,host:port…], ports from 1 to 65535")
 ]
+OptionalAdvertisedHost = Annotated[
+    str | None,
+    AfterValidator(_read_host),
+    TextForm(
+        "a host name or an IP address that clients can dial (0.0.0.0 and :: are none), without a "
+        "port: each broker has one of its own (see gateway.node_map, or, under TLS, "
+        "gateway.sni_port_advertised)"
+    ),
+]
 OptionalNodeMap = Annotated[
     str | None,
     _checked_by(parse_node_map),
-    TextForm("NODE=PORT, NODE=HOST:PORT or NODE=PORT/HOST:PORT, by commas, nothing twice"),
+    TextForm(
+        "NODE=PORT, NODE=HOST:PORT or NODE=PORT/HOST:PORT, by commas, nothing twice, no HOST that "
+        "clients cannot dial (0.0.0.0, ::)"
+    ),
 ]
 OptionalPattern = Annotated[
     str | None, _checked_by(_parse_pattern), TextForm("a regular expression")

@@ -48,11 +48,15 @@ class MetadataConfig(Section):
         "background: so long what another process has deleted may still be served",
         ge=1,
     )
-    metadata_read_max_ms: int = Field(10_000, description="a listing is given up after this", ge=1)
+    metadata_read_max_ms: int = Field(
+        10_000,
+        description="a listing or a read of metadata is given up when nothing came for so long",
+        ge=1,
+    )
     metadata_reads_max: int = Field(
-        16,
-        description="metadata objects read at once per partition, or partitions of the metadata "
-        "topic: hides the latency without taking all connections",
+        32,
+        description="metadata objects read at once per topic, or partitions of the metadata "
+        "topic: as many as there are connections to a store, whose latency they wait for",
         ge=1,
     )
     topic_read_bytes: int = Field(
@@ -61,3 +65,8 @@ class MetadataConfig(Section):
         "some 20 ms",
         ge=KiB,
     )
+
+    @property
+    def ruling(self) -> str:
+        """Which metadata manager it is, as the archive states it."""
+        return self.manager if self.manager == "store" else f"{self.manager} {self.topic_name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fetchproxy.config.addresses import parse_host_port
+from fetchproxy.config.addresses import parse_host, parse_host_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def _parse_place(text: str) -> NodePlace:
         told_host, told_port = None, _port(told)
     else:
         address = parse_host_port(told)
-        told_host, told_port = address.host, _port(str(address.port))
+        told_host, told_port = parse_host(address.host), _port(str(address.port))
     return NodePlace(_port(listen), told_host, told_port)
 
 

@@ -13,7 +13,11 @@ class RemoteFetchConfig(Section):
     """Reads from the archive."""
 
     remote_fetch_max_wait_ms: int = Field(
-        500, description="longest a fetch waits for remote data (remote.fetch.max.wait.ms)", ge=1
+        30_000,
+        description="longest a fetch waits for remote data, where its own max_wait is longer still "
+        "(remote.fetch.max.wait.ms, which Kafka has instead of the client's); as long as clients "
+        "wait for an answer",
+        ge=1,
     )
     remote_error_after_ms: int = Field(
         60_000,

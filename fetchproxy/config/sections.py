@@ -16,6 +16,7 @@ from fetchproxy.config.attach import AttachConfig
 from fetchproxy.config.forms import (
     BootstrapText,
     HostPortText,
+    OptionalAdvertisedHost,
     OptionalHostName,
     OptionalHostPortText,
     OptionalHttpUrl,
@@ -37,8 +38,10 @@ class GatewayConfig(Section):
     listen: HostPortText = Field(
         "127.0.0.1:9192", description="bootstrap listener, host:port; loopback"
     )
-    advertise_host: str | None = Field(
-        None, description="host that clients are told; default: the listener's"
+    advertise_host: OptionalAdvertisedHost = Field(
+        None,
+        description="host that clients are told; default: the listener's, and where that stands "
+        "for all addresses (0.0.0.0, ::), the address at which the client has reached the proxy",
     )
     node_port_base: int = Field(
         0,
@@ -137,6 +140,19 @@ class GatewayConfig(Section):
         description="topics that clients read at the tail are looked up in the archive this often, "
         "so that relayed answers show where their logs really begin; one listing per topic and one "
         "per archived partition, however many clients",
+        ge=1_000,
+    )
+    gap_policy: Literal["skip", "error"] = Field(
+        "skip",
+        description="what a reader gets at offsets that were lost before they could be archived: "
+        "the first records behind them, as Kafka reads a hole that compaction left (skip), or "
+        "CORRUPT_MESSAGE, on which consumers stop (error)",
+    )
+    held_max_ms: int = Field(
+        1_800_000,
+        description="how long a reader waits for an offset that an archiver says it is gathering; "
+        "then it is led on behind it. Longer than archive.segment_age_max_ms, or readers pass over "
+        "what would have been archived; thrice its default",
         ge=1_000,
     )
     permit_ttl_ms: int = Field(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import structlog
 
@@ -23,15 +24,30 @@ from fetchproxy.console import counters
 from fetchproxy.console.partitions import archiver_status, partition_status, with_work
 from fetchproxy.console.status import ArchiverStatus, Event, PartitionStatus, Status, StoreStatus
 from fetchproxy.errors import ClusterError, RemoteStorageError
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.many_items import each_of
+from fetchproxy.metadata.api import PARTITIONS_ALONE_MAX, RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import FIRST_HISTORY, LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
+from fetchproxy.remote_log.archive_health import partition_health
+from fetchproxy.remote_log.concerns import (
+    ArchiverConcerns,
+    Finding,
+    StoredConcern,
+    headlines,
+    in_order,
+    publish_gauges,
+    read_concerns,
+)
 from fetchproxy.remote_log.leadership.api import LeadershipState
 from fetchproxy.remote_log.status import PartitionArchiveStatus, trouble
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
+
+# Making one anew takes some 50 µs.
+LINES_AT_ONCE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,8 @@ class Surroundings:
     None while they do not. `faults`: what is wrong with the archive of which partition, in words.
     `work`: what this process' own archiver does. `archiver`: how it stands to others, and the
     topics that it refuses, with the reason; None where there is none. `manages`: whether it has a
-    partition, as leader or follower; then that partition's gauges are its own.
+    partition, as leader or follower; then that partition's gauges are its own. `concerns`: what
+    that archiver wants seen to. `headlines`: what keeps the process from its archive.
     """
 
     mode: str
@@ -53,6 +70,8 @@ class Surroundings:
     work: Callable[[], Mapping[TopicIdPartition, PartitionArchiveStatus]] = dict
     archiver: Callable[[], tuple[LeadershipState, Mapping[str, str]] | None] = lambda: None
     manages: Callable[[TopicIdPartition], bool] = lambda tip: False
+    concerns: Callable[[], ArchiverConcerns | None] = lambda: None
+    headlines: Callable[[], Iterable[str]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +83,13 @@ class _Shown:
     fault: str | None
     status: PartitionStatus
 
+    def is_of(self, view: PartitionView | None, edges: LogEdges | None, fault: str | None) -> bool:
+        """Also where the view was read again, and nothing had changed."""
+        same = view is self.view or (
+            view is not None and self.view is not None and is_same_archive(view, self.view)
+        )
+        return same and edges == self.edges and fault == self.fault
+
 
 class StatusCollector:
     """A StatusSource; `cluster` is None where there is no broker to ask.
@@ -74,12 +100,14 @@ class StatusCollector:
     def __init__(
         self,
         config: Config,
+        rsm: RemoteStorageManager,
         rlmm: RemoteLogMetadataManager,
         cluster: Cluster | None,
         surroundings: Surroundings,
         events: RecentEvents = RECENT_EVENTS,
     ) -> None:
         self._config = config
+        self._rsm = rsm
         self._rlmm = rlmm
         self._cluster = cluster
         self._around = surroundings
@@ -89,12 +117,15 @@ class StatusCollector:
         self._archived: tuple[TopicIdPartition, ...] = ()
         self._archive_looked_at = float("-inf")
         self._shown: dict[TopicIdPartition, _Shown] = {}
+        self._stored: list[StoredConcern] = []
+        self._health: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
         self._archive_up: bool | None = None
         self._archive_failing_since = 0.0
         self._archive_error: str | None = None
 
     def __call__(self) -> Status:
         work = self._around.work()
+        findings = self._findings()
         return Status(
             version=__version__,
             mode=self._around.mode,
@@ -112,6 +143,8 @@ class StatusCollector:
                 for e in self._events.newest_first()
             ),
             archiver=self._archiver(work),
+            headlines=(*self._around.headlines(), *headlines(findings)),
+            concerns=findings,
             cluster_refusal=None if self._cluster is None else self._cluster.refusal,
         )
 
@@ -127,18 +160,26 @@ class StatusCollector:
         # between, one small listing tells whether it still answers.
         now = asyncio.get_running_loop().time()
         interval_s = self._config.console.archive_refresh_interval_ms / 1000
-        if not self._archive_up or now >= self._archive_looked_at + interval_s:
+        all_of_it = not self._archive_up or now >= self._archive_looked_at + interval_s
+        if all_of_it:
             await self._look_at_archive(now - interval_s)
             self._archive_looked_at = now
         else:
             await self._probe_archive(now)
         wanted = await self._wanted()
-        self._tips = sorted({*self._archived, *wanted})
-        self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
-        for tip in self._tips:
-            if not await self._refresh_edges(tip):
-                break  # brokers that do not answer are asked once a look, not once a partition
-        self._lines({})  # for the gauges
+        tips = {*self._archived, *wanted}
+        if tips != self._shown.keys():  # sorting thousands holds the loop
+            self._tips = sorted(tips)
+            self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
+        if self._cluster is not None:
+            edges_s = self._config.metadata.refresh_interval_ms / 1000
+            await self._cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
+        faults = self._around.faults(self._tips)
+        async for tip in each_of(self._tips, LINES_AT_ONCE):
+            self._partition_line(tip, faults.get(tip))  # for the gauges
+        if all_of_it:
+            await self._look_at_health()
+        publish_gauges(self._findings())
         store = self._store_status()
         metrics.STORE_UP.set(store.up is not False)
         metrics.STORE_FAILING_SECONDS.set(store.failing_seconds)
@@ -146,12 +187,50 @@ class StatusCollector:
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
             self._archived = tuple(await self._rlmm.list_partitions())
-            for tip in self._archived:
-                await self._rlmm.refresh(tip, not_older_than)
+            self._stored = await read_concerns(self._rsm.concerns, self._stored)
+            for _, tips in groupby(sorted(self._archived), lambda tip: tip.topic_id):
+                await self._refresh(list(tips), not_older_than)
         except RemoteStorageError as error:
             self._note_archive(error)
         else:
             self._note_archive(None)
+
+    async def _refresh(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
+        """All of one topic: of many partitions one listing is cheaper than one for each."""
+        if len(tips) > PARTITIONS_ALONE_MAX:
+            await self._rlmm.refresh_topic(tips[0].topic_id, not_older_than)
+        async for tip in each_of(tips):
+            await self._rlmm.refresh(tip, not_older_than)
+
+    async def _look_at_health(self) -> None:
+        """Of partitions with something to tell; of each once, while its archive stays the same."""
+        looked: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
+        try:
+            async for tip in each_of(self._tips, LINES_AT_ONCE):
+                view, before = self._rlmm.view(tip), self._health.get(tip)
+                if view is None or not self._may_tell(tip, view):
+                    continue
+                if before is not None and is_same_archive(view, before[0]):
+                    looked[tip] = before
+                else:
+                    found = await partition_health(self._rsm.records, self._rlmm, tip)
+                    looked[tip] = (view, found)
+        except RemoteStorageError as error:
+            self._note_archive(error)
+        else:
+            self._health = looked
+
+    def _may_tell(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+        """Looks at memory alone: the lines on the page know of holes."""
+        holes = tip in self._shown and bool(self._shown[tip].status.gaps)
+        return holes or view.history != FIRST_HISTORY or bool(self._rlmm.problems(tip))
+
+    def _findings(self) -> tuple[Finding, ...]:
+        """With no secret of a URL in it."""
+        own = self._around.concerns() or ArchiverConcerns()
+        found = [one for _, findings in self._health.values() for one in findings]
+        every = in_order([*own.merged(self._stored), *found])
+        return tuple(replace(one, what=mask_text(one.what)) for one in every)
 
     async def _probe_archive(self, now: float) -> None:
         try:
@@ -181,15 +260,6 @@ class StatusCollector:
             if pattern.fullmatch(topic.name) and not topic.is_internal
             for partition in topic.leaders
         ]
-
-    async def _refresh_edges(self, tip: TopicIdPartition) -> bool:
-        if self._cluster is None:
-            return False
-        try:
-            await self._cluster.log_edges(tip, self._config.metadata.refresh_interval_ms)
-        except ClusterError as error:
-            return error.error_code is not None  # a refusal is an answer, of this partition only
-        return True
 
     def _note_archive(self, error: RemoteStorageError | None) -> None:
         now = asyncio.get_running_loop().time()
@@ -241,14 +311,17 @@ class StatusCollector:
         view = self._rlmm.view(tip)
         edges = None if self._cluster is None else self._cluster.cached_log_edges(tip)
         shown = self._shown.get(tip)
-        if shown is None or (
-            shown.view is not view or shown.edges != edges or shown.fault != fault
-        ):
+        if shown is None or not shown.is_of(view, edges, fault):
             shown = _Shown(view, edges, fault, partition_status(tip, view, edges, _masked(fault)))
             self._shown[tip] = shown
             if not self._around.manages(tip):
                 _set_gauges(shown.status)
         return shown.status
+
+
+def is_same_archive(view: PartitionView, before: PartitionView) -> bool:
+    """Nothing has changed, though it may have been read again."""
+    return view.segments is before.segments and replace(view, read_at=before.read_at) == before
 
 
 def _masked(text: str | None) -> str | None:

@@ -29,6 +29,9 @@ def remote_reads() -> RemoteReadsStatus:
         catches=_total(metrics.CATCHES),
         held_stale=_total(metrics.CATCH_OUTCOMES, outcome="held_stale"),
         passed_on=_total(metrics.CATCH_OUTCOMES, outcome="passed_on"),
+        held_partitions=_total(metrics.HELD_PARTITIONS),
+        led_on=_total(metrics.READERS_LED_ON),
+        offsets_skipped=_total(metrics.OFFSETS_SKIPPED),
         corrupt_chunks=_total(metrics.CORRUPT_CHUNKS),
     )
 

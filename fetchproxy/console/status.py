@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fetchproxy.remote_log.concerns import Finding
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
@@ -20,7 +22,9 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """`archived` are ranges without a hole; what is not known is None, never 0.
+    """`archived` are ranges without a hole, `gaps` the holes: what each is `Status.concerns` says.
+
+    What is not known is None, never 0.
 
     `lag_offsets`: below the last stable offset and not archived yet. `margin_offsets`: archive end
     minus the broker's log start; below 0, data was lost before it was copied. `role` in this
@@ -71,7 +75,11 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class RemoteReadsStatus:
-    """`waiting` are fetches in the RemoteFetchPurgatory; counts are since the start."""
+    """`waiting` are fetches in the RemoteFetchPurgatory; counts are since the start.
+
+    `held_partitions` have a reader now that waits for the archiver. `led_on` are answers that led a
+    reader behind lost offsets, `offsets_skipped` those offsets.
+    """
 
     in_flight: int = 0
     queued: int = 0
@@ -81,6 +89,9 @@ class RemoteReadsStatus:
     catches: int = 0
     held_stale: int = 0
     passed_on: int = 0
+    held_partitions: int = 0
+    led_on: int = 0
+    offsets_skipped: int = 0
     corrupt_chunks: int = 0
 
 
@@ -117,7 +128,8 @@ class Status:
     """`missing` names what stands between this process and readiness; empty: ready.
 
     `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
-    `archiver` is None where this process does not archive.
+    `archiver` is None where this process does not archive. `concerns`: what there is to see to, or
+    to know, in the archive; `headlines`: of those that wait for a person, one sentence a kind.
     """
 
     version: str
@@ -134,6 +146,8 @@ class Status:
     events: tuple[Event, ...]
     cluster_refusal: str | None = None
     archiver: ArchiverStatus | None = None
+    headlines: tuple[str, ...] = ()
+    concerns: tuple[Finding, ...] = ()
 
 
 # Called on the loop for every request, so it must neither block nor wait.

@@ -1,4 +1,4 @@
-"""One proxy address for every broker: who listens where, and what clients are told.
+"""One proxy address for every broker: who listens where, as clients are told (`told_addresses`).
 
 A node id gets its listener before the answer that names it leaves, so a client never dials a
 closed port. Node ids and racks stay the brokers' own.
@@ -7,7 +7,7 @@ closed port. Node ids and racks stay the brokers' own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -16,8 +16,6 @@ from fetchproxy.config.node_map import NodePlace, parse_node_map
 from fetchproxy.config.sections import GatewayConfig
 from fetchproxy.errors import ConfigError
 from fetchproxy.gateway.server_names import ServerNames
-from protocol.addresses import AnswerAddresses, hide_node_endpoints, splice_node_endpoints_tag
-from protocol.primitives import Buffer
 
 log = structlog.get_logger(__name__)
 
@@ -114,44 +112,20 @@ class AddressMap:
             return await self._open_listener(node_id, 0)
 
     def lookup(self, node_id: int, host: str, port: int) -> Address:
-        """For the splicers: what the client is told instead of (host, port)."""
+        """What clients are told instead of (host, port); a host may stand for all addresses."""
         return self._proxied.get(node_id, (host, port))
 
-    def rewrite(
-        self, payload: bytes, version: int, addresses: AnswerAddresses
-    ) -> Buffer | Awaitable[Buffer]:
-        """The answer with proxied addresses; waits only where a listener must be opened first."""
-        nodes = addresses.find(payload, version)
-        if all(n[0] in self._proxied or n[0] < 0 or not n[1] for n in nodes):
-            for node_id, host, port in nodes:
-                if node_id >= 0 and host:
-                    self._brokers[node_id] = (host, port)
-            return addresses.splice(payload, version, self.lookup)
-        return self._open_and_rewrite(payload, version, addresses, nodes)
+    def listens_for(self, node_id: int) -> bool:
+        return node_id in self._proxied
 
-    async def _open_and_rewrite(
-        self,
-        payload: bytes,
-        version: int,
-        addresses: AnswerAddresses,
-        nodes: Iterable[tuple[int, str, int]],
-    ) -> Buffer:
-        await self.ensure(nodes)
-        return addresses.splice(payload, version, self.lookup)
-
-    def splice_fetch_tags(self, tags: bytes) -> bytes:
-        """NodeEndpoints of a Fetch answer; hidden where a node has no listener yet."""
-        if tags == b"\x00":
-            return tags
-        unknown: list[int] = []
-
-        def known(node_id: int, host: str, port: int) -> Address:
-            if node_id not in self._proxied:
-                unknown.append(node_id)
-            return self.lookup(node_id, host, port)
-
-        spliced = splice_node_endpoints_tag(tags, known)
-        return hide_node_endpoints(tags) if unknown else bytes(spliced)
+    def heard_of(self, nodes: Sequence[tuple[int, str, int]]) -> bool:
+        """Whether each has its listener; where each is, the broker says, is remembered then."""
+        if not all(n[0] in self._proxied or n[0] < 0 or not n[1] for n in nodes):
+            return False
+        for node_id, host, port in nodes:
+            if node_id >= 0 and host:
+                self._brokers[node_id] = (host, port)
+        return True
 
     async def close(self) -> None:
         for server in self._servers.values():

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from protocol.fetch_scan import FetchResponseScan, LogStarts, OnError, OnHead, SpliceTags
-from protocol.primitives import Buffer
+from protocol.fetch_response import LogStarts, head_bytes, plain_head
+from protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
+from protocol.kept_answer import Withhold
+from protocol.primitives import INT32, Buffer
 
+# The broker's session id → the one that the client is shown; None: more is to be changed.
+OnPlain = Callable[[int], int | None]
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
 
@@ -21,8 +25,14 @@ class Answer:
 
     __slots__ = ("correlation_id",)
 
+    on_done: Callable[[], None] | None = None  # asked of those that leave whole
+
     def __init__(self, correlation_id: int) -> None:
         self.correlation_id = correlation_id
+
+    def passes(self, frame: memoryview) -> bool:
+        """`frame` is the whole of it, and may leave as it lies (it was patched, where need be)."""
+        return True
 
 
 class HeldAnswer(Answer):
@@ -39,6 +49,9 @@ class HeldAnswer(Answer):
         self.payload = bytearray()
         self.left = 0
 
+    def passes(self, frame: memoryview) -> bool:
+        return False
+
 
 class FetchAnswer(Answer):
     """A Fetch answer on its way. Either attached to the client's fetch, or parked."""
@@ -47,11 +60,14 @@ class FetchAnswer(Answer):
         "_on_error",
         "_on_head",
         "_splice_tags",
+        "_withhold",
+        "any_empty",
         "discarded",
         "frame_bytes",
         "log_starts",
         "on_arrival",
         "on_done",
+        "on_plain",
         "version",
     )
 
@@ -62,24 +78,51 @@ class FetchAnswer(Answer):
         splice_tags: SpliceTags,
         log_starts: LogStarts | None = None,
     ) -> None:
-        super().__init__(correlation_id)
+        self.correlation_id = correlation_id
         self.version = version
         self._splice_tags = splice_tags
         self.log_starts = log_starts
         self.frame_bytes = 0  # known from its arrival on
         self._on_head: OnHead | None = None
         self._on_error: OnError | None = None
+        self._withhold: Withhold | None = None
+        self.any_empty = False  # `withhold` is asked of any answer without records
         self.on_done: Callable[[], None] | None = None
         self.on_arrival: Callable[[], None] | None = None
+        self.on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
         self.discarded = False  # scanned like any other, but nothing leaves
 
     @property
     def attached(self) -> bool:
         return self._on_head is not None
 
-    def attach(self, on_head: OnHead, on_error: OnError, on_done: Callable[[], None]) -> None:
-        """From now on the answer may flow. The link must be told to go on."""
+    def attach(
+        self,
+        on_head: OnHead,
+        on_error: OnError,
+        on_done: Callable[[], None],
+        withhold: Withhold | None = None,
+    ) -> None:
+        """From now on the answer may flow. The link must be told to go on.
+
+        `withhold`: see `FetchResponseScan`. An answer that it keeps is done like any other.
+        """
         self._on_head, self._on_error, self.on_done = on_head, on_error, on_done
+        self._withhold = withhold
+
+    def passes(self, frame: memoryview) -> bool:
+        """False: it is to be scanned."""
+        if self.on_plain is None:
+            return False
+        head = plain_head(frame, self.version, self.log_starts)
+        if head is None or head.error_code:
+            return False
+        shown_id = self.on_plain(head.session_id)
+        if shown_id is None:
+            return False
+        if shown_id != head.session_id:
+            INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
+        return True
 
     def begin(self, frame_bytes: int) -> FetchResponseScan:
         assert self._on_head is not None
@@ -91,4 +134,6 @@ class FetchAnswer(Answer):
             self._on_error,
             self._splice_tags,
             self.log_starts,
+            self._withhold,
+            self.any_empty,
         )

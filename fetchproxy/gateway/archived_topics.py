@@ -11,24 +11,30 @@ waits for an answer on behalf of a client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from uuid import UUID
 
 import structlog
 
-from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.client import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from protocol.fetch_request import PartitionKey, TopicRef
-from protocol.fetch_scan import LogStarts
+from protocol.fetch_response import LogStarts
 
 log = structlog.get_logger(__name__)
 
 # A topic as clients name it; by id or by name, as 16 bytes may be either.
 TopicName = tuple[bool, TopicRef]
 LogStartOf = Callable[[int], int | None]  # of a partition; None: the broker's own is right
+
+
+def _key(name: TopicName) -> str | UUID:
+    by_id, ref = name
+    return UUID(bytes=ref) if by_id else ref.decode(errors="replace")
 
 
 def _not_known(partition: int) -> int:
@@ -43,11 +49,13 @@ class ArchivedTopics:
         self,
         cluster: Cluster,
         rlmm: RemoteLogMetadataManager,
+        knowledge: ArchivedKnowledge,
         clock: Callable[[], float],
         max_age_s: float,
     ) -> None:
         self._cluster = cluster
         self._rlmm = rlmm
+        self._knowledge = knowledge
         self._clock = clock
         self._max_age_s = max_age_s
         self._readers: set[TopicsOfConnection] = set()
@@ -79,36 +87,41 @@ class ArchivedTopics:
         for gone in self._looked_at.keys() - wanted:
             del self._looked_at[gone]
             self._forget(gone)
-        for name in sorted(wanted):
-            now = self._clock()
-            # The same sum as below: rounded in another way, what is due might not be due yet.
-            if name in self._looked_at and now < self._looked_at[name] + self._max_age_s:
-                continue
-            self._looked_at[name] = now
-            try:
-                self._note(name, await self._starts_of(name, now))
-            except (ClusterError, RemoteStorageError):
-                pass  # counted already; shown as before
-            except Exception as error:  # no client may depend on this, so neither may the gateway
-                log.exception("log_start_lookup_failed", error=repr(error))
+        now = self._clock()
+        # The same sum as below: rounded in another way, what is due might not be due yet.
+        due = [
+            name
+            for name in sorted(wanted)
+            if name not in self._looked_at or now >= self._looked_at[name] + self._max_age_s
+        ]
+        self._looked_at.update(dict.fromkeys(due, now))
+        try:
+            await self._look_up(due)
+        except (ClusterError, RemoteStorageError):
+            pass  # counted already; shown as before
+        except Exception as error:  # no client may depend on this, so neither may the gateway
+            log.exception("log_start_lookup_failed", error=repr(error))
         return min(self._looked_at.values()) + self._max_age_s if self._looked_at else None
 
-    async def _starts_of(self, name: TopicName, now: float) -> LogStartOf | None:
-        """One listing of the topic, and one of each of its archived partitions."""
-        by_id, ref = name
-        max_age_ms = int(self._max_age_s * 1000)
-        if by_id:
-            topic = await self._cluster.topic_by_id(UUID(bytes=ref), max_age_ms)
-        else:
-            text = ref.decode(errors="replace")
-            topic = await self._cluster.topic_by_name(text, max_age_ms)
-        tips = {}
+    async def _look_up(self, due: Sequence[TopicName]) -> None:
+        """One Metadata request for all names, one for all ids; one listing of an archived topic."""
+        keys = {name: _key(name) for name in due}
+        topics = await self._cluster.topics_of(
+            set(keys.values()), max_age_ms=int(self._max_age_s * 1000)
+        )
+        for name, key in keys.items():
+            topic = topics[key]
+            if not isinstance(topic, ClusterError):
+                with suppress(RemoteStorageError):  # counted already; shown as before
+                    self._note(name, await self._starts_of(topic))
+
+    async def _starts_of(self, topic: TopicInfo) -> LogStartOf | None:
+        if not await self._knowledge.may_be_archived(topic.topic_id):
+            return None
         # Half as old: what one look at the metadata topic says of all topics serves the others.
-        not_older_than = now - self._max_age_s / 2
-        for partition in sorted(await self._rlmm.topic_partitions(topic.topic_id, not_older_than)):
-            tip = TopicIdPartition(topic.topic_id, topic.name, partition)
-            await self._rlmm.refresh(tip, now - self._max_age_s)
-            tips[partition] = tip
+        oldest = self._clock() - self._max_age_s / 2
+        partitions = await self._rlmm.refresh_topic(topic.topic_id, oldest)
+        tips = {n: TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions}
         return self._reader_of(tips) if tips else None
 
     def _reader_of(self, tips: Mapping[int, TopicIdPartition]) -> LogStartOf:
@@ -143,6 +156,7 @@ class TopicsOfConnection:
     def __init__(self, shared: ArchivedTopics) -> None:
         self._shared = shared
         self._topics: set[TopicRef] = set()
+        self._keys: Set[PartitionKey] | None = None  # that were asked for last, and only these
         self._by_id = False
         self._generation = -1
         self._starts: LogStarts | None = None
@@ -150,8 +164,11 @@ class TopicsOfConnection:
     def names(self) -> Iterable[TopicName]:
         return [(self._by_id, topic) for topic in self._topics]
 
-    def asked(self, keys: Iterable[PartitionKey], by_id: bool, only_these: bool) -> None:
+    def asked(self, keys: Set[PartitionKey], by_id: bool, only_these: bool) -> None:
         """`only_these`: the client reads nothing else (any more)."""
+        if keys == self._keys and only_these and by_id is self._by_id:
+            return
+        self._keys = keys if only_these else None
         topics = {topic for topic, _ in keys}
         if only_these or by_id is not self._by_id:
             if topics == self._topics and by_id is self._by_id:

@@ -9,8 +9,6 @@ wait in the socket, as they would behind a delayed request on a broker.
 from __future__ import annotations
 
 import asyncio
-import select
-from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import cast
 
@@ -21,6 +19,7 @@ from fetchproxy.gateway.answers import Answer, HeldAnswer, Payload
 from fetchproxy.gateway.apis.fetch import FetchHandler
 from fetchproxy.gateway.broker_link import BrokerLink
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.half_closed import is_reset, may_half_close
 from fetchproxy.gateway.request_reader import RequestReader
 from fetchproxy.observability.metrics import CONNECTIONS_REFUSED, LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.tls.failures import in_words
@@ -46,7 +45,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self,
         parts: GatewayParts,
         connect: Connect,
-        on_made: Callable[[ClientSession], None],
+        on_made: Callable[[ClientSession, asyncio.BaseTransport], None],
         on_lost: Callable[[ClientSession], None],
         node_id: int | None = None,
     ) -> None:
@@ -56,21 +55,21 @@ class ClientSession(asyncio.BufferedProtocol):
         self._connect = connect
         self._on_made = on_made
         self._on_lost = on_lost
-        self._clock = parts.clock
         self._receive = parts.receive
         self.client = ""
         self._transport: asyncio.Transport | None = None
         self.link: BrokerLink | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._over = asyncio.Event()
+        self.closing = False
+        self._over = asyncio.Event()  # the same, to wait for
         self._drained = asyncio.Event()
         self.muted = True  # until the broker is connected
         self._upstream_slow = False
         self._writable = asyncio.Event()
         self._writable.set()
-        self._unsent = 0  # bytes, when last looked at
-        self._taken_at = 0.0
-        self.last_received = self._clock()
+        self._unsent, self._taken_at = 0, 0.0  # bytes, when last looked at
+        self.heard = False  # since the last look
+        self._heard_at = parts.clock()
         self.fetch = FetchHandler(self, parts)
         self._requests = RequestReader(self, parts)
 
@@ -80,7 +79,7 @@ class ClientSession(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
         self._transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
-        self._on_made(self)
+        self._on_made(self, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._receive.view
@@ -88,9 +87,14 @@ class ClientSession(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self.closing:
             return  # TLS reads on while it ends, even within close()
-        self.last_received = self._clock()
+        self.heard = True
         self._take(self._receive.view[:nbytes])
         self._receive.release(self.link.transport if self.link else None)
+
+    def eof_received(self) -> bool:
+        """Who sends no more still takes what he has asked for, as from a broker."""
+        transport = self._transport
+        return transport is not None and may_half_close(transport) and self._requests.end()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -104,7 +108,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._over.set()
+        self._end()
         self.fetch.close()
         self._on_lost(self)
 
@@ -117,11 +121,14 @@ class ClientSession(asyncio.BufferedProtocol):
         """Loop time when a request began that is not whole yet."""
         return self._requests.begun_at
 
-    @property
-    def last_activity(self) -> float:
-        """Loop time of the last byte from either side."""
+    def silent_s(self, now: float) -> float:
+        """Since when (s) neither side has sent anything; called regularly, so no piece is timed."""
         link = self.link
-        return self.last_received if link is None else max(self.last_received, link.last_received)
+        if self.heard or (link is not None and link.heard):
+            self._heard_at, self.heard = now, False
+            if link is not None:
+                link.heard = False
+        return now - self._heard_at
 
     # -- life ------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -134,7 +141,7 @@ class ClientSession(asyncio.BufferedProtocol):
                     await self._over.wait()
                 # What was begun in this step of the loop takes its own first step, or the work that
                 # it was given would be dropped without ever being started.
-                self._over.set()
+                self._end()
                 await asyncio.sleep(0)
                 raise _SessionOver
         except* _SessionOver:
@@ -153,7 +160,6 @@ class ClientSession(asyncio.BufferedProtocol):
                     self._receive,
                     transport,
                     self._config.frame_bytes_max,
-                    self._clock,
                     self.parts.records,
                 )
             )
@@ -169,7 +175,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
         """Nothing is begun for a session that is over."""
-        if self._over.is_set():
+        if self.closing:
             work.close()
             return
         assert self._tasks is not None
@@ -188,7 +194,7 @@ class ClientSession(asyncio.BufferedProtocol):
                 reason=reason,
                 **context,
             )
-        self._over.set()
+        self._end()
         for transport in (self._transport, self.link.transport if self.link else None):
             # asyncio's TLS transport cannot be asked anything after a second close.
             if transport is not None and not transport.is_closing():
@@ -200,9 +206,9 @@ class ClientSession(asyncio.BufferedProtocol):
             if transport is not None:
                 transport.abort()
 
-    @property
-    def closing(self) -> bool:
-        return self._over.is_set()
+    def _end(self) -> None:
+        self.closing = True
+        self._over.set()
 
     def _refuse(self, error: WireError, side: str) -> None:
         WIRE_ERRORS.labels(type(error).__name__).inc()
@@ -229,6 +235,7 @@ class ClientSession(asyncio.BufferedProtocol):
         left = [memoryview(piece) for piece in join_small(pieces)]
         while left:
             await self._writable.wait()
+            await self.parts.purgatory.steps.begin()
             if self._transport is None or self._transport.is_closing():
                 return
             left = write_step(self._transport, left)
@@ -249,14 +256,8 @@ class ClientSession(asyncio.BufferedProtocol):
 
         A client that has only ended its sending is still there: what it sent may yet be unread.
         """
-        if not self._held_back or self._transport is None:
-            return False
-        found: TransportSocket | None = self._transport.get_extra_info("socket")
-        if found is None:
-            return False
-        look = select.poll()
-        look.register(found, 0)  # what cannot be left out: an error, a hang-up of both directions
-        return bool(look.poll(0))
+        unwatched = self._held_back or self._requests.ended
+        return unwatched and self._transport is not None and is_reset(self._transport)
 
     @property
     def kept_bytes(self) -> int:
@@ -277,6 +278,8 @@ class ClientSession(asyncio.BufferedProtocol):
             self._requests.limited = False
             self._take(memoryview(b""))
             self._pace()
+        if self._requests.ended:  # the bytes of this answer are yet to be written
+            asyncio.get_running_loop().call_soon(self._requests.close_if_answered)
 
     def rewrite(self, answer: HeldAnswer) -> Payload | None:
         payload = answer.rewrite(bytes(answer.payload))
@@ -315,7 +318,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     # -- requests --------------------------------------------------------------------------------
     def _take(self, view: memoryview) -> None:
-        if self._over.is_set():
+        if self.closing:
             return
         try:
             self._requests.take(view)
@@ -344,7 +347,7 @@ class ClientSession(asyncio.BufferedProtocol):
     def mute_while(self, work: Coroutine[None, None, object], name: str) -> None:
         """No further request is looked at before `work` is done; it may write to the client."""
         self.muted = True
-        if self._over.is_set():
+        if self.closing:
             work.close()
             return
         self.spawn(self._muted_work(work), name)
@@ -361,6 +364,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self.muted = False
         self._take(memoryview(b""))
         self._pace()
+        self._requests.close_if_answered()
 
     @property
     def _held_back(self) -> bool:
@@ -369,19 +373,17 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def _pace(self) -> None:
         transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if self._held_back:
-            transport.pause_reading()
-        else:
-            transport.resume_reading()
+        if transport is not None and not transport.is_closing():
+            if self._held_back:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
 
     def at_inflight_limit(self) -> bool:
         if self.link is None:
             return False
         # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
-        parked = 0 if self.fetch.parked is None else 1
-        return len(self.link.expected) - parked >= self._config.inflight_requests_max
+        return len(self.link.expected) - self.fetch.parked >= self._config.inflight_requests_max
 
     async def drained(self) -> bool:
         """Until every request so far has been answered, but for a parked fetch; True: it waited."""
@@ -394,5 +396,5 @@ class ClientSession(asyncio.BufferedProtocol):
         return waited
 
     def send_upstream(self, request: Buffer, answer: Answer | None) -> None:
-        if self.link is not None and self.link.transport is not None:
+        if self.link is not None:
             self.link.send(request, answer)

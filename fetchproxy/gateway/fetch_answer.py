@@ -21,11 +21,14 @@ from protocol.primitives import Buffer
 
 
 class PartitionAnswer(NamedTuple):
+    """`skipped`: the lost offsets in front of `records`, as (first, last), both inclusive."""
+
     key: PartitionKey
     watermarks: PartitionPatch
     error_code: int = 0
     records: Sequence[Buffer] = ()
     aborted: Sequence[AbortedTxn] = ()
+    skipped: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:

@@ -7,15 +7,17 @@ but `judged`. Reads no records, except that it has what was found in the archive
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from fetchproxy.errors import ClusterError
-from fetchproxy.gateway.fetch_marks import FetchMarks, Knowledge, Mark, Split
+from fetchproxy.gateway.fetch_marks import NOTHING_WITHHELD, FetchMarks, Knowledge, Mark, Split
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.gateway.judgement import Verdict, judge
+from fetchproxy.gateway.judgement import HELD_VERDICTS, Judgement, Verdict, judge
 from fetchproxy.gateway.remote_side import EDGES_AGE_MAX_MS, watermarks
 from fetchproxy.gateway.topic_identity import TopicIdentities
+from fetchproxy.many_items import each_of
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.observability.recent import RECENT_EVENTS
@@ -25,6 +27,17 @@ from protocol.fetch_request import FetchPartition, PartitionKey, TopicRef
 from protocol.fetch_response import PartitionPatch
 
 Spawn = Callable[[Coroutine[None, None, object], str], None]
+
+
+class Verdicts(NamedTuple):
+    """`remote`: found in the archive. `told`: the client must hear of some partition.
+
+    `ask_broker`: some partition is the broker's to answer.
+    """
+
+    remote: Mapping[PartitionKey, TopicIdPartition]
+    told: bool
+    ask_broker: bool
 
 
 class FetchJudging:
@@ -38,6 +51,8 @@ class FetchJudging:
         self._spawn = spawn
         self._node_id = node_id
         self.by_id = False
+        self._asked: Mapping[PartitionKey, FetchPartition] = {}
+        self._to_judge: dict[PartitionKey, Mark] = {}
         self.marks = FetchMarks(parts.config.permit_ttl_ms / 1000)
         self.judged = asyncio.Event()
         self._known = Knowledge(parts.views.view, parts.cluster.cached_log_edges, self.identify)
@@ -45,17 +60,22 @@ class FetchJudging:
         self._identities = TopicIdentities(parts.cluster, parts.clock)
 
     def name_topics(self, by_id: bool) -> None:
-        """How the next fetch names them. What is known under the other names is forgotten."""
-        if by_id is not self.by_id:
-            self.by_id = by_id
-            self.marks = FetchMarks(self.marks.permit_ttl_s)
+        """In the other way from now on. What is known under the former names is forgotten."""
+        self.by_id = by_id
+        self.marks = FetchMarks(self.marks.permit_ttl_s)
 
     def split(
         self,
         asked: Mapping[PartitionKey, FetchPartition],
         changed: Iterable[PartitionKey],
     ) -> Split:
-        return self.marks.split(asked, self._parts.clock(), self._known, changed)
+        self._asked = asked
+        if self.marks.empty:  # nearly always: nothing of this client's was caught lately
+            return NOTHING_WITHHELD
+        split = self.marks.split(asked, self._parts.clock(), self._known, changed)
+        while self.marks.led_on:
+            self._parts.skipped.note(*self.marks.led_on.pop())
+        return split
 
     async def forget_lost_topics(self, split: Split, deadline: float) -> bool:
         """True: some of its topics are no more, and what was known of them is forgotten."""
@@ -108,7 +128,7 @@ class FetchJudging:
                 partition=key[1],
                 offset=asked.fetch_offset,
             )
-            self._start(key, mark, asked.bytes_max)
+            self._start(key, mark)
         return watermarks(self._parts, tip)
 
     def _denied_again(self, key: PartitionKey) -> PartitionPatch | None:
@@ -124,74 +144,109 @@ class FetchJudging:
             return None
         return PartitionPatch(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
-    def again(self, key: PartitionKey, bytes_max: int) -> None:
+    def again(self, key: PartitionKey) -> None:
         """What was found in the archive is not there: its segment was deleted meanwhile."""
         mark = self.marks.rejudge(key)
         if mark is not None:
-            self._start(key, mark, bytes_max)
+            self._start(key, mark)
 
-    def _start(self, key: PartitionKey, mark: Mark, bytes_max: int) -> None:
-        # The names' kind and the marks are those of the fetch, whatever the next one has.
-        judging = self._judge(key, mark, bytes_max, self.by_id, self.marks)
-        self._spawn(judging, "judge-out-of-range")
+    def _start(self, key: PartitionKey, mark: Mark) -> None:
+        """All that one answer brings is judged together, in the next turn of the loop."""
+        self._to_judge[key] = mark
+        if len(self._to_judge) == 1:
+            # The names' kind and the marks are those of the fetch, whatever the next one has.
+            self._spawn(self._judge(self.by_id, self.marks), "judge-out-of-range")
 
-    async def _judge(
-        self, key: PartitionKey, mark: Mark, bytes_max: int, by_id: bool, marks: FetchMarks
-    ) -> None:
+    async def _judge(self, by_id: bool, marks: FetchMarks) -> None:
         parts = self._parts
-        topic, partition = key
+        batch, self._to_judge = self._to_judge, {}
         caught_at = parts.clock()
-        judgement = await judge(parts, topic, by_id, partition, mark.offset, caught_at)
-        mark.withheld_until = parts.clock() + parts.remote_fetch.remote_fetch_max_wait_ms / 1000
-        mark.judgement = judgement
+        offsets = {key: mark.offset for key, mark in batch.items()}
+        remote: list[TopicIdPartition] = []
+        judged = await judge(parts, by_id, offsets, caught_at)
+        async for key, judgement in each_of(judged.items()):
+            mark = batch[key]
+            mark.judgement = judgement
+            if judgement.verdict in HELD_VERDICTS:
+                parts.held.hold(self, by_id, key, mark.offset, judgement)
+            elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
+                remote.append(judgement.tip)
+                self._warm(judgement.tip, key, mark.offset)
         self.judged.set()
-        tip = judgement.tip
-        if judgement.verdict is Verdict.REMOTE and tip is not None:
-            parts.purgatory.warm(
-                RemoteReadRequest(tip, mark.offset, bytes_max, IsolationLevel.READ_UNCOMMITTED)
-            )
-            await self._ask_edges(tip, not_older_than=caught_at)
-            marks.learned.add(topic)
+        if remote:
+            await self._ask_edges(remote, not_older_than=caught_at)
+            marks.learned.update(key[0] for key in batch)
 
-    def verdicts(
-        self, judging: set[PartitionKey]
-    ) -> tuple[dict[PartitionKey, TopicIdPartition], bool]:
-        """(what was found in the archive, whether an error must reach the client) of `judging`.
+    def _warm(self, tip: TopicIdPartition, key: PartitionKey, offset: int) -> None:
+        asked = self._asked.get(key)
+        if asked is not None and asked.fetch_offset == offset:
+            isolation = IsolationLevel.READ_UNCOMMITTED
+            self._parts.purgatory.warm(RemoteReadRequest(tip, offset, asked.bytes_max, isolation))
 
-        Judged ones leave the set. Where the permit ran out meanwhile nothing is given: the next
-        fetch goes upstream for a new one.
+    def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
+        """See `HeldReaders`."""
+        mark = self.marks.marks.get(key)
+        if mark is None or mark.offset != offset or mark.judgement is None:
+            return
+        if mark.judgement.verdict in HELD_VERDICTS:
+            mark.judgement = judgement
+            self.judged.set()
+
+    async def still_held(self, judging: Iterable[PartitionKey]) -> None:
+        """The client asks for these again: `HeldReaders` is told, or asked anew."""
+        async for key in each_of(judging):
+            mark = self.marks.marks.get(key)
+            if mark is None or mark.judgement is None:
+                continue
+            if mark.judgement.verdict not in HELD_VERDICTS:
+                continue
+            if not self._parts.held.waits(self, self.by_id, key, mark.offset):
+                self._parts.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
+
+    def verdicts(self, judging: set[PartitionKey]) -> Verdicts:
+        """What is judged of `judging` by now; what is decided leaves the set.
+
+        Where the permit ran out meanwhile nothing is given: the next fetch goes upstream for a new
+        one.
         """
         found: dict[PartitionKey, TopicIdPartition] = {}
-        passed_on = False
+        told = ask_broker = False
         now = self._parts.clock()
         for key in sorted(judging):
             mark = self.marks.marks.get(key)
             if mark is None or mark.judgement is None:
                 continue
+            if mark.judgement.verdict in HELD_VERDICTS:
+                continue
             judging.discard(key)
             verdict, tip = mark.judgement.verdict, mark.judgement.tip
-            if verdict is Verdict.REMOTE and tip is not None:
-                if self.marks.permitted(key[0], now):
-                    found[key] = tip
-            elif verdict is Verdict.PASS_ON:
-                passed_on = True
-        return found, passed_on
+            if verdict in (Verdict.LOCAL, Verdict.LOST):
+                ask_broker = True
+            elif verdict is not Verdict.REMOTE:
+                told = True
+            elif tip is not None and self.marks.permitted(key[0], now):
+                found[key] = tip
+        return Verdicts(found, told, ask_broker)
 
-    def judged_tip(self, key: PartitionKey) -> TopicIdPartition | None:
+    def judgement(self, key: PartitionKey) -> Judgement | None:
         mark = self.marks.marks.get(key)
-        return mark.judgement.tip if mark is not None and mark.judgement else None
+        return None if mark is None else mark.judgement
+
+    def close(self) -> None:
+        """The client is gone."""
+        self._parts.held.leave(self)
 
     def refresh_edges(self, tip: TopicIdPartition) -> None:
         """Keep the shown watermarks current while the archive is read; off the fetch's path."""
         oldest = self._parts.clock() - EDGES_AGE_MAX_MS / 1000
         if tip not in self._refreshing and not self._parts.cluster.knows_log_edges(tip, oldest):
             self._refreshing.add(tip)
-            self._spawn(self._ask_edges(tip, oldest), "refresh-log-edges")
+            self._spawn(self._ask_edges([tip], oldest), "refresh-log-edges")
 
-    async def _ask_edges(self, tip: TopicIdPartition, not_older_than: float) -> None:
+    async def _ask_edges(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
         try:
-            await self._parts.cluster.log_edges(tip, not_older_than=not_older_than)
+            await self._parts.cluster.log_edges_of(tips, not_older_than=not_older_than)
         except ClusterError:
             pass  # lag figures stay as they were; the cluster client has counted the failure
         finally:
-            self._refreshing.discard(tip)
+            self._refreshing.difference_update(tips)

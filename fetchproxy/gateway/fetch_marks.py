@@ -25,24 +25,25 @@ class Mark:
 
     `caught` is the highest offset that the broker itself called out of range (-1: none): up to
     there its log start is known to be higher, whatever log edges say that were asked before.
-    `withheld_until`: a judgement that is no decision (HOLD, LOCAL) is not asked for again before
-    this, or client, proxy and broker would go round as fast as the network lets them.
     `shown` is what the client last saw of the partition's ends.
     """
 
     offset: int
     judgement: Judgement | None = None
-    withheld_until: float = 0.0
     caught: int = -1
     shown: PartitionPatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`remote` and `judging` are `withheld` from the broker; the rest of `asked` is its."""
+    """`remote` and `judging` are `withheld` from the broker; the rest of `asked` is its.
+
+    Of that it is asked from behind lost offsets on for those in `ahead`.
+    """
 
     remote: Mapping[PartitionKey, TopicIdPartition]
     judging: frozenset[PartitionKey]
+    ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
     withheld: frozenset[PartitionKey] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +71,8 @@ class FetchMarks:
     epochs: dict[PartitionKey, int] = field(default_factory=dict)
     # Permitted topics of which something was learned: all their partitions are looked at once.
     learned: set[TopicRef] = field(default_factory=set)
+    # Readers that have gone on behind lost offsets: (partition, first, last); taken by the owner.
+    led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -111,6 +114,13 @@ class FetchMarks:
         self.marks[key] = mark
         return mark
 
+    def told(self, key: PartitionKey) -> None:
+        """The client was given an error: what it asks next is judged anew."""
+        mark = self.marks.get(key)
+        decided = (Verdict.PASS_ON, Verdict.REFUSED)
+        if mark is not None and mark.judgement is not None and mark.judgement.verdict in decided:
+            del self.marks[key]
+
     def served(self, key: PartitionKey) -> None:
         """Data was given: the other partitions come first next time, as brokers rotate them."""
         mark = self.marks.pop(key, None)
@@ -147,15 +157,16 @@ class FetchMarks:
         self._forget_permits(now)
         remote: dict[PartitionKey, TopicIdPartition] = {}
         judging: set[PartitionKey] = set()
+        ahead: dict[PartitionKey, int] = {}
         for key in list(self.marks):
             partition = asked.get(key)
             if partition is None or self._other_epoch(key, partition):
                 del self.marks[key]
                 continue
-            self._place(key, partition.fetch_offset, now, remote, judging, known)
+            self._place(key, partition.fetch_offset, remote, judging, ahead, known)
         if self.permits:
             self._extend(asked, asked if changed is None else changed, remote, known)
-        return Split(remote, frozenset(judging))
+        return Split(remote, frozenset(judging), ahead)
 
     def _forget_permits(self, now: float) -> None:
         over = [topic for topic, at in self.permits.items() if at <= now]
@@ -174,9 +185,9 @@ class FetchMarks:
         self,
         key: PartitionKey,
         offset: int,
-        now: float,
         remote: dict[PartitionKey, TopicIdPartition],
         judging: set[PartitionKey],
+        ahead: dict[PartitionKey, int],
         known: Knowledge,
     ) -> None:
         mark = self.marks[key]
@@ -187,10 +198,7 @@ class FetchMarks:
                 del self.marks[key]  # the client seeked away: the broker decides anew
             return
         judgement = mark.judgement
-        if judgement.verdict is Verdict.PASS_ON:
-            if mark.offset != offset:
-                del self.marks[key]
-        elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
+        if judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
             if not _archive_serves(judgement.tip, offset, known, mark.caught):
                 del self.marks[key]
             elif key[0] in self.permits:
@@ -198,10 +206,15 @@ class FetchMarks:
                 remote[key] = judgement.tip
             else:
                 mark.offset = offset  # goes upstream once, for a new permit
-        elif mark.offset == offset and now < mark.withheld_until:
-            judging.add(key)
-        elif mark.offset != offset or judgement.verdict is Verdict.HOLD:
-            del self.marks[key]  # the broker is asked again, and its answer judged anew
+        elif mark.offset != offset:
+            if judgement.tip is not None and mark.offset < judgement.forward_to <= offset:
+                self.led_on.append((judgement.tip, mark.offset, judgement.forward_to - 1))
+            del self.marks[key]  # the client has gone on, or away: the broker decides anew
+        elif judgement.verdict is Verdict.LOST:
+            ahead[key] = judgement.forward_to
+        elif judgement.verdict in (Verdict.HOLD, Verdict.END, Verdict.REFUSED):
+            judging.add(key)  # the broker has nothing to say of it
+        # PASS_ON and LOCAL: the broker is asked once more, and what it says then the client hears.
 
     def _extend(
         self,
@@ -232,7 +245,7 @@ class FetchMarks:
 def _archive_serves(tip: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1) -> bool:
     """The archive has the offset, and the broker, as far as known, has not."""
     view = known.view(tip)
-    if view is None or not view.covers(offset):
+    if view is None or not view.answers_for(offset):
         return False
     if offset <= caught:
         return True

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
@@ -35,30 +36,43 @@ EPOCH_MAX = (1 << 31) - 1
 
 
 class FetchKind(Enum):
-    """How an answer lists partitions: all that were asked, or only those with news."""
+    """How an answer lists partitions: all that were asked (`lists_all`), or only those with news.
 
-    SESSIONLESS = "sessionless"
-    FULL = "full"
-    INCREMENTAL = "incremental"
-    UNKNOWN_SESSION = "unknown session"
-    WRONG_EPOCH = "wrong epoch"
-    WRONG_TOPIC_IDS = "topics by id in a session by name, or by name in one by id"
+    `error_code`: what the request is refused with, without asking the broker; 0: it is in order.
+    """
 
-    @property
-    def lists_all(self) -> bool:
-        return self in (FetchKind.SESSIONLESS, FetchKind.FULL)
+    lists_all: bool
+    error_code: int
 
-    @property
-    def error_code(self) -> int:
-        """What the request is refused with, without asking the broker; 0: it is in order."""
-        return _REFUSALS.get(self, 0)
+    def __new__(cls, words: str, lists_all: bool, error_code: int) -> FetchKind:
+        kind = object.__new__(cls)
+        kind._value_ = words
+        kind.lists_all = lists_all
+        kind.error_code = error_code
+        return kind
+
+    SESSIONLESS = "sessionless", True, 0
+    FULL = "full", True, 0
+    INCREMENTAL = "incremental", False, 0
+    UNKNOWN_SESSION = "unknown session", False, ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    WRONG_EPOCH = "wrong epoch", False, ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    WRONG_TOPIC_IDS = (
+        "topics by id in a session by name, or by name in one by id",
+        False,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    )
 
 
-_REFUSALS = {
-    FetchKind.UNKNOWN_SESSION: ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-    FetchKind.WRONG_EPOCH: ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-    FetchKind.WRONG_TOPIC_IDS: ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-}
+class _Sides(NamedTuple):
+    """What `FetchSessionMirror.on_answer` changes, as it was before."""
+
+    client_id: int
+    client_epoch: int
+    upstream_epoch: int
+    stale: bool
+    told: dict[PartitionKey, FetchPartition] | None
+    dirty: dict[PartitionKey, None]
+    withheld: Set[PartitionKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,9 @@ class FetchSessionMirror:
         self._undo: dict[PartitionKey, FetchPartition | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
         self._withheld: Set[PartitionKey] = frozenset()
+        self._ahead: Mapping[PartitionKey, int] = {}
+        self._version = 0
+        self._before: _Sides | None = None
 
     @property
     def in_lockstep(self) -> bool:
@@ -108,10 +125,10 @@ class FetchSessionMirror:
 
     def on_request(self, request: FetchRequest) -> FetchKind:
         """Take in what the client asks; afterwards `asked` is what its answer is about."""
-        epoch = request.session_epoch
+        epoch, self._version = request.session_epoch, request.version
         if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
             self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
-            if self.in_lockstep:
+            if self._told is None:
                 self._upstream_id = request.session_id
             else:
                 self._stale = True
@@ -127,7 +144,7 @@ class FetchSessionMirror:
             return FetchKind.WRONG_TOPIC_IDS
         self._kind = FetchKind.INCREMENTAL
         changed = (*request.partitions, *request.forgotten)
-        if self.in_lockstep:
+        if self._told is None:
             self._undo = {key: self.asked.get(key) for key in changed}
         else:
             self._dirty.update(dict.fromkeys(changed))
@@ -137,12 +154,18 @@ class FetchSessionMirror:
             self.asked.pop(key, None)
         return self._kind
 
+    def lead(self, ahead: Mapping[PartitionKey, int]) -> None:
+        """The broker is asked from these offsets on, for partitions that the client asks for."""
+        if ahead != self._ahead:
+            self._dirty.update(dict.fromkeys(sorted({*ahead, *self._ahead})))
+            self._ahead = ahead
+
     def part(self) -> None:
         """From this request on both sides have sessions of their own."""
         if self._told is not None:
             return
         self._told = dict(self.asked)
-        self._dirty = dict.fromkeys(self._undo)
+        self._dirty = dict.fromkeys((*self._undo, *self._ahead))
         self._stale = self._kind is not FetchKind.INCREMENTAL
         if not self._stale:
             self._upstream_id, self._upstream_epoch = self._client_id, self._client_epoch
@@ -170,7 +193,7 @@ class FetchSessionMirror:
         self.sent_full = sessionless or self._stale or not self._upstream_id
         if self.sent_full:
             self._stale = False
-            local = {key: p for key, p in self.asked.items() if key not in withheld}
+            local = self._local(withheld)
             self._told = dict(local)
             self._dirty.clear()
             epoch = SESSIONLESS_EPOCH if sessionless else INITIAL_EPOCH
@@ -190,8 +213,7 @@ class FetchSessionMirror:
         if self._told is None or (self._kind.lists_all and not self.sent_full):
             return False  # an answer that leaves some out is none to a full request
         if self._stale:
-            local = {key: p for key, p in self.asked.items() if key not in withheld}
-            same = local == self._told
+            same = self._local(withheld) == self._told
         else:
             keys = self._dirty.keys() | (withheld ^ self._withheld)
             same = all(self._told.get(key) == self._wanted(key, withheld) for key in keys)
@@ -202,7 +224,18 @@ class FetchSessionMirror:
         return same
 
     def _wanted(self, key: PartitionKey, withheld: Set[PartitionKey]) -> FetchPartition | None:
-        return None if key in withheld else self.asked.get(key)
+        asked = None if key in withheld else self.asked.get(key)
+        if asked is not None and key in self._ahead:
+            return asked.from_offset(self._ahead[key], self._version)
+        return asked
+
+    def _local(self, withheld: Set[PartitionKey]) -> dict[PartitionKey, FetchPartition]:
+        """All that the broker is asked for."""
+        local = {key: p for key, p in self.asked.items() if key not in withheld}
+        for key in self._ahead:
+            if (wanted := self._wanted(key, withheld)) is not None:
+                local[key] = wanted
+        return local
 
     def pass_on(self, request: FetchRequest) -> tuple[int, int] | None:
         """The broker's (session id, epoch) for a request that it may be sent as it came but for
@@ -210,7 +243,7 @@ class FetchSessionMirror:
         """
         if self._told is None or self._kind is not FetchKind.INCREMENTAL or not self._upstream_id:
             return None
-        if self._stale or self._withheld or not self.asked:
+        if self._stale or self._withheld or self._ahead or not self.asked:
             return None
         if self._dirty.keys() - {*request.partitions, *request.forgotten}:
             return None
@@ -239,6 +272,15 @@ class FetchSessionMirror:
 
     def on_answer(self, error_code: int, session_id: int) -> int:
         """The broker answered this request; returns the session id that the client is shown."""
+        self._before = _Sides(
+            self._client_id,
+            self._client_epoch,
+            self._upstream_epoch,
+            self._stale,
+            self._told,
+            self._dirty,
+            self._withheld,
+        )
         if error_code:
             self.forget()
             return session_id
@@ -246,9 +288,38 @@ class FetchSessionMirror:
             return self._lockstep_answer(session_id)
         self._advance_upstream(session_id)
         shown = self._advance_client(session_id)
-        if self.sent_full and self._kind is FetchKind.FULL and not self._withheld and session_id:
+        apart = self._withheld or self._ahead
+        if self.sent_full and self._kind is FetchKind.FULL and not apart and session_id:
             self._reset_lockstep()  # both begin the same session: they go together again
         return shown
+
+    def on_withheld_answer(self, session_id: int) -> None:
+        """The answer that `on_answer` was told of does not leave: the client still waits for one.
+
+        From here on both sides have sessions of their own. The broker's has gone on, with all that
+        this request has told it.
+        """
+        before, self._before = self._before, None
+        assert before is not None
+        self._client_id, self._client_epoch = before.client_id, before.client_epoch
+        self._upstream_epoch, self._stale = before.upstream_epoch, before.stale
+        self._dirty, self._withheld = before.dirty, before.withheld
+        if before.told is None:
+            self._told = dict(self.asked)
+            self._undo, self._dirty = {}, {}
+            self.sent_full = self._kind is not FetchKind.INCREMENTAL
+            self._upstream_epoch = before.client_epoch
+        else:
+            self._told = before.told
+        self._advance_upstream(session_id)
+        # What the client is given must list all that it asked for: the broker is asked for all.
+        self._stale = self._stale or self._kind.lists_all
+
+    def on_fine_answer(self, session_id: int) -> int:
+        """As `on_answer`, of an answer without error."""
+        if self._told is None:
+            return self._lockstep_answer(session_id)
+        return self.on_answer(0, session_id)
 
     def on_discarded_answer(self, error_code: int, session_id: int) -> None:
         """The broker answered, but the client will not see it; only its own side goes on."""
@@ -288,6 +359,8 @@ class FetchSessionMirror:
         as it came. A full or sessionless request always can, if the broker's own session is the
         one that it names.
         """
+        if self._ahead:
+            return False
         if self._told is None:
             return True
         if self._kind is not FetchKind.INCREMENTAL:

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
-from fetchproxy.gateway.address_map import AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.answer_turns import AnswerTurns
+from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.client_rates import ClientRates
+from fetchproxy.gateway.held_readers import HeldReaders
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.record_pipe import RecordPipe
+from fetchproxy.gateway.skipped_offsets import SkippedOffsets
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.gateway.told_addresses import ToldAddresses
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 
@@ -26,8 +30,9 @@ from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 class GatewayParts:
     """`clock` is the running loop's time in seconds.
 
-    `is_archiving`: an archiver in this process has the partition. `views` is the archive as clients
-    may see it, `rlmm` as it is.
+    `is_archiving`: an archiver in this process has the partition. `positions`: what archivers say
+    that they gather. `views` is the archive as clients may see it, `rlmm` as it is; `knowledge` is
+    of which topics it has anything.
     """
 
     config: GatewayConfig
@@ -36,14 +41,18 @@ class GatewayParts:
     rlmm: RemoteLogMetadataManager
     views: LeaderViews
     purgatory: RemoteFetchPurgatory
-    addresses: AddressMap
+    addresses: ToldAddresses
     receive: ReceiveBuffer
     records: RecordPipe | None
     random: random.Random
     clock: Callable[[], float]
     warnings: SparingWarnings
     is_archiving: Callable[[TopicIdPartition], bool]
+    positions: ArchiverPositions
+    held: HeldReaders
+    skipped: SkippedOffsets
     archived: ArchivedTopics
+    knowledge: ArchivedKnowledge
     answers: AnswerBudget
     turns: AnswerTurns
     rates: ClientRates

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fetchproxy.errors import OffsetNotArchived
+from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import PartitionAnswer
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.judgement import Judgement, Verdict
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import RemoteReadRequest, RemoteReadResult
 from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
 from fetchproxy.remote_fetch.error_mapping import kafka_error_code
+from protocol.error_codes import ErrorCode
 from protocol.fetch_request import FetchRequest, PartitionKey
 from protocol.fetch_response import PartitionPatch
 
@@ -110,11 +112,33 @@ def partition_answers(
             again.append(key)
             answers.append(PartitionAnswer(key, marks))
         elif result.error is not None:
-            code = kafka_error_code(result.error) if may_fail else 0
+            shown = may_fail or isinstance(result.error, OffsetLost)
+            code = kafka_error_code(result.error) if shown else 0
             answers.append(PartitionAnswer(key, marks, code))
         else:
-            answers.append(PartitionAnswer(key, marks, 0, result.records, result.aborted_txns))
+            answers.append(
+                PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
+            )
     return answers, again
+
+
+def judged_answer(
+    parts: GatewayParts, key: PartitionKey, offset: int, judgement: Judgement
+) -> PartitionAnswer | None:
+    """For a partition that no tier has anything of for a reader at `offset`; None: some tier has.
+
+    Where only lost offsets lie between the reader and the log's end, that is shown as the end: then
+    the reader is not behind, and one that waits for the end has reached it.
+    """
+    if judgement.verdict is Verdict.PASS_ON:
+        return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
+    marks = watermarks(parts, judgement.tip)
+    if judgement.verdict is Verdict.REFUSED:
+        lost = OffsetLost(f"{judgement.tip}: offset {offset} is in neither tier")
+        return PartitionAnswer(key, marks, kafka_error_code(lost))
+    if judgement.verdict is Verdict.END:
+        return PartitionAnswer(key, PartitionPatch(offset, offset, marks.log_start_offset))
+    return None
 
 
 def watermarks(parts: GatewayParts, tip: TopicIdPartition | None) -> PartitionPatch:

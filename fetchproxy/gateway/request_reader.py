@@ -34,13 +34,38 @@ class RequestReader:
         self._clock = parts.clock
         self._carry = bytearray()
         self._left = 0  # of a request that passes through
+        self._passing: Answer | None = None  # what it is to be answered with
         self.limited = False  # as many requests in flight as may be
+        self.ended = False  # the client sends no more
         self.begun_at: float | None = None
 
     @property
     def kept_bytes(self) -> int:
         """Of requests that are not whole, or not to be looked at yet."""
         return len(self._carry)
+
+    def end(self) -> bool:
+        """The client sends no more. True: some of what it asked for is still to be answered."""
+        self.ended = True
+        self.begun_at = None
+        return not self._all_answered
+
+    def close_if_answered(self) -> None:
+        """The session, if the client sends no more and has nothing to wait for."""
+        if self.ended and self._all_answered:
+            self._session.close()
+
+    @property
+    def _all_answered(self) -> bool:
+        """All that has come whole: what was cut off has no other part to come."""
+        session = self._session
+        if session.link is None:
+            return not self._carry
+        if session.muted or self.limited:
+            return False
+        cut_off = self._passing if self._left else None
+        due = [answer for answer in session.link.expected if answer is not cut_off]
+        return not due or session.fetch.only_parked(due)
 
     def take(self, view: memoryview) -> None:
         """Raises WireError; what is not to be looked at yet is kept."""
@@ -51,8 +76,8 @@ class RequestReader:
         rest = self._consume(view) if not self._session.muted else 0
         if rest < len(view):
             self._carry = bytearray(view[rest:])
-        waits = self._session.muted or self.limited
-        if waits or not (self._carry or self._left):
+        waits = self._session.muted or self.limited or self.ended
+        if not (self._carry or self._left) or waits:
             self.begun_at = None
         elif self.begun_at is None:
             self.begun_at = self._clock()
@@ -61,7 +86,8 @@ class RequestReader:
         """Work through `view`; returns the position up to which it is done with."""
         pos = emit = 0
         end = len(view)
-        while pos < end and not self._session.muted:
+        session = self._session
+        while pos < end and not session.muted:
             if self._left:
                 pos = self._go_on(pos, end)
                 continue
@@ -77,17 +103,20 @@ class RequestReader:
             if end - pos < size + 4:
                 break  # held until whole
             if emit < pos:
-                self._session.send_upstream(view[emit:pos], None)
+                session.send_upstream(view[emit:pos], None)
                 emit = pos
             frame = bytes(view[pos : pos + 4 + size])
-            if not self._handle(frame, head, head.body_position - pos - 4, handling):
+            body_at = head.body_position - pos - 4
+            if handling is FETCH:  # nearly all of them: without a step in between
+                if not session.fetch.on_request(frame, body_at):
+                    break
+            elif not self._handle(frame, head, body_at, handling):
                 break
             pos = emit = pos + 4 + size
             self.begun_at = None
         if emit < pos:
-            self._session.send_upstream(view[emit:pos], None)
-        if pos:
-            RELAYED_BYTES_TO_BROKER.inc(pos)
+            session.send_upstream(view[emit:pos], None)
+        RELAYED_BYTES_TO_BROKER.total += pos
         return pos
 
     def _go_on(self, pos: int, end: int) -> int:
@@ -102,15 +131,19 @@ class RequestReader:
         self, view: memoryview, pos: int, end: int
     ) -> tuple[int, RequestHead, Passes | Held] | None:
         """(size, header, handling) of the request at `pos`; None: not to be looked at yet."""
-        if end - pos < 4 + _REQUEST_BYTES_MIN:
-            if end - pos >= 4:
-                self._size(view, pos)
+        if end - pos < 4:
             return None
-        if self._session.at_inflight_limit():
+        size: int = INT32.unpack_from(view, pos)[0]
+        if not _REQUEST_BYTES_MIN <= size <= self._config.frame_bytes_max:
+            raise self._not_a_size(size)
+        if end - pos < 4 + _REQUEST_BYTES_MIN:
+            return None
+        link = self._session.link
+        in_flight = 0 if link is None else len(link.expected)
+        if in_flight >= self._config.inflight_requests_max and self._session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
             self.limited = True
             return None
-        size = self._size(view, pos)
         try:
             head = peek_request_header(view, pos + 4, min(end, pos + 4 + size))
         except Truncated:
@@ -119,15 +152,12 @@ class RequestReader:
             return None
         return size, head, handling_of(head)
 
-    def _size(self, view: memoryview, pos: int) -> int:
-        size: int = INT32.unpack_from(view, pos)[0]
-        if not _REQUEST_BYTES_MIN <= size <= self._config.frame_bytes_max:
-            tls = ": it speaks TLS, and this listener plaintext" if looks_like_tls(size) else ""
-            raise FrameTooLarge(
-                f"size prefix {size} is not within {_REQUEST_BYTES_MIN} … "
-                f"{self._config.frame_bytes_max}{tls}"
-            )
-        return size
+    def _not_a_size(self, size: int) -> FrameTooLarge:
+        tls = ": it speaks TLS, and this listener plaintext" if looks_like_tls(size) else ""
+        return FrameTooLarge(
+            f"size prefix {size} is not within {_REQUEST_BYTES_MIN} … "
+            f"{self._config.frame_bytes_max}{tls}"
+        )
 
     def _pass(
         self, view: memoryview, end: int, frame_end: int, head: RequestHead, passes: Passes
@@ -139,7 +169,8 @@ class RequestReader:
             session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
             return False
         if passes is RELAY:
-            session.expect(Answer(head.correlation_id))
+            self._passing = Answer(head.correlation_id)
+            session.expect(self._passing)
             return True
         try:
             answer = passes.expect(self._parts, head, view, min(end, frame_end))
@@ -147,17 +178,19 @@ class RequestReader:
             if end >= frame_end:
                 raise
             return False
+        self._passing = answer
         if answer is not None:
             session.expect(answer)
         return True
 
     def _handle(self, frame: bytes, head: RequestHead, body_at: int, held: Held) -> bool:
-        """A request that was held whole; its body begins `body_at` behind the size prefix.
+        """A request, but no Fetch, that was held whole; its body begins `body_at` behind the size
+        prefix.
 
         False: look at it again later.
         """
         session = self._session
-        if session.fetch.parked and held is not FETCH:
+        if session.fetch.parked:
             session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
             return False
         return held.on_request(session, frame, head, body_at)

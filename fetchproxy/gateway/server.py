@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +19,7 @@ from fetchproxy.errors import ClusterError, ConfigError
 from fetchproxy.gateway.address_map import Address, AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.answer_turns import AnswerTurns
+from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.broker_link import BrokerLink
 from fetchproxy.gateway.client_rates import ClientRates
@@ -25,12 +27,21 @@ from fetchproxy.gateway.client_session import ClientSession, Connect
 from fetchproxy.gateway.connection_buffers import to_close
 from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.held_readers import HeldReaders
+from fetchproxy.gateway.judgement import Judgement, judge
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.record_pipe import open_record_pipe
+from fetchproxy.gateway.skipped_offsets import SkippedOffsets
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.gateway.told_addresses import (
+    ToldAddresses,
+    tells_address_reached,
+    warn_of_address_reached,
+)
 from fetchproxy.gateway.upstream_dial import UpstreamDial
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.budget_metrics import CONNECTION_BUFFERS_BYTES
 from fetchproxy.observability.metrics import CONNECTIONS, LIMITS_REACHED
@@ -38,6 +49,7 @@ from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.tls.acceptor import TlsAcceptor
 from fetchproxy.tls.reloading import ReloadingContext, listener_context, upstream_context
 from fetchproxy.tls.upstream import UpstreamTls
+from protocol.fetch_request import PartitionKey
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +73,7 @@ class GatewayServer:
         rlmm: RemoteLogMetadataManager,
         views: LeaderViews,
         purgatory: RemoteFetchPurgatory,
+        positions: ArchiverPositions,
         is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
         rng: random.Random | None = None,
         tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
@@ -77,6 +90,8 @@ class GatewayServer:
         self._dial = UpstreamDial(config.gateway, UpstreamTls(upstream).for_host)
         self._addresses = AddressMap(config.gateway, self._listen_for_node)
         loop = asyncio.get_running_loop()
+        warnings = SparingWarnings(loop.time)
+        knowledge = ArchivedKnowledge(rlmm, loop.time, warnings)
         self._parts = GatewayParts(
             config=config.gateway,
             remote_fetch=config.remote_fetch,
@@ -84,15 +99,19 @@ class GatewayServer:
             rlmm=rlmm,
             views=views,
             purgatory=purgatory,
-            addresses=self._addresses,
+            addresses=ToldAddresses(self._addresses),
             receive=ReceiveBuffer(),
             records=open_record_pipe(config.gateway.splice_bytes_min),
             random=rng or random.Random(),
             clock=loop.time,
-            warnings=SparingWarnings(loop.time),
+            warnings=warnings,
             is_archiving=is_archiving,
+            knowledge=knowledge,
+            positions=positions,
+            held=HeldReaders(loop.time, config.gateway.held_max_ms),
+            skipped=SkippedOffsets(),
             archived=ArchivedTopics(
-                cluster, rlmm, loop.time, config.gateway.log_start_max_age_ms / 1000
+                cluster, rlmm, knowledge, loop.time, config.gateway.log_start_max_age_ms / 1000
             ),
             answers=AnswerBudget(
                 config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
@@ -103,6 +122,7 @@ class GatewayServer:
             ),
             rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, loop.time),
         )
+        self._tells_reached = self._addresses.names is None and tells_address_reached(self._config)
         self._sessions: set[ClientSession] = set()
         self._limits = ConnectionLimits(config.gateway, self._parts.warnings.warn)
         self._empty = asyncio.Event()
@@ -129,9 +149,14 @@ class GatewayServer:
             await self._stack.aclose()
             raise
         self._addresses.number_from(self.port + 1)
+        if self._tells_reached:
+            warn_of_address_reached(self._config, "gateway")
         self._own_tasks = [
             self._tasks.create_task(self._sweep(), name="connection-sweeper"),
+            self._tasks.create_task(self._parts.knowledge.run(), name="archived-knowledge"),
+            self._tasks.create_task(self._parts.positions.run(), name="archiver-positions"),
             self._tasks.create_task(self._parts.archived.run(), name="archived-topics"),
+            self._tasks.create_task(self._judge_held(), name="held-readers"),
             self._tasks.create_task(self._open_remembered(), name="remembered-nodes"),
         ]
         log.info("gateway_listening", host=listen.host, port=self.port)
@@ -182,7 +207,7 @@ class GatewayServer:
             named = names.node_of(server_name) if names is not None else None
             node = node_id if named is None else named
             connect = self._to_bootstrap if node is None else self._connect_to(node)
-            return ClientSession(self._parts, connect, self._made, self._lost, node)
+            return ClientSession(self._parts_of_client(), connect, self._made, self._lost, node)
 
         acceptor = self._acceptor
         factory = new_session if acceptor is None else acceptor.protocol_factory(new_session)
@@ -190,6 +215,11 @@ class GatewayServer:
 
     async def _listen_for_node(self, node_id: int, port: int) -> asyncio.Server:
         return await self._listen(port, node_id)
+
+    def _parts_of_client(self) -> GatewayParts:
+        if not self._tells_reached:
+            return self._parts
+        return replace(self._parts, addresses=ToldAddresses(self._addresses))
 
     def _connect_to(self, node_id: int) -> Connect:
         async def connect(factory: Callable[[], BrokerLink]) -> BrokerLink:
@@ -214,6 +244,17 @@ class GatewayServer:
 
     def _count(self) -> None:
         CONNECTIONS.set(self.connections)
+
+    async def _judge_held(self) -> None:
+        async def look(
+            by_id: bool,
+            offsets: Mapping[PartitionKey, int],
+            now: float,
+            impatient: Collection[PartitionKey],
+        ) -> Mapping[PartitionKey, Judgement]:
+            return await judge(self._parts, by_id, offsets, now, impatient)
+
+        await self._parts.held.run(look)
 
     async def _open_remembered(self) -> None:
         """A client that knew this proxy before its restart dials a node without asking first."""
@@ -245,8 +286,11 @@ class GatewayServer:
         return await self._dial.to_any(self._bootstrap, factory)
 
     # -- sessions --------------------------------------------------------------------------------
-    def _made(self, session: ClientSession) -> None:
+    def _made(self, session: ClientSession, transport: asyncio.BaseTransport) -> None:
         assert self._tasks is not None
+        if self._tells_reached:
+            local = transport.get_extra_info("sockname")
+            session.parts.addresses.reached = local[0] if local else None
         if not self._admit(session.client):
             session.close()
             return
@@ -302,7 +346,7 @@ class GatewayServer:
 
     def _look_at(self, session: ClientSession) -> None:
         config, now = self._config, self._parts.clock()
-        begun = session.frame_begun
+        begun, silent_s = session.frame_begun, session.silent_s(now)
         if session.stalled_s(now) > config.client_stall_max_ms / 1000:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()
             session.close("client_stall_max_ms")
@@ -312,7 +356,7 @@ class GatewayServer:
         elif begun is not None and now - begun > config.half_frame_max_ms / 1000:
             LIMITS_REACHED.labels("half_frame_max_ms").inc()
             session.close("half_frame_max_ms", waited_s=round(now - begun, 1))
-        elif now - session.last_activity > config.idle_max_ms / 1000:
+        elif silent_s > config.idle_max_ms / 1000:
             if session.closing:
                 session.abort()  # it never took what was still to be written
                 return

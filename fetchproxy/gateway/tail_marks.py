@@ -13,7 +13,10 @@ from protocol.fetch_response import PartitionPatch
 
 
 class TailMarks:
-    """Their ends, where the broker has let this connection see them lately."""
+    """Their ends, where the broker has let this connection see them lately.
+
+    `is_read`: nothing of the broker's last answer was out of range, so this client reads the tail.
+    """
 
     def __init__(self, parts: GatewayParts, judging: FetchJudging) -> None:
         self._parts = parts
@@ -21,17 +24,27 @@ class TailMarks:
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
         self._refused: set[TopicRef] = set()  # with an error in the answer under way
+        self.is_read = False
+        self._caught = False
 
     def refuse(self, topic: TopicRef) -> None:
         """The broker's answer under way has an error for it."""
         self._refused.add(topic)
 
+    def caught(self) -> None:
+        """Something in the broker's answer under way is out of range, and the archive's to tell."""
+        self._caught = True
+
     def answered(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
         """The broker's answer about `keys` has left; where it lists all, it says who may read."""
         if lists_all:
-            self._readable = {key for key in keys if key[0] not in self._refused}
+            refused = self._refused
+            fine = (key for key in keys if key[0] not in refused) if refused else keys
+            self._readable = set(fine)
             self._readable_until = self._parts.clock() + self._parts.config.permit_ttl_ms / 1000
-        self._refused = set()
+        if self._refused:
+            self._refused = set()
+        self.is_read, self._caught = not self._caught, False
 
     def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
         """Nothing new of them; their ends only where the broker lets this client see them."""

@@ -7,16 +7,21 @@ follows the events of `__remote_log_metadata`. Both pass tests/metadata/metadata
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
     TopicIdPartition,
 )
+
+# Of up to so many partitions of a topic each is listed by itself: a topic's own listing may be
+# long, and goes page by page.
+PARTITIONS_ALONE_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +54,33 @@ class PartitionViews(ABC):
 
 class RemoteLogMetadataManager(PartitionViews):
     @abstractmethod
-    async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Record a segment's new state. Raises ValueError on an illegal transition."""
+    async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
+        """Topics that have anything in the archive, read at or after that loop time (s).
+
+        One listing of the archive's top level at most; a topic that this process has put something
+        of is among them at once. Raises RemoteStorageError, as `refresh`.
+        """
 
     @abstractmethod
-    async def topic_partitions(self, topic_id: UUID, not_older_than: float) -> frozenset[int]:
-        """The archived partitions of a topic, read at or after loop time `not_older_than` (s).
+    def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
+        """What `archived_topics` has last said, and when that was read (loop s). Never blocks."""
 
-        Empty: the archive does not know the topic. Raises RemoteStorageError, as `refresh`.
+    @abstractmethod
+    async def refresh_topic(
+        self, topic_id: UUID, not_older_than: float
+    ) -> Mapping[int, PartitionView]:
+        """Views of all archived partitions of a topic, as `refresh`; one listing of it at most.
+
+        `view` shows them afterwards. A partition that is not among them has an empty view.
         """
+
+    @abstractmethod
+    def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
+        """Begin to read a topic that was read before, longer ago than that. Never blocks."""
+
+    @abstractmethod
+    async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Record a segment's new state. Raises ValueError on an illegal transition."""
 
     @abstractmethod
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
@@ -66,6 +89,14 @@ class RemoteLogMetadataManager(PartitionViews):
         Durable and visible to every other reader of the store's when it returns. Never lowers what
         anybody else has raised. Raises RemoteStorageError: then it may have happened or not, and
         may be repeated.
+        """
+
+    @abstractmethod
+    async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
+        """What a person has said of a log that began again; returns the view after that.
+
+        Durable when it returns; it replaces what was said before. Raises RemoteStorageError: then
+        it may have happened or not, and may be repeated.
         """
 
     @abstractmethod

@@ -23,6 +23,7 @@ from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, Stora
 from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import ByteRange, RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
+from fetchproxy.storage.archive_identity import read_identity
 from fetchproxy.storage.layout import (
     SegmentFile,
     parse_segment_key,
@@ -31,7 +32,7 @@ from fetchproxy.storage.layout import (
     topic_folder,
 )
 from fetchproxy.storage.open import open_object_store
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, states_layout
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
@@ -158,7 +159,7 @@ class AttachedObjectStore(ObjectStore):
 
     async def _look(self, attached: AttachedTopic) -> Sequence[_Mount]:
         """Every incarnation of the topic that the other archive has now."""
-        await states_layout(attached.store, attached.prefix)
+        await read_identity(attached.store, attached.prefix)  # its layout, first of all
         found = []
         async for name in attached.store.list_folders(attached.prefix):
             topic = parse_topic_folder(name)
@@ -213,19 +214,28 @@ class AttachedObjectStore(ObjectStore):
         return (self._own, *(attached.store for attached in self._attached))
 
 
-def open_archive(config: Config, *, create: bool = False) -> RemoteStorageManager:
-    """The configured archive, with the topics that are attached to it. As `storage.open`."""
+def open_archive(
+    config: Config, *, create: bool = False, must_exist: bool = True
+) -> RemoteStorageManager:
+    """The configured archive, with the topics that are attached to it. As `storage.open`.
+
+    Its metadata manager has to be the configured one, but for those who read it without a cluster.
+    These may find none: then they know no topic, and nobody skips anything.
+    """
     if config.store.url is None:
         raise ConfigError("store.url is not set")
     own, prefix = open_object_store(config.store.url, config.store, create=create)
+    manager = None if config.archive_only.enabled else config.metadata.ruling
+    must_exist = must_exist and not config.archive_only.enabled
     wanted = parse_attachments(config.attach.archives or "")
     if not wanted:
-        return RemoteStorageManager(own, prefix)
+        return RemoteStorageManager(own, prefix, manager=manager, must_exist=must_exist)
     attached = [
         AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
         for one in wanted
     ]
-    return RemoteStorageManager(AttachedObjectStore(own, prefix, attached), prefix)
+    store = AttachedObjectStore(own, prefix, attached)
+    return RemoteStorageManager(store, prefix, manager=manager, must_exist=must_exist)
 
 
 def _is_topic_of(folder: str, names: set[str]) -> bool:

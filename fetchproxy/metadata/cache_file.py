@@ -1,6 +1,6 @@
 """The metadata topic's events of one partition in a flat file: a restart reads little again.
 
-    <magic int16><topic-id uuid><metadata-topic-offset int64><entries>
+    <magic int16><topic-id uuid><partition int32><metadata-topic-offset int64><entries>
 
 All numbers big-endian; entries are those of `records`. `metadata-topic-offset` is the offset of the
 metadata topic up to which the file had all events when it was written anew.
@@ -10,7 +10,8 @@ now, and the CRC-32C of all bytes of the file up to that checksum. What is behin
 holds does not count. Mostly a crash tore it, and nobody had relied on it, as offsets are
 committed only after the files are on the disk; but a disk may also lose what it had. So the file
 stays as it is, and counts as damaged, until the events from the last good checkpoint on have been
-read again and the file is replaced. Events may be read twice; that does no harm (`segment_table`).
+read again and the file is replaced. One that names another partition has none that is good. Events
+may be read twice; that does no harm (`segment_table`).
 
 Blocking: for threads, and for one at a time. Knows no topic and no other file: `metadata_cache`.
 """
@@ -41,9 +42,9 @@ from protocol.primitives import INT64, UINT32
 
 log = structlog.get_logger(__name__)
 
-MAGIC = 0
+MAGIC = 1  # 0 did not name the partition
 TEMPORARY_SUFFIX = ".tmp"
-HEADER = Struct(">h16sq")
+HEADER = Struct(">h16siq")
 _CHECKPOINT_DATA = INT64.size + UINT32.size
 _CHECKPOINT_LEAD = framed(record_head(RecordType.CACHE_FILE_CHECKPOINT) + bytes(_CHECKPOINT_DATA))[
     :-_CHECKPOINT_DATA
@@ -94,6 +95,8 @@ class CacheFile:
             self._remember(b"", 0, None)
             return CachedEntries(b"", 0, damaged=False)
         end, offset = _last_checkpoint(raw)
+        if end and not self._is_own(raw):
+            end = offset = 0
         damaged = end < len(raw) or not raw
         if damaged:
             self._report(end, len(raw))
@@ -161,20 +164,28 @@ class CacheFile:
         self._compacted = HEADER.size + entries_bytes + _CHECKPOINT_BYTES if good else 0
         self._appended = len(good) - self._compacted
 
-    def _understood(self, good: bytes) -> bytes:
-        """The entries of a file whose checksum holds, compacted where something was appended."""
-        magic, topic_id, _ = HEADER.unpack_from(good)
+    def _is_own(self, good: bytes) -> bool:
+        """False: somebody has put another partition's file here, or an older one."""
+        magic, topic_id, partition, _ = HEADER.unpack_from(good)
         if magic > MAGIC:
             raise NewerMetadataVersion(f"{self.path}: magic {magic}, known are those up to {MAGIC}")
-        if magic < 0 or topic_id != self._tip.topic_id.bytes:
-            raise CorruptSegment(f"{self.path}: no cache file of {self._tip}")
+        return (magic, topic_id, partition) == (
+            MAGIC,
+            self._tip.topic_id.bytes,
+            self._tip.partition,
+        )
+
+    def _understood(self, good: bytes) -> bytes:
+        """The entries of a file whose checksum holds, compacted where something was appended."""
         entries = good[HEADER.size : -_CHECKPOINT_BYTES]
         # Each append ends with a checkpoint. What only looks like one costs a little time.
         appended = _CHECKPOINT_LEAD in entries
         return compact(entries, self._tip, str(self.path)) if appended else entries
 
     def _write_anew(self, entries: bytes, metadata_topic_offset: int, *, durable: bool) -> None:
-        header = HEADER.pack(MAGIC, self._tip.topic_id.bytes, metadata_topic_offset)
+        header = HEADER.pack(
+            MAGIC, self._tip.topic_id.bytes, self._tip.partition, metadata_topic_offset
+        )
         content = header + entries
         content += _checkpoint(metadata_topic_offset, crc32c.crc32c(content))
         self.path.parent.mkdir(exist_ok=True)

@@ -98,6 +98,17 @@ def compare(
     return Shared(min(shared, found.end_offset)) if isinstance(found, Shared) else found
 
 
+def begins_again(lineage: Sequence[EpochStart], end_offset: int, found: Comparison) -> bool:
+    """Nothing of the copy is in the leader's log; arguments and result are those of `compare`.
+
+    So it looks where a follower lacked everything, and so it looks where a disk was replaced: then
+    the copy is the last one. Below where the copy begins nothing counts as shared.
+    """
+    if not lineage or not isinstance(found, Shared) or found.end_offset >= end_offset:
+        return False
+    return found.end_offset <= lineage[0].start_offset
+
+
 def _walk_back(
     lineage: Sequence[EpochStart], end_offset: int, leader: LeaderKnowledge
 ) -> Comparison:

@@ -19,8 +19,10 @@ from fetchproxy.metadata.records import (
     SEGMENT_EPOCH,
     SEGMENT_HEAD,
     SEGMENT_TAIL,
+    LogHistorySaid,
     LogStartOffset,
     RecordType,
+    Restore,
     decode_entry,
 )
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
@@ -136,7 +138,8 @@ def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
     last, and so lie in long runs. Raises CorruptSegment as `split_entries`, NewerMetadataVersion.
     """
     last: dict[bytes, tuple[bytes, bytes, int, int]] = {}
-    log_start, deletion = (-1, b""), b""
+    log_starts: dict[int, tuple[int, bytes]] = {}
+    history = deletion = restore = b""
     for part in split_entries(entries, where):
         if isinstance(part, Run):
             template = f"{{lead}}x16s8s32x{{epochs}}x{8 if part.version else 4}xc"
@@ -147,12 +150,18 @@ def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
             raw = entries[part.start : part.end]
             event = decode_entry(entries[part.body : part.end], tip, f"{where}, byte {part.start}")
             if isinstance(event, LogStartOffset):
-                log_start = max(log_start, (event.offset, raw))
+                known = log_starts.get(event.after_epoch, (-1, b""))
+                log_starts[event.after_epoch] = max(known, (event.offset, raw))
+            elif isinstance(event, LogHistorySaid):
+                history = raw
+            elif isinstance(event, Restore):
+                restore = raw if event.restoring else b""
             elif getattr(event, "state", None) is DeleteState.DELETE_PARTITION_FINISHED:
-                last, log_start, deletion = {}, (-1, b""), b""
+                last, log_starts, history, deletion, restore = {}, {}, b"", b"", b""
             else:
                 deletion = raw
     kept = sorted(entry for entry in last.values() if entry[0] != _GONE)
     unfinished = [entries[at : at + size] for state, _, at, size in kept if state != _FINISHED]
     finished = [entries[at : at + size] for state, _, at, size in kept if state == _FINISHED]
-    return b"".join([log_start[1], deletion, *unfinished, *finished])
+    starts = [raw for _, raw in log_starts.values()]
+    return b"".join([history, *starts, deletion, restore, *unfinished, *finished])

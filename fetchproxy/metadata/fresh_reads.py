@@ -15,6 +15,10 @@ from typing import Generic, Self, TypeVar
 
 from fetchproxy.errors import StorageUnavailable
 
+# Reads for nobody in particular begin while fewer than so many are under way: whoever looks at
+# thousands of old values must not have the store read them all at once.
+RENEWED_AT_ONCE = 16
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -61,6 +65,16 @@ class FreshReads(Generic[K, V]):
         entry = self._cached.get(key)
         return None if entry is None else entry[1]
 
+    def entry(self, key: K) -> tuple[float, V] | None:
+        """What is cached, and the loop time at which its read began."""
+        return self._cached.get(key)
+
+    def offer(self, key: K, began_at: float, value: V) -> None:
+        """What another read, begun then, has found; what began later stays."""
+        entry = self._cached.get(key)
+        if entry is None or entry[0] <= began_at:
+            self._cached[key] = (began_at, value)
+
     def shown(self, key: K, age_max_s: float) -> V | None:
         """What is cached; where that is older, it is read again meanwhile (`renew`)."""
         entry = self._cached.get(key)
@@ -87,6 +101,8 @@ class FreshReads(Generic[K, V]):
         entry = self._cached.get(key)
         if entry is None or entry[0] >= oldest or key in self._running or self._tasks is None:
             return
+        if len(self._running) >= RENEWED_AT_ONCE:
+            return  # whoever looks next begins it
         now = asyncio.get_running_loop().time()
         if now - self._renewed.get(key, float("-inf")) >= pause_s:
             self._renewed[key] = now
@@ -136,7 +152,7 @@ class FreshReads(Generic[K, V]):
         except Exception as error:  # noqa: BLE001 - it is raised again in everybody who waits
             outcome.set_exception(error)
         else:
-            self._cached[key] = (began_at, value)
+            self.offer(key, began_at, value)
             outcome.set_result(value)
 
     def _land(self, key: K, running: _Running[V]) -> None:

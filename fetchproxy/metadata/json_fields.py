@@ -96,6 +96,22 @@ class Fields:
             raise CorruptSegment(f"field {name} is no {of.__name__}: {value[:80]!r}")
         return of[value]
 
+    def names(self) -> list[str]:
+        return list(self._document)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self._field(name)
+        if not isinstance(value, dict):
+            raise CorruptSegment(f"field {name} is no object")
+        return value
+
+    def uuids(self, name: str) -> list[UUID]:
+        value = self._field(name)
+        found = [parse_uuid(str(text)) for text in value] if isinstance(value, list) else [None]
+        if None in found:
+            raise CorruptSegment(f"field {name} is no list of Kafka Uuids")
+        return [value for value in found if value is not None]
+
     def objects(self, name: str) -> list[Fields]:
         value = self._field(name)
         if not isinstance(value, list):

@@ -50,6 +50,26 @@ def from_log_start(lineage: Sequence[EpochStart], start: int) -> tuple[EpochStar
     return (*(EpochStart(entry.epoch, start) for entry in begun[-1:]), *above)
 
 
+def compared_part(
+    lineage: Sequence[EpochStart], archived: tuple[int, int], kept_below: int
+) -> tuple[EpochStart, ...]:
+    """What of `lineage` is held against a leader's log: nothing below `kept_below`.
+
+    `archived` is where the archive begins and ends (exclusive).
+    """
+    start, end = archived
+    at = max(start, kept_below)
+    return () if at >= end else from_log_start(lineage, at)
+
+
+def compared_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
+    """`compared_part` of a view."""
+    start, end = view.log_start_offset, view.log_end_offset
+    if start is None or end is None:
+        return ()
+    return compared_part(lineage_of(view), (start, end), view.history.kept_below)
+
+
 def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
     """Both epochs and offsets rise; it begins at the view's log start, as Kafka truncates it."""
     start = view.log_start_offset
@@ -67,14 +87,14 @@ def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
     return tuple(found)
 
 
-def epoch_of(lineage: Sequence[EpochStart], offset: int) -> int:
-    """The epoch in which the record at `offset` was written; -1 where that is not known."""
-    epoch = UNDEFINED_EPOCH
-    for entry in lineage:
-        if entry.start_offset > offset:
-            break
-        epoch = entry.epoch
-    return epoch
+def epoch_of(view: PartitionView, offset: int) -> int:
+    """The epoch in which the record at `offset` was written; -1 where that is not known.
+
+    As the view's lineage has it, which need not be made: no epoch follows a newer one.
+    """
+    if offset < (view.log_start_offset or 0):
+        return UNDEFINED_EPOCH
+    return view.segments.epoch_at(offset)
 
 
 def end_offset_for(lineage: Sequence[EpochStart], requested: int, log_end_offset: int) -> EpochEnd:
@@ -95,7 +115,11 @@ def end_offset_for(lineage: Sequence[EpochStart], requested: int, log_end_offset
 
 
 def merged_end_offset(
-    archived: Sequence[EpochStart], requested: int, broker: EpochEnd, local_epoch: int | None
+    archived: Sequence[EpochStart],
+    requested: int,
+    broker: EpochEnd,
+    local_epoch: int | None,
+    apart_to: int | None = None,
 ) -> EpochEnd:
     """What a Kafka with tiered storage answers, where the broker without it answered `broker`.
 
@@ -103,9 +127,15 @@ def merged_end_offset(
     right wherever it found the epoch in its own log. Where all its epochs are newer it answers the
     requested one and its own log start: then the archive knows better. The answer is never below
     the true end of the epoch: a consumer whose position is beyond it resets itself.
+
+    `apart_to`: the archive's end where its log is not the broker's all the way (the broker's began
+    again); None: it is. Then the archive knows better of every epoch that it has.
     """
     if broker.epoch != requested or broker.end_offset < 0 or not archived:
         return broker
+    if apart_to is not None:
+        told = end_offset_for(archived, requested, apart_to)
+        return told if told.end_offset > broker.end_offset else broker
     if local_epoch is not None and 0 <= local_epoch <= requested:
         return broker
     floor = max((e.epoch for e in archived if e.epoch <= requested), default=requested)

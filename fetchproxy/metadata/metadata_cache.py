@@ -6,7 +6,7 @@
 
 `committed-offsets` is, as Kafka's own checkpoint files are, lines of text:
 
-    0                     version
+    1                     version; 0 had files that do not name their partition
     <metadata topic id>   a re-created topic has other offsets
     <number of files>     so that a lost cache file is noticed
     <metadata partition> <offset>      for each: the next one to read
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 SUFFIX = ".remote-log-metadata"
 COMMITTED = "committed-offsets"
-_VERSION = "0"
+_VERSION = "1"
 _UUID_CHARS = 22
 _PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})-", re.ASCII)
 

@@ -12,15 +12,17 @@ from __future__ import annotations
 from fetchproxy.model import RemoteLogSegmentMetadata
 
 
-def add_in_order(kept: list[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata) -> None:
+def add_in_order(
+    kept: list[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata, settled_below: int = 0
+) -> None:
     """Append `segment` to `kept`, whose ends rise, as far as it counts and adds an offset.
 
     It starts at or above the last one's start. What it shows to be dead in those before it is
-    clipped from them.
+    clipped from them. Below `settled_below` nothing is clipped: a person has said that it counts.
     """
     while kept and segment.start_offset <= kept[-1].end_offset:
         before = kept[-1]
-        parted = first_difference(before, segment)
+        parted = first_difference(before, segment, settled_below)
         if parted is None:
             break
         if _epoch_at(segment, parted) < _epoch_at(before, parted):
@@ -38,9 +40,14 @@ def add_in_order(kept: list[RemoteLogSegmentMetadata], segment: RemoteLogSegment
         kept.append(segment)
 
 
-def first_difference(one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata) -> int | None:
-    """The first offset of both at which their leader epochs differ; None: they agree."""
-    first = max(one.start_offset, other.start_offset)
+def first_difference(
+    one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata, from_offset: int = 0
+) -> int | None:
+    """The first offset of both, from that one on, at which their leader epochs differ; None: none.
+
+    Then they agree there.
+    """
+    first = max(one.start_offset, other.start_offset, from_offset)
     last = min(one.end_offset, other.end_offset)
     starts = {e.start_offset for s in (one, other) for e in s.segment_leader_epochs}
     if first > last:

@@ -12,7 +12,13 @@ from itertools import pairwise
 
 from fetchproxy.metadata.overlaps import add_in_order
 from fetchproxy.metadata.segment_rows import SegmentRows
-from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.model import (
+    FIRST_HISTORY,
+    LogHistory,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
 
 _UNFINISHED = (
     RemoteLogSegmentState.COPY_SEGMENT_STARTED,
@@ -25,8 +31,10 @@ class PartitionView:
     """`segments` are finished ones, by offset; `read_at` is loop time (s).
 
     A segment's value is made anew each time: two are the same segment if their ids are.
-    Their starts and ends both rise. Two neighbours may overlap (see `build_view`): whoever goes on
-    from one to the next looks up the *offset* after the first, never the next one's first byte.
+    Their starts and ends both rise, but that one which reaches over `history.kept_below` may start
+    below those before it, as it counts from there on. Two neighbours may overlap (`build_view`):
+    whoever goes on from one to the next looks up the *offset* after the first, never the next
+    one's first byte.
     """
 
     tip: TopicIdPartition
@@ -40,6 +48,7 @@ class PartitionView:
     unfinished: tuple[RemoteLogSegmentMetadata, ...] = ()
     # Below this, DeleteRecords has deleted everything; it may lie inside the first segment.
     raised_log_start: int = 0
+    history: LogHistory = FIRST_HISTORY
 
     @property
     def end_offsets(self) -> tuple[int, ...]:
@@ -86,13 +95,23 @@ class PartitionView:
 
     def gap_at(self, offset: int) -> bool:
         """`offset` lies in a recorded gap between two archived segments."""
+        return self.gap_around(offset) is not None
+
+    def gap_around(self, offset: int) -> tuple[int, int] | None:
+        """The recorded gap with `offset` as (first, last) lost offsets, both inclusive."""
         i = self._index_at_or_after(offset)
-        return (
-            i is not None
-            and i > 0
-            and offset < self.segments.start_offset(i)
-            and not self.uncertain_at(offset)
-        )
+        if not i or offset >= self.segments.start_offset(i) or self.uncertain_at(offset):
+            return None
+        first = max(self.segments.end_offset(i - 1) + 1, self.raised_log_start)
+        return first, self.segments.start_offset(i) - 1
+
+    def answers_for(self, offset: int) -> bool:
+        """A read of `offset` is the archive's to answer, and no broker's.
+
+        With records: of the offset, or behind the recorded gap that it lies in. Or with an error:
+        the metadata of the segment that may have it cannot be read.
+        """
+        return self.covers(offset) or self.gap_at(offset) or self.uncertain_at(offset)
 
     def uncertain_at(self, offset: int) -> bool:
         """`offset` may be in a segment whose metadata cannot be read.
@@ -137,10 +156,11 @@ def build_view(
     read_at: float,
     unreadable: Iterable[int] = (),
     raised_log_start: int = 0,
+    history: LogHistory = FIRST_HISTORY,
 ) -> PartitionView:
     """Order the finished segments; one that adds no offset to those before it is left out.
 
-    So is one that lies below `raised_log_start` as a whole.
+    So is one that lies below `raised_log_start` as a whole, or is not of `history`.
 
     Overlaps come from two archivers that met in a hand-over: both copied the same log, so either
     copy may be served. Of equal ranges the one that was finished first stays. A segment that
@@ -154,11 +174,12 @@ def build_view(
         for s in every
         if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         and s.end_offset >= raised_log_start
+        and history.shows(s)
     ]
-    finished.sort(key=lambda s: (s.start_offset, s.event_timestamp_ms, s.segment_id.id))
+    finished.sort(key=lambda s: (history.counts_from(s), s.event_timestamp_ms, s.segment_id.id))
     kept: list[RemoteLogSegmentMetadata] = []
     for segment in finished:
-        add_in_order(kept, segment)
+        add_in_order(kept, segment, history.kept_below)
     hidden = tuple(sorted(unreadable))
     copying = any(s.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED for s in every)
     return PartitionView(
@@ -169,4 +190,5 @@ def build_view(
         unreadable=hidden,
         unfinished=tuple(s for s in every if s.state in _UNFINISHED),
         raised_log_start=raised_log_start,
+        history=history,
     )

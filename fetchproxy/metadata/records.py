@@ -23,11 +23,20 @@ Records (versions in brackets are those that have the field):
     1  DeletePartitionStateRecord
          epoch int32, eventTimestamp int64, remotePartitionState int8
     2  LogStartOffsetRecord
-         logStartOffset int64, eventTimestamp int64
+         logStartOffset int64, eventTimestamp int64, afterEpoch int32 [1]
     3  CacheFileCheckpointRecord, in files only: see `cache_file`
          metadataTopicOffset int64, checksum int32
+    4  LogHistoryRecord
+         afterEpoch int32, keptBelow int64, keptEpoch int32, eventTimestamp int64
+    5  RestoreRecord
+         restoring bool, eventTimestamp int64
 
-The newest version of each is written, all are read. A version 0 segment does not say whether
+A RestoreRecord stands before and behind what `fetchproxy restore` writes of a partition: in between
+the partition is not known. A fetchproxy that is too old for it takes it for an event that cannot be
+read, says so, and tells nobody that an offset is not there.
+
+The newest version of each is written, all are read; a log start of the first history is written in
+version 0, as programs that know no other can read that. A version 0 segment does not say whether
 transactions were aborted in it: it is read as if there were, so that a reader asks for its
 transaction index and fails without one instead of serving aborted records. `leaderEpoch` is the
 last of the segment's own epochs.
@@ -45,6 +54,7 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.json_fields import NewerMetadataVersion
 from fetchproxy.model import (
     EpochStart,
+    LogHistory,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -66,13 +76,17 @@ class RecordType(IntEnum):
     DELETE_PARTITION_STATE = 1
     LOG_START_OFFSET = 2
     CACHE_FILE_CHECKPOINT = 3
+    LOG_HISTORY = 4
+    RESTORE = 5
 
 
 NEWEST_VERSION = {
     RecordType.REMOTE_LOG_SEGMENT_METADATA: 1,
     RecordType.DELETE_PARTITION_STATE: 0,
-    RecordType.LOG_START_OFFSET: 0,
+    RecordType.LOG_START_OFFSET: 1,
     RecordType.CACHE_FILE_CHECKPOINT: 0,
+    RecordType.LOG_HISTORY: 0,
+    RecordType.RESTORE: 0,
 }
 NO_OFFSET = -1
 NO_EPOCH = -1
@@ -83,6 +97,9 @@ SEGMENT_EPOCH = Struct(">iq")
 SEGMENT_TAIL = Struct(">qb?q")  # of version 1
 _DELETION = Struct(">iqb")
 _LOG_START = Struct(">qq")
+_LOG_START_AFTER = Struct(">qqi")
+_LOG_HISTORY = Struct(">iqiq")
+_RESTORE = Struct(">?q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +109,53 @@ class LogStartOffset:
     topic_id_partition: TopicIdPartition
     offset: int
     event_timestamp_ms: int
+    after_epoch: int = -1  # of the history that it is of
 
 
-MetadataEvent = RemoteLogSegmentMetadata | RemotePartitionDeleteMetadata | LogStartOffset
+@dataclass(frozen=True, slots=True)
+class LogHistorySaid:
+    """A person's word about a log that began again; the last one counts."""
+
+    topic_id_partition: TopicIdPartition
+    history: LogHistory
+    event_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """`restoring`: from here on the topic does not say all of the partition; else it does again."""
+
+    topic_id_partition: TopicIdPartition
+    restoring: bool
+    event_timestamp_ms: int
+
+
+MetadataEvent = (
+    RemoteLogSegmentMetadata
+    | RemotePartitionDeleteMetadata
+    | LogStartOffset
+    | LogHistorySaid
+    | Restore
+)
 
 
 def encode_message(event: MetadataEvent) -> bytes:
-    kind, data = _encode(event)
+    head, data = _encode(event)
     tip = event.topic_id_partition
     place = encode_string(tip.topic, False) + tip.topic_id.bytes + tip.partition.to_bytes(4, "big")
-    return record_head(kind) + place + data
+    return head + place + data
 
 
 def encode_entry(event: MetadataEvent) -> bytes:
-    kind, data = _encode(event)
-    return framed(record_head(kind) + data)
+    head, data = _encode(event)
+    return framed(head + data)
 
 
-def record_head(kind: RecordType) -> bytes:
-    """Type and newest version."""
-    return encode_uvarint(kind) + encode_uvarint(NEWEST_VERSION[kind])
+def record_head(kind: RecordType, version: int | None = None) -> bytes:
+    """Type and version; None: the newest."""
+    return encode_uvarint(kind) + encode_uvarint(
+        NEWEST_VERSION[kind] if version is None else version
+    )
 
 
 def framed(record: bytes) -> bytes:
@@ -203,14 +247,24 @@ class _Fields:
         return known, version
 
 
-def _encode(event: MetadataEvent) -> tuple[RecordType, bytes]:
+def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
+    """Type and version, and the record."""
     if isinstance(event, RemoteLogSegmentMetadata):
-        return RecordType.REMOTE_LOG_SEGMENT_METADATA, _encode_segment(event)
+        return record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA), _encode_segment(event)
+    at_ms = event.event_timestamp_ms
     if isinstance(event, LogStartOffset):
-        data = _LOG_START.pack(event.offset, event.event_timestamp_ms)
-        return RecordType.LOG_START_OFFSET, data
-    data = _DELETION.pack(event.epoch, event.event_timestamp_ms, event.state)
-    return RecordType.DELETE_PARTITION_STATE, data
+        kind = RecordType.LOG_START_OFFSET
+        if event.after_epoch < 0:
+            return record_head(kind, 0), _LOG_START.pack(event.offset, at_ms)
+        return record_head(kind), _LOG_START_AFTER.pack(event.offset, at_ms, event.after_epoch)
+    if isinstance(event, LogHistorySaid):
+        said = event.history
+        data = _LOG_HISTORY.pack(said.after_epoch, said.kept_below, said.kept_epoch, at_ms)
+        return record_head(RecordType.LOG_HISTORY), data
+    if isinstance(event, Restore):
+        return record_head(RecordType.RESTORE), _RESTORE.pack(event.restoring, at_ms)
+    data = _DELETION.pack(event.epoch, at_ms, event.state)
+    return record_head(RecordType.DELETE_PARTITION_STATE), data
 
 
 def _encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
@@ -246,7 +300,19 @@ def _decode(
         return RemotePartitionDeleteMetadata(tip, state, at_ms, epoch)
     if kind is RecordType.LOG_START_OFFSET:
         offset = fields.integer("logStartOffset", Cursor.int64, 0)
-        return LogStartOffset(tip, offset, fields.integer("eventTimestamp", Cursor.int64, -1))
+        at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
+        after_epoch = fields.integer("afterEpoch", Cursor.int32, 0) if version else NO_EPOCH
+        return LogStartOffset(tip, offset, at_ms, after_epoch)
+    if kind is RecordType.LOG_HISTORY:
+        history = LogHistory(
+            after_epoch=fields.integer("afterEpoch", Cursor.int32, NO_EPOCH),
+            kept_below=fields.integer("keptBelow", Cursor.int64, 0),
+            kept_epoch=fields.integer("keptEpoch", Cursor.int32, NO_EPOCH),
+        )
+        return LogHistorySaid(tip, history, fields.integer("eventTimestamp", Cursor.int64, -1))
+    if kind is RecordType.RESTORE:
+        restoring = fields.boolean("restoring")
+        return Restore(tip, restoring, fields.integer("eventTimestamp", Cursor.int64, -1))
     raise CorruptSegment(f"{kind.name} is no event")
 
 

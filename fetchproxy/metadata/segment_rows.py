@@ -38,7 +38,7 @@ BLOCK_ROWS_MAX = 256  # so that one byte says which leader epochs a row has
 _OWN_START = -1
 OWN_START = _OWN_START.to_bytes(8, "big", signed=True)
 _NONE_CLIPPED: Mapping[bytes, int] = {}
-_MADE_MAX = 16  # values kept of those made last
+_MADE_MAX = 16  # values kept: a reader asks for the same few over and over
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _cut(columns: Columns) -> list[_Block]:
 class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     """Starts and ends both rise, ends strictly. Equal to any sequence of the same segments."""
 
-    __slots__ = ("_blocks", "_firsts", "_lasts", "_made", "_peaks", "_size_bytes", "_tip")
+    __slots__ = ("_blocks", "_epoch", "_firsts", "_lasts", "_made", "_peaks", "_size", "_tip")
 
     def __init__(self, tip: TopicIdPartition, blocks: Sequence[_Block] = ()) -> None:
         self._tip = tip
@@ -177,7 +177,8 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         self._lasts = array("q", [block.ends[-1] for block in blocks])
         self._peaks = array("q", accumulate([block.peaks[-1] for block in blocks], max))
         self._made: dict[int, RemoteLogSegmentMetadata] = {}
-        self._size_bytes: int | None = None
+        self._size: int | None = None
+        self._epoch = (-1, -1)  # an offset and its epoch, as last asked for
 
     @classmethod
     def of(cls, tip: TopicIdPartition, segments: Iterable[RemoteLogSegmentMetadata]) -> SegmentRows:
@@ -208,7 +209,6 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         return made
 
     def _keep(self, index: int, made: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """A reader asks for the same few segments over and over."""
         if len(self._made) >= _MADE_MAX:
             self._made.clear()
         self._made[index] = made
@@ -234,13 +234,8 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     def at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
         """The first segment whose end is at or above `offset`."""
-        number = bisect_left(self._lasts, offset)
-        if number == len(self._blocks):
-            return None
-        block = self._blocks[number]
-        row = bisect_left(block.ends, offset)
-        index = self._firsts[number] + row
-        return self._made.get(index) or self._keep(index, self._make(block, row))
+        index = self.index_at_or_after(offset)
+        return None if index == self._firsts[-1] else self[index]
 
     # --- questions that need no value ---
     def index_at_or_after(self, offset: int) -> int:
@@ -270,8 +265,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     def start_offset(self, index: int) -> int:
         block, row = self._place(index)
-        start: int = _START.unpack_from(block.rows, row * ROW.size)[0]
-        return start
+        return int(_START.unpack_from(block.rows, row * ROW.size)[0])
 
     def end_offset(self, index: int) -> int:
         block, row = self._place(index)
@@ -301,6 +295,13 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
                 row = block.epochs.index(number)  # the first that has them
                 yield from _unpack_epochs(packed, _START.unpack_from(block.rows, row * ROW.size)[0])
 
+    def epoch_at(self, offset: int) -> int:
+        """The last leader epoch that began at or below `offset`; -1: none did."""
+        if offset != self._epoch[0]:  # the log start is asked for over and over
+            epochs = [e.epoch for e in self.leader_epochs() if e.start_offset <= offset]
+            self._epoch = offset, max(epochs, default=-1)
+        return self._epoch[1]
+
     def max_timestamp_ms(self, below: int | None = None) -> int | None:
         """The largest of all segments that is less than `below`."""
         if below is None:
@@ -311,10 +312,9 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     @property
     def size_bytes(self) -> int:
         """Of all segments' logs."""
-        if self._size_bytes is None:
-            rows = (row for block in self._blocks for row in ROW.iter_unpack(block.rows))
-            self._size_bytes = sum(row[4] for row in rows)
-        return self._size_bytes
+        if self._size is None:
+            self._size = sum(r[4] for block in self._blocks for r in ROW.iter_unpack(block.rows))
+        return self._size
 
     def find(self, segment_id: UUID, start_offset: int) -> int | None:
         """The segment's index."""

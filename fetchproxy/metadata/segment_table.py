@@ -19,10 +19,17 @@ from uuid import UUID
 from fetchproxy.metadata.entry_runs import Run, Single, compact, fields_of, split_entries
 from fetchproxy.metadata.overlaps import add_in_order
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.records import LogStartOffset, MetadataEvent, decode_entry
+from fetchproxy.metadata.records import (
+    LogHistorySaid,
+    LogStartOffset,
+    MetadataEvent,
+    Restore,
+    decode_entry,
+)
 from fetchproxy.metadata.segment_rows import Columns, SegmentRows, relative_epochs
 from fetchproxy.metadata.states import check_deletion, check_update
 from fetchproxy.model import (
+    FIRST_HISTORY,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -42,11 +49,13 @@ class SegmentTable:
 
     __slots__ = (
         "_overlapping",
+        "_raised",
         "_rows",
         "_shown",
         "_unfinished",
         "deletion",
-        "raised_log_start",
+        "history",
+        "restoring",
         "tip",
     )
 
@@ -59,8 +68,10 @@ class SegmentTable:
         self._overlapping: dict[UUID, RemoteLogSegmentMetadata] = {}
         self._unfinished: dict[UUID, RemoteLogSegmentMetadata] = {}
         self._shown: SegmentRows | None = None  # what a view has; None: to be worked out
-        self.raised_log_start = 0
+        self._raised: dict[int, int] = {}  # log starts, by the history that they are of
+        self.history = FIRST_HISTORY
         self.deletion: RemotePartitionDeleteMetadata | None = None
+        self.restoring = False  # a restore has begun and not ended: this is not all of it
 
     @classmethod
     def load(cls, tip: TopicIdPartition, entries: bytes) -> SegmentTable:
@@ -123,8 +134,11 @@ class SegmentTable:
         somebody who has been overtaken, and is left out. DELETE_PARTITION_FINISHED takes everything
         with it.
         """
-        if isinstance(event, LogStartOffset):
-            self._raise_log_start(event.offset)
+        if isinstance(event, LogStartOffset | LogHistorySaid):
+            self._take(event)
+            return True
+        if isinstance(event, Restore):
+            self.restoring = event.restoring
             return True
         try:
             if isinstance(event, RemotePartitionDeleteMetadata):
@@ -140,7 +154,12 @@ class SegmentTable:
     def is_empty(self) -> bool:
         """Nothing is known of the partition."""
         anything = self._rows or self._overlapping or self._unfinished or self.deletion
-        return not anything and self.raised_log_start == 0
+        settled = not self._raised and self.history == FIRST_HISTORY
+        return not anything and settled and not self.restoring
+
+    @property
+    def raised_log_start(self) -> int:
+        return self._raised.get(self.history.after_epoch, 0)
 
     def known(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
         """The last state of the segment that has the same id and start offset."""
@@ -171,31 +190,40 @@ class SegmentTable:
             unreadable=unknown,
             unfinished=tuple(self._unfinished.values()),
             raised_log_start=self.raised_log_start,
+            history=self.history,
         )
 
     def _work_out(self) -> SegmentRows:
         """As `build_view` does; where nothing overlaps, the rows themselves are what is shown."""
         below = self._rows.index_at_or_after(self.raised_log_start)
         rows = self._rows.replaced(0, below) if below else self._rows
+        if self.history != FIRST_HISTORY:
+            rows = SegmentRows.of(self.tip, filter(self.history.shows, rows))
         kept: list[RemoteLogSegmentMetadata] = []
-        for segment in sorted(self._overlapping.values(), key=_order):
-            if segment.end_offset >= self.raised_log_start:
-                add_in_order(kept, segment)
+        for segment in sorted(self._overlapping.values(), key=self._shown_order):
+            if segment.end_offset >= self.raised_log_start and self.history.shows(segment):
+                add_in_order(kept, segment, self.history.kept_below)
         # Those that overlap lie together, between rows: each such group is put in at one go.
         at = [rows.index_at_or_after(segment.start_offset) for segment in kept]
         for index, group in groupby(reversed(range(len(kept))), key=at.__getitem__):
             rows = rows.replaced(index, index, [kept[i] for i in reversed(list(group))])
         return rows
 
-    # --- changes ---
-    def _raise_log_start(self, offset: int) -> None:
-        if offset > self.raised_log_start:
-            self.raised_log_start = offset
-            self._shown = None
+    def _shown_order(self, segment: RemoteLogSegmentMetadata) -> tuple[int, int, bytes]:
+        return self.history.counts_from(segment), *_order(segment)[1:]
 
+    # --- changes ---
     def _take(self, event: MetadataEvent) -> None:
         if isinstance(event, LogStartOffset):
-            self._raise_log_start(event.offset)
+            known = self._raised.get(event.after_epoch, 0)
+            if event.offset > known:
+                self._raised[event.after_epoch] = event.offset
+                self._shown = None
+        elif isinstance(event, LogHistorySaid):
+            self.history = event.history
+            self._shown = None
+        elif isinstance(event, Restore):
+            self.restoring = event.restoring
         elif isinstance(event, RemotePartitionDeleteMetadata):
             self.deletion = event
             if event.state is _EMPTIED:

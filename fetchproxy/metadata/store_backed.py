@@ -11,9 +11,9 @@ topic-based manager keeps arrays (about 100 bytes a segment).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
@@ -21,67 +21,48 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageUnavailable
+from fetchproxy.many_items import pieces
 from fetchproxy.metadata.api import MetadataProblem, RemoteLogMetadataManager
 from fetchproxy.metadata.fresh_reads import FreshReads
+from fetchproxy.metadata.log_history_json import encode_log_history
 from fetchproxy.metadata.log_start_json import encode_log_start
 from fetchproxy.metadata.partition_view import PartitionView, build_view
-from fetchproxy.metadata.segment_json import decode_segment, encode_segment
+from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.states import check_update
 from fetchproxy.metadata.stored_deletions import StoredPartitionDeletions
+from fetchproxy.metadata.stored_partition import PartitionRead, Readable, StoredPartition
 from fetchproxy.model import (
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.observability.metrics import (
-    METADATA_REFRESH_ERRORS,
-    METADATA_REFRESH_SECONDS,
-    METADATA_UNREADABLE,
-)
-from fetchproxy.storage.api import StoredObject
-from fetchproxy.storage.remote_storage_manager import (
-    LogStartObject,
-    RemoteStorageManager,
-    SegmentMetadataObject,
-)
+from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
+from fetchproxy.storage.layout import PartitionNote
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Partition:
-    """What is known of one partition; `objects` is by key, with the version that was read."""
+# Making a view of a few segments takes some 50 µs.
+VIEWS_AT_ONCE = 50
 
-    objects: dict[str, tuple[str, RemoteLogSegmentMetadata | MetadataProblem]] = field(
-        default_factory=dict
-    )
-    segments: dict[UUID, RemoteLogSegmentMetadata] = field(default_factory=dict)
-    problems: tuple[MetadataProblem, ...] = ()
-    # What was put while a read was under way, as that read may have listed too early to see it.
-    put_meanwhile: dict[UUID, RemoteLogSegmentMetadata] = field(default_factory=dict)
-    put_at: float = float("-inf")  # loop time of the last put
-    built_at: float = float("-inf")  # loop time at which the listing began that `segments` are of
-    log_starts: tuple[LogStartObject, ...] = ()  # as last listed
-    raised_log_start: int = 0  # never falls, so that a listing that began too early does no harm
 
-    def apply(self, metadata: RemoteLogSegmentMetadata) -> None:
-        if metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            self.segments.pop(metadata.segment_id.id, None)
-        else:
-            self.segments[metadata.segment_id.id] = metadata
+@dataclass(frozen=True, slots=True)
+class _TopLevel:
+    """The topics that the archive has, by name and id; `ids` is made once, as it is asked often."""
 
-    def has_read(self, stored: StoredObject) -> bool:
-        """This version was read and understood; a damaged read may have been damaged on the way."""
-        version, content = self.objects.get(stored.key, ("", None))
-        return version == stored.version and not isinstance(content, MetadataProblem)
+    topics: frozenset[tuple[str, UUID]]
+    ids: frozenset[UUID]
 
-    def view(self, tip: TopicIdPartition, read_at: float) -> PartitionView:
-        unreadable = {problem.base_offset for problem in self.problems}
-        return build_view(tip, self.segments.values(), read_at, unreadable, self.raised_log_start)
+    @classmethod
+    def of(cls, topics: Iterable[tuple[str, UUID]]) -> _TopLevel:
+        kept = frozenset(topics)
+        return cls(kept, frozenset(topic_id for _, topic_id in kept))
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -94,15 +75,18 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     def __init__(self, rsm: RemoteStorageManager, config: MetadataConfig) -> None:
         self._rsm = rsm
         self._config = config
-        self._partitions: dict[TopicIdPartition, _Partition] = {}
+        self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
-        self._topics = FreshReads(self._read_topic)
+        self._topic_views = FreshReads(self._read_topic_views)
+        self._top_level = FreshReads(self._read_top_level)
+        self._put_topics: set[tuple[str, UUID]] = set()  # by this process, ever
         self._archive = FreshReads(self._read_archive)
         self._deletions = StoredPartitionDeletions(rsm, config.metadata_read_max_ms)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        for reads in (self._views, self._topics, self._archive):
+        every = (self._views, self._topic_views, self._top_level, self._archive)
+        for reads in every:
             await self._owned.enter_async_context(reads)
         await self._owned.enter_async_context(self._deletions)
         return self
@@ -122,10 +106,36 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
         """As the interface says; `read_at` is when the listing *began*.
 
-        Raises StorageUnavailable where the whole read takes longer than `metadata_read_max_ms`.
-        What it had got by then is kept, so the next attempt is shorter.
+        Raises StorageUnavailable where nothing comes for `metadata_read_max_ms`. What it had got by
+        then is kept, so the next attempt is shorter.
         """
+        # A later listing of the whole topic counts: a partition that it lacks is empty.
+        topic = self._topic_views.entry(tip.topic_id)
+        if topic is not None and tip.partition not in topic[1]:
+            own = self._views.entry(tip)
+            if own is None or own[0] < topic[0]:
+                self._views.offer(tip, topic[0], build_view(tip, (), topic[0]))
         return await self._views.get(tip, not_older_than)
+
+    async def refresh_topic(
+        self, topic_id: UUID, not_older_than: float
+    ) -> Mapping[int, PartitionView]:
+        """As the interface says. It is given up when nothing is found for `metadata_read_max_ms`.
+
+        A partition's own `refresh` does not wait for it: of one partition less is to be listed.
+        """
+        return await self._topic_views.get(topic_id, not_older_than)
+
+    def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
+        oldest = asyncio.get_running_loop().time() - age_max_s
+        self._topic_views.renew(topic_id, oldest, age_max_s)
+
+    async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
+        return (await self._top_level.get(None, not_older_than)).ids
+
+    def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
+        entry = self._top_level.entry(None)
+        return None if entry is None else (entry[1].ids, entry[0])
 
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Write the state to the store, then show it in the view without another read.
@@ -144,15 +154,18 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         check_update(known, metadata)
         if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
-        partition.apply(metadata)
-        partition.put_at = asyncio.get_running_loop().time()
-        if self._views.is_running(tip):
-            partition.put_meanwhile[metadata.segment_id.id] = metadata
+        now = asyncio.get_running_loop().time()
+        partition.put(metadata, now, 2 * self._config.metadata_read_max_ms / 1000)
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(tip, shown.read_at))
-        if (partitions := self._topics.cached(tip.topic_id)) is not None:
-            self._topics.replace(tip.topic_id, partitions | {tip.partition})
+        self._note_put_topic(tip)
+
+    def _note_put_topic(self, tip: TopicIdPartition) -> None:
+        self._put_topics.add((tip.topic, tip.topic_id))
+        top_level = self._top_level.cached(None)
+        if top_level is not None and tip.topic_id not in top_level.ids:
+            self._top_level.replace(None, _TopLevel.of([*top_level.topics, *self._put_topics]))
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
         """As the interface says. An offset that is no higher than what is known writes nothing."""
@@ -160,18 +173,20 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition = self._partition(tip)
         if offset <= partition.raised_log_start:
             return shown
-        await self._rsm.put_log_start_offset(tip, offset, encode_log_start(tip, offset))
-        partition.raised_log_start = max(partition.raised_log_start, offset)
+        after_epoch = partition.history.after_epoch
+        content = encode_log_start(tip, offset)
+        await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
+        partition.raise_log_start(offset, after_epoch)
         shown = self._views.cached(tip) or shown
         view = partition.view(tip, shown.read_at)
         self._views.replace(tip, view)
         await self._tidy_log_starts(tip, partition)
         return view
 
-    async def _tidy_log_starts(self, tip: TopicIdPartition, partition: _Partition) -> None:
+    async def _tidy_log_starts(self, tip: TopicIdPartition, partition: StoredPartition) -> None:
         """Lower ones say nothing any more; one that stays does no harm and is tried again."""
         for lower in partition.log_starts:
-            if lower.offset < partition.raised_log_start:
+            if lower.offset < partition.raised_log_starts.get(lower.after_epoch, 0):
                 try:
                     await self._rsm.delete_log_start_offset(lower)
                 except RemoteStorageError as error:
@@ -182,6 +197,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                         error=str(error),
                     )
                     return
+
+    async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
+        content = encode_log_history(tip, history)
+        await self._rsm.notes.put_partition_note(tip, PartitionNote.LOG_HISTORY, content)
+        return await self.refresh(tip, asyncio.get_running_loop().time())
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
         """As the interface says; the state is read before, so that of two writers one is refused.
@@ -194,8 +214,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             self._partitions.pop(tip, None)
             if (shown := self._views.cached(tip)) is not None:
                 self._views.replace(tip, build_view(tip, (), shown.read_at))
-            if (partitions := self._topics.cached(tip.topic_id)) is not None:
-                self._topics.replace(tip.topic_id, partitions - {tip.partition})
 
     async def partition_deletion(
         self, tip: TopicIdPartition, not_older_than: float
@@ -205,13 +223,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
         """Listed anew; callers at the same time share one listing. Raises RemoteStorageError."""
         return await self._archive.get(None, asyncio.get_running_loop().time())
-
-    async def topic_partitions(self, topic_id: UUID, not_older_than: float) -> frozenset[int]:
-        """The archived partitions of a topic, read at or after loop time `not_older_than` (s).
-
-        Empty: the archive does not know the topic. Raises RemoteStorageError, as `refresh`.
-        """
-        return await self._topics.get(topic_id, not_older_than)
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition
@@ -231,133 +242,137 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition = self._partitions.get(tip)
         return 0 if partition is None else len(partition.objects)
 
-    def _partition(self, tip: TopicIdPartition) -> _Partition:
-        return self._partitions.setdefault(tip, _Partition())
+    def _partition(self, tip: TopicIdPartition) -> StoredPartition:
+        return self._partitions.setdefault(tip, StoredPartition())
+
+    async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
+        listed = await self._within("list of topics", self._rsm.list_topics())
+        return _TopLevel.of([*listed, *self._put_topics])
 
     async def _read_archive(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
-        listed = await self._within("list of partitions", self._rsm.list_partitions())
+        async with self._while_it_comes("list of partitions") as it_came:
+            listed = await self._rsm.list_partitions(it_came)
         return tuple(sorted({*listed, *self._put_since(began_at)}))
-
-    async def _read_topic(self, topic_id: UUID, began_at: float) -> frozenset[int]:
-        listed = await self._within(f"topic {topic_id}", self._rsm.list_topic(topic_id))
-        known = (*listed, *self._put_since(began_at))
-        return frozenset(tip.partition for tip in known if tip.topic_id == topic_id)
 
     def _put_since(self, began_at: float) -> list[TopicIdPartition]:
         """Partitions that a listing begun then may have missed."""
         return [tip for tip, p in self._partitions.items() if p.segments and p.put_at >= began_at]
 
     async def _read_partition(self, tip: TopicIdPartition, began_at: float) -> PartitionView:
-        partition = self._partition(tip)
-        partition.put_meanwhile.clear()
+        read = PartitionRead(tip, self._partition(tip), began_at)
+
+        async with (
+            self._counted(began_at),
+            self._while_it_comes(f"metadata of {tip}") as it_came,
+        ):
+            async for found in self._rsm.list_partition(tip):
+                it_came()
+                read.add(found)
+            await self._get_listed([read], it_came)
+        return read.land(self._views.entry(tip))
+
+    async def _read_topic_views(
+        self, topic_id: UUID, began_at: float
+    ) -> Mapping[int, PartitionView]:
+        reads: dict[TopicIdPartition, PartitionRead] = {}
+        async with self._counted(began_at):
+            await self._list_topic_and_get(topic_id, began_at, reads)
+        # What was listed once and is not any more lands too, and what was put meanwhile.
+        for tip, partition in self._partitions.items():
+            if tip.topic_id == topic_id and tip not in reads:
+                reads[tip] = PartitionRead(tip, partition, began_at)
+                reads[tip].begin()
+        views: dict[int, PartitionView] = {}
+        for piece in pieces(reads.items(), VIEWS_AT_ONCE):
+            for tip, read in piece:
+                view = read.land(self._views.entry(tip))
+                self._views.offer(tip, began_at, view)
+                views[tip.partition] = view
+            await asyncio.sleep(0)
+        return views
+
+    async def _list_topic_and_get(
+        self, topic_id: UUID, began_at: float, reads: dict[TopicIdPartition, PartitionRead]
+    ) -> None:
+        async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
+            for name in await self._names_of(topic_id, began_at):
+                async for tip, found in self._rsm.list_topic_objects(name, topic_id):
+                    it_came()
+                    read = reads.get(tip)
+                    if read is None:
+                        read = PartitionRead(tip, self._partition(tip), began_at)
+                        reads[tip] = read
+                    read.add(found)
+            await self._get_listed(reads.values(), it_came)
+
+    @asynccontextmanager
+    async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
+        """A read that may take as long as it likes, while something comes: that is to be called.
+
+        Raises StorageUnavailable where nothing does for `metadata_read_max_ms`.
+        """
+        loop, silence_max_s = asyncio.get_running_loop(), self._config.metadata_read_max_ms / 1000
         try:
-            listed = await self._within(f"metadata of {tip}", self._list_and_get(tip, partition))
+            async with asyncio.timeout(silence_max_s) as limit:
+
+                def it_came() -> None:
+                    if not limit.expired():
+                        limit.reschedule(loop.time() + silence_max_s)
+
+                yield it_came
+        except TimeoutError:
+            raise self._too_late(what) from None
+
+    async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
+        """Under which names the topic lies in the archive: one, or none."""
+        top_level = self._top_level.cached(None)
+        if top_level is None or topic_id not in top_level.ids:
+            # Names stay, so any list that has it is good; that none has it must be seen now.
+            top_level = await self._top_level.get(None, began_at)
+        return sorted(name for name, listed_id in top_level.topics if listed_id == topic_id)
+
+    @asynccontextmanager
+    async def _counted(self, began_at: float) -> AsyncIterator[None]:
+        try:
+            yield
         except RemoteStorageError:
             METADATA_REFRESH_ERRORS.inc()
             raise
         METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
-        if listed is None:
-            shown = self._views.cached(tip)
-            as_shown = shown is not None and shown.raised_log_start == partition.raised_log_start
-            if shown is not None and as_shown and partition.put_at < partition.built_at:
-                return replace(shown, read_at=began_at)
-            listed = list(partition.objects)
-        partition.built_at = began_at
-        # From here on nothing waits: no put can come between reading and showing.
-        kept = {key: partition.objects[key] for key in listed if key in partition.objects}
-        contents = [content for _, content in kept.values()]
-        partition.objects = kept
-        partition.problems = tuple(c for c in contents if isinstance(c, MetadataProblem))
-        found = [c for c in contents if isinstance(c, RemoteLogSegmentMetadata)]
-        partition.segments = {}
-        for metadata in (*found, *partition.put_meanwhile.values()):
-            partition.apply(metadata)
-        return partition.view(tip, began_at)
 
-    async def _list_and_get(self, tip: TopicIdPartition, partition: _Partition) -> list[str] | None:
-        """Bring `partition.objects` up to date; the keys that are listed now, None: as before.
-
-        Making thousands of segments anew holds the loop, and mostly nothing has changed.
-        """
-        listed: list[SegmentMetadataObject] = []
-        log_starts: list[LogStartObject] = []
-        async for found in self._rsm.list_partition(tip):
-            if isinstance(found, LogStartObject):
-                log_starts.append(found)
-            else:
-                listed.append(found)
-        partition.log_starts = tuple(log_starts)
-        highest = max((found.offset for found in log_starts), default=0)
-        partition.raised_log_start = max(partition.raised_log_start, highest)
-        waiting = [entry for entry in listed if not partition.has_read(entry.stored)]
+    async def _get_listed(self, reads: Iterable[PartitionRead], got: Callable[[], None]) -> None:
+        """Read what is new; `got` is told of each object."""
+        waiting: list[tuple[PartitionRead, Readable]] = []
+        for piece in pieces(reads):
+            waiting += [(read, entry) for read in piece for entry in read.begin()]
+            await asyncio.sleep(0)
         waiting.reverse()  # taken from the end
-        if not waiting and len(listed) == len(partition.objects):
-            return None
         failures: list[RemoteStorageError] = []
+
+        async def get_some() -> None:
+            # The first failure ends the read; raised in here, the TaskGroup would wrap it.
+            while waiting and not failures:
+                read, entry = waiting.pop()
+                try:
+                    read.read(entry, await self._rsm.get_segment_metadata(entry.stored.key))
+                except ObjectNotFound:
+                    read.read(entry, None)
+                except RemoteStorageError as error:
+                    failures.append(error)
+                got()
+
         async with asyncio.TaskGroup() as readers:
             for _ in range(min(len(waiting), self._config.metadata_reads_max)):
-                readers.create_task(self._get_waiting(waiting, partition, failures))
+                readers.create_task(get_some())
         if failures:
             raise failures[0]
-        return [entry.stored.key for entry in listed]
-
-    async def _get_waiting(
-        self,
-        waiting: list[SegmentMetadataObject],
-        partition: _Partition,
-        failures: list[RemoteStorageError],
-    ) -> None:
-        # The first failure ends the read; raised in here, the TaskGroup would wrap it.
-        while waiting and not failures:
-            entry = waiting.pop()
-            try:
-                raw = await self._rsm.get_segment_metadata(entry.stored.key)
-            except ObjectNotFound:
-                partition.objects.pop(entry.stored.key, None)  # deleted since it was listed
-            except RemoteStorageError as error:
-                failures.append(error)
-            else:
-                content = _decode(raw, entry)
-                if isinstance(content, MetadataProblem):
-                    _report(content, entry, partition)
-                partition.objects[entry.stored.key] = (entry.stored.version, content)
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self._config.metadata_read_max_ms / 1000):
                 return await work
         except TimeoutError:
-            raise StorageUnavailable(
-                f"{what}: not read within {self._config.metadata_read_max_ms} ms"
-            ) from None
+            raise self._too_late(what) from None
 
-
-def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadata | MetadataProblem:
-    key = entry.stored.key
-    try:
-        metadata = decode_segment(raw, key)
-        if (metadata.segment_id, metadata.start_offset) != (entry.segment_id, entry.base_offset):
-            raise CorruptSegment(
-                f"{key}: holds the metadata of segment {metadata.segment_id.id} of "
-                f"{metadata.topic_id_partition} at {metadata.start_offset}"
-            )
-        return metadata
-    except CorruptSegment as error:
-        return MetadataProblem(key, entry.base_offset, str(error))
-
-
-def _report(problem: MetadataProblem, entry: SegmentMetadataObject, partition: _Partition) -> None:
-    """Once for each unreadable version of an object, however often it is read again."""
-    known = partition.objects.get(problem.key)
-    if known is not None and known[0] == entry.stored.version:
-        return
-    METADATA_UNREADABLE.inc()
-    tip = entry.segment_id.topic_id_partition
-    log.error(
-        "segment_metadata_unreadable",
-        topic=tip.topic,
-        partition=tip.partition,
-        segment_id=str(entry.segment_id.id),
-        base_offset=entry.base_offset,
-        error=problem.what,
-    )
+    def _too_late(self, what: str) -> StorageUnavailable:
+        return StorageUnavailable(f"{what}: not read within {self._config.metadata_read_max_ms} ms")

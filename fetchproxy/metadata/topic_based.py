@@ -12,7 +12,8 @@ never a segment that is served while its objects are not all there (docs/adr/001
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -22,28 +23,38 @@ import structlog
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
+from fetchproxy.many_items import pieces
 from fetchproxy.metadata.api import MetadataProblem, RemoteLogMetadataManager
+from fetchproxy.metadata.fresh_reads import FreshReads
+from fetchproxy.metadata.log_history_json import encode_log_history
 from fetchproxy.metadata.log_start_json import encode_log_start
 from fetchproxy.metadata.metadata_log import MetadataLog
 from fetchproxy.metadata.partition_deletion_json import encode_partition_deletion
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.records import LogStartOffset
+from fetchproxy.metadata.records import LogHistorySaid, LogStartOffset, MetadataEvent
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.segment_table import SegmentTable
 from fetchproxy.metadata.states import check_deletion, check_update
 from fetchproxy.metadata.topic_follower import TopicFollower
 from fetchproxy.model import (
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.storage.layout import PartitionNote
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, SegmentMetadataObject
 
 log = structlog.get_logger(__name__)
 
 State = RemoteLogSegmentState
+
+# Making a view of a few segments takes some 50 µs.
+VIEWS_AT_ONCE = 50
+# So long the first list of archived topics waits for a store that is slow.
+IN_STORE_WAIT_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +84,17 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._follower = TopicFollower(metadata_log, config)
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._in_store_checked: set[TopicIdPartition] = set()
+        self._archived = FreshReads(self._read_archived_topics)
+        self._in_store = FreshReads(self._list_store_topics)
+        self._put_topics: set[UUID] = set()  # by this process, ever
+        self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError where the topic has settings that would lose events."""
-        await self._follower.__aenter__()
+        async with AsyncExitStack() as opened:
+            for part in (self._follower, self._archived, self._in_store):
+                await opened.enter_async_context(part)
+            self._owned = opened.pop_all()
         return self
 
     async def __aexit__(
@@ -85,7 +103,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._follower.__aexit__(kind, error, traceback)
+        await self._owned.aclose()
 
     # --- reading ---
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
@@ -102,8 +120,9 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
         Raises RemoteStorageError also where the store has segments of a partition of which the
         topic knows nothing: whoever took that for an empty archive would skip or copy all of it.
+        And of a partition that is being restored, or of which a restore has not ended.
         """
-        table = await self._follower.table(tip, not_older_than)
+        table = await self._restored_table(tip, not_older_than)
         if table.is_empty and tip not in self._in_store_checked:
             await self._check_not_in_store(tip)
         self._in_store_checked.add(tip)
@@ -112,15 +131,65 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def partition_deletion(
         self, tip: TopicIdPartition, not_older_than: float
     ) -> RemotePartitionDeleteMetadata | None:
-        return (await self._follower.table(tip, not_older_than)).deletion
+        return (await self._restored_table(tip, not_older_than)).deletion
+
+    async def _restored_table(self, tip: TopicIdPartition, not_older_than: float) -> SegmentTable:
+        table = await self._follower.table(tip, not_older_than)
+        if table.restoring:
+            raise RemoteStorageError(
+                f"the metadata topic is being restored, and does not know all of {tip} yet; if no "
+                "restore is running, one was interrupted: run `fetchproxy restore` again"
+            )
+        return table
 
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
         return sorted(await self._follower.partitions(asyncio.get_running_loop().time()))
 
-    async def topic_partitions(self, topic_id: UUID, not_older_than: float) -> frozenset[int]:
+    async def refresh_topic(
+        self, topic_id: UUID, not_older_than: float
+    ) -> Mapping[int, PartitionView]:
         """As the interface says. Reads all of the metadata topic, as far as it was not read yet."""
-        known = await self._follower.partitions(not_older_than)
-        return frozenset(tip.partition for tip in known if tip.topic_id == topic_id)
+        # One time for all partitions: a later one would make each of them read again.
+        oldest = min(not_older_than, asyncio.get_running_loop().time())
+        known = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
+        if not known and topic_id in (self._in_store.cached(None) or ()):
+            # Deleted since the store was listed, or the metadata topic was lost: `refresh` tells.
+            known = await self._rsm.list_topic(topic_id)
+        views: dict[int, PartitionView] = {}
+        for piece in pieces(known, VIEWS_AT_ONCE):
+            for tip in piece:
+                views[tip.partition] = await self.refresh(tip, oldest)
+            await asyncio.sleep(0)
+        return views
+
+    def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
+        """What follows the log has read it lately, or begins to: nothing is read for one topic."""
+        oldest = asyncio.get_running_loop().time() - age_max_s
+        for tip in [tip for tip in self._shown if tip.topic_id == topic_id]:
+            self._follower.renew(tip, oldest, age_max_s)
+
+    async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
+        """As the interface says, by the metadata topic.
+
+        The store is listed once, if it answers: a metadata topic that was lost must not look as if
+        nothing had ever been archived.
+        """
+        return await self._archived.get(None, not_older_than)
+
+    def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
+        entry = self._archived.entry(None)
+        return None if entry is None else (entry[1], entry[0])
+
+    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
+        known = {tip.topic_id for tip in await self._follower.partitions(began_at)}
+        with suppress(RemoteStorageError, TimeoutError):
+            async with asyncio.timeout(IN_STORE_WAIT_MAX_S):
+                await self._in_store.get(None, float("-inf"))
+        in_store = self._in_store.cached(None) or frozenset()
+        return frozenset(known | in_store | self._put_topics)
+
+    async def _list_store_topics(self, _: None, __: float) -> frozenset[UUID]:
+        return frozenset(topic_id for _, topic_id in await self._rsm.list_topics())
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition
@@ -139,6 +208,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         problems = self._follower.problems(tip)
         made_from = (read_at, self._follower.changes(tip), len(problems))
         shown = self._shown.get(tip)
+        if shown is not None and table.restoring:
+            return shown.view  # as it was before: `refresh` says that nothing newer is known
         if shown is None or shown.made_from != made_from:
             view = table.view(read_at)
             if problems:
@@ -210,9 +281,19 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         table = await self._fresh(tip)
         before = table.raised_log_start
         if offset > before:
-            await self._rsm.put_log_start_offset(tip, offset, encode_log_start(tip, offset))
-            await self._append(LogStartOffset(tip, offset, self._wall_clock_ms()))
-            await self._tidy_log_start(tip, before)
+            after_epoch = table.history.after_epoch
+            content = encode_log_start(tip, offset)
+            await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
+            await self._append(LogStartOffset(tip, offset, self._wall_clock_ms(), after_epoch))
+            await self._tidy_log_start(tip, before, after_epoch)
+        return self._show(tip)
+
+    async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
+        """As the interface says. To the store first, as a log start."""
+        await self._fresh(tip)
+        content = encode_log_history(tip, history)
+        await self._rsm.notes.put_partition_note(tip, PartitionNote.LOG_HISTORY, content)
+        await self._append(LogHistorySaid(tip, history, self._wall_clock_ms()))
         return self._show(tip)
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
@@ -238,18 +319,25 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return table
 
     async def _append(
-        self, event: RemoteLogSegmentMetadata | RemotePartitionDeleteMetadata | LogStartOffset
+        self,
+        event: MetadataEvent,
     ) -> None:
         refusal = await self._follower.append(event)
         if refusal is not None:
             raise ValueError(f"another writer was first: {refusal}")
+        topic_id = event.topic_id_partition.topic_id
+        self._put_topics.add(topic_id)
+        if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
+            self._archived.replace(None, archived | {topic_id})
 
-    async def _tidy_log_start(self, tip: TopicIdPartition, lower: int) -> None:
+    async def _tidy_log_start(self, tip: TopicIdPartition, lower: int, after_epoch: int) -> None:
         """It says nothing any more; where it stays it does no harm."""
         if lower == 0:
             return
         try:
-            await self._rsm.delete_log_start_offset(self._rsm.log_start_object(tip, lower))
+            await self._rsm.delete_log_start_offset(
+                self._rsm.log_start_object(tip, lower, after_epoch)
+            )
         except RemoteStorageError as error:
             log.warning(
                 "lower_log_start_kept", topic=tip.topic, partition=tip.partition, error=str(error)

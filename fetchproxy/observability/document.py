@@ -20,7 +20,8 @@ Served in the Prometheus text format at `/metrics` of the console (`--console ho
 Kafka's own where Kafka has the metric, so alerts on tiered storage go on working; rates are left to
 `rate()`. What to alert on: `fetchproxy_store_up == 0`, `fetchproxy_archive_margin_offsets` falling
 towards 0 (the broker is about to delete what is not archived yet), any increase of
-`fetchproxy_archive_gaps_total` (it has) and of `fetchproxy_corrupt_chunks_total`. The Prometheus
+`fetchproxy_archive_gaps_total` (it has) and of `fetchproxy_corrupt_chunks_total`, and most of
+`fetchproxy_archive_concerns` ([what to see to](operations.md#what-to-see-to)). The Prometheus
 client adds `process_*`: CPU seconds, memory, open files.
 
 """

@@ -34,6 +34,11 @@ from fetchproxy.observability.budget_metrics import MEMORY_USED_BYTES as MEMORY_
 from fetchproxy.observability.budget_metrics import READERS_WAITING as READERS_WAITING
 from fetchproxy.observability.budget_metrics import REMOTE_ANSWER_BYTES as REMOTE_ANSWER_BYTES
 from fetchproxy.observability.budget_metrics import REMOTE_ANSWERS_WAITING as REMOTE_ANSWERS_WAITING
+from fetchproxy.observability.catch_metrics import CATCH_OUTCOMES as CATCH_OUTCOMES
+from fetchproxy.observability.catch_metrics import CATCHES as CATCHES
+from fetchproxy.observability.catch_metrics import HELD_PARTITIONS as HELD_PARTITIONS
+from fetchproxy.observability.catch_metrics import OFFSETS_SKIPPED as OFFSETS_SKIPPED
+from fetchproxy.observability.catch_metrics import READERS_LED_ON as READERS_LED_ON
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_INDEX_BYTES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS
@@ -52,6 +57,7 @@ from fetchproxy.observability.reading_metrics import READ_AHEAD_UNUSED as READ_A
 from fetchproxy.observability.registry import REGISTRY as REGISTRY
 from fetchproxy.observability.registry import counter as _counter
 from fetchproxy.observability.registry import gauge as _gauge
+from fetchproxy.observability.registry import tallied_counter as _tallied_counter
 from fetchproxy.observability.retention_metrics import DELETED_PARTITIONS as DELETED_PARTITIONS
 from fetchproxy.observability.retention_metrics import LOCAL_LOG_TRIMMED as LOCAL_LOG_TRIMMED
 from fetchproxy.observability.retention_metrics import (
@@ -144,11 +150,11 @@ CONNECTIONS_REFUSED = _counter(
     "Client connections closed at once: limit or broker_unreachable",
     "reason",
 )
-RELAYED_BYTES = _counter(
+RELAYED_BYTES = _tallied_counter(
     "fetchproxy_relayed_bytes", "Bytes relayed: to_broker or to_client", "direction"
 )
-RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.labels("to_broker")
-RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.labels("to_client")
+RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.tally(direction="to_broker")
+RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.tally(direction="to_client")
 SPLICED_BYTES = _counter("fetchproxy_spliced_bytes", "Of those to clients, bytes never copied")
 WIRE_ERRORS = _counter(
     "fetchproxy_wire_errors",
@@ -180,18 +186,6 @@ TLS_FILES_UNUSABLE = _gauge(
 )
 TLS_RELOADS = _counter(
     "fetchproxy_tls_reloads", "Times that changed files were loaded without a restart", "place"
-)
-
-# --- The catch ------------------------------------------------------------------------------------
-CATCHES = _counter(
-    "fetchproxy_catches", "OffsetOutOfRange answers of brokers that the scan has seen", "topic"
-)
-CATCH_OUTCOMES = _counter(
-    "fetchproxy_catch_outcomes",
-    "What a caught partition was judged to be: remote (served from the archive), local (the broker "
-    "has it again), passed_on (the error went to the client), held_stale (kept back: the view of "
-    "the archive was not fresh, or the offset is not archived yet)",
-    "outcome",
 )
 
 # --- RemoteFetchPurgatory and the fetcher pool ----------------------------------------------------
@@ -265,10 +259,16 @@ ARCHIVE_REFUSED_TOPICS = _gauge(
     "fetchproxy_archive_refused_topics",
     "Topics that archive.topics matches and that cannot be archived; the log says why",
 )
-ARCHIVE_STOPPED_PARTITIONS = _gauge(
-    "fetchproxy_archive_stopped_partitions",
-    "Partitions whose log was cut below the archive's end, and nobody can tell where, or that was "
-    "compacted; archived no more until a restart",
+ARCHIVE_CONCERNS = _gauge(
+    "fetchproxy_archive_concerns",
+    "What there is to see to, or to know, in the whole archive, by its name in the log, in verify, "
+    "segments and /api/status. Each process says it of the whole archive: take the maximum",
+    "concern",
+)
+ARCHIVE_CONCERN_OFFSETS = _gauge(
+    "fetchproxy_archive_concern_offsets",
+    "Offsets that these are about: lost, missing, put aside, announced; 0 of those about none",
+    "concern",
 )
 ARCHIVE_TRUNCATED_OFFSETS = _counter(
     "fetchproxy_archive_truncated_offsets",
@@ -315,10 +315,6 @@ ARCHIVE_RETENTION_USED_SHARE = _gauge(
     "broker deletes it uncopied",
     "topic",
     "partition",
-)
-ARCHIVE_MARGIN_WARNINGS = _gauge(
-    "fetchproxy_archive_margin_warnings",
-    "Partitions of which that share is above archive.margin_warn_share; an alarm",
 )
 
 # --- Metadata -------------------------------------------------------------------------------------

@@ -30,14 +30,17 @@ class RemoteReadResult(NamedTuple):
     `records`: whole stored batches in order, byte for byte; the first one contains or follows the
     fetch offset, so its first records may lie below it (clients skip those). Empty: nothing yet.
     `aborted_txns`: under READ_COMMITTED those with an offset among the returned ones; else ().
-    `error`: OffsetNotArchived, judged by a view that is newer than the request; CorruptSegment; or
-    StorageUnavailable, which is stated only after `remote_error_after_ms` of failures.
+    `error`: OffsetNotArchived, judged by a view that is newer than the request; OffsetLost;
+    CorruptSegment; or StorageUnavailable, which is stated only after `remote_error_after_ms` of
+    failures. `skipped`: the recorded gap between the fetch offset and the records, as (first, last)
+    lost offsets.
     """
 
     records: tuple[memoryview | bytes, ...]
     aborted_txns: tuple[AbortedTxn, ...]
     error: FetchProxyError | None
     size_bytes: int
+    skipped: tuple[int, int] | None = None
 
 
 NOTHING_YET = RemoteReadResult((), (), None, 0)

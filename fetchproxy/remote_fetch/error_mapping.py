@@ -9,15 +9,20 @@ from __future__ import annotations
 from fetchproxy.errors import (
     CorruptSegment,
     FetchProxyError,
+    OffsetLost,
     OffsetNotArchived,
     RemoteStorageError,
 )
 
 OFFSET_OUT_OF_RANGE = 1
+CORRUPT_MESSAGE = 2
 KAFKA_STORAGE_ERROR = 56
 
 _CODES: tuple[tuple[type[FetchProxyError], int], ...] = (
     (OffsetNotArchived, OFFSET_OUT_OF_RANGE),
+    # Consumers stop for good on it, as was asked for. OFFSET_OUT_OF_RANGE would have `earliest`
+    # begin again and come back here for ever, and `latest` skip what is archived.
+    (OffsetLost, CORRUPT_MESSAGE),
     (CorruptSegment, KAFKA_STORAGE_ERROR),  # not CORRUPT_MESSAGE: consumers stop for good on it
     (RemoteStorageError, KAFKA_STORAGE_ERROR),
 )

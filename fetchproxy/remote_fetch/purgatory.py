@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from fetchproxy.config.sections import RemoteFetchConfig
-from fetchproxy.errors import OffsetNotArchived, StorageUnavailable
+from fetchproxy.errors import OffsetLost, OffsetNotArchived, StorageUnavailable
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.model import TopicIdPartition
@@ -37,6 +37,7 @@ from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
 from fetchproxy.remote_fetch.disk_cache import DiskCache
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool
 from fetchproxy.remote_fetch.hedged_reads import HedgedReads
+from fetchproxy.remote_fetch.loop_steps import LoopSteps
 from fetchproxy.remote_fetch.pending_reads import PendingRead, PendingReads
 from fetchproxy.remote_fetch.read_ahead_loads import ReadAheadLoads
 from fetchproxy.remote_fetch.segment_loads import SegmentLoads
@@ -89,7 +90,10 @@ class RemoteFetchPurgatory:
         rsm: RemoteStorageManager,
         random: random.Random,
         local_indexes: LocalIndexes | None = None,
+        *,
+        skips_gaps: bool = True,
     ) -> None:
+        """`skips_gaps`: see `SegmentReader`."""
         self._config = config
         self._rlmm = rlmm
         self._rsm = rsm
@@ -100,11 +104,12 @@ class RemoteFetchPurgatory:
         self._health = StoreHealthTracker()
         self._memory = ArchiveMemory(config)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config)
-        self._reader = SegmentReader(rlmm, self._memory)
+        self._reader = SegmentReader(rlmm, self._memory, skips_gaps=skips_gaps)
         self._entries: dict[DelayedRemoteFetch, None] = {}
         self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
         self._tasks: asyncio.TaskGroup | None = None
         self._closed = True
+        self.steps = LoopSteps()
 
     async def __aenter__(self) -> Self:
         if self._disk_cache is not None:
@@ -117,6 +122,7 @@ class RemoteFetchPurgatory:
             self._rsm,
             self._memory,
             HedgedReads(self._config, self._pool.budget),
+            self.steps,
             self._local_indexes,
             self._disk_cache,
         )
@@ -288,7 +294,7 @@ class RemoteFetchPurgatory:
                     self._read_ahead.served(request, outcome, read is not None, now)
             elif not isinstance(outcome, RemoteReadResult):
                 needs[i] = outcome
-            elif isinstance(outcome.error, OffsetNotArchived):
+            elif isinstance(outcome.error, OffsetNotArchived | OffsetLost):
                 results[i] = outcome
         return results, needs
 

@@ -32,6 +32,7 @@ from fetchproxy.remote_fetch.disk_cache import DiskCache
 from fetchproxy.remote_fetch.disk_cache_files import CachedChunk
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, Load, LoadPlan
 from fetchproxy.remote_fetch.hedged_reads import HedgedReads
+from fetchproxy.remote_fetch.loop_steps import LoopSteps
 from fetchproxy.remote_fetch.segment_layout import SegmentLayout
 from fetchproxy.storage.api import Content
 from fetchproxy.storage.layout import SegmentFile
@@ -56,11 +57,13 @@ class SegmentLoads:
         rsm: RemoteStorageManager,
         memory: ArchiveMemory,
         hedged: HedgedReads,
+        steps: LoopSteps,
         local_indexes: LocalIndexes | None = None,
         disk_cache: DiskCache | None = None,
     ) -> None:
         self._pool = pool
         self._hedged = hedged
+        self._steps = steps
         self._disk_cache = disk_cache
         self._rlmm = rlmm
         self._rsm = rsm
@@ -187,17 +190,17 @@ class SegmentLoads:
         if len(content) > CHECK_INLINE_BYTES_MAX:
             chunk = await asyncio.to_thread(_last, steps)
         else:
-            chunk = await _stepwise(steps)
+            chunk = await self._stepwise(steps)
         self._memory.chunks.keep(need.key, chunk, self._pool.is_ahead(need.key))
         return chunk
 
-
-async def _stepwise(steps: Iterator[Chunk | None]) -> Chunk:
-    for chunk in steps:
-        if chunk is not None:
-            return chunk
-        await asyncio.sleep(0)
-    raise AssertionError("check_chunk ends with a chunk or an error")
+    async def _stepwise(self, checks: Iterator[Chunk | None]) -> Chunk:
+        await self._steps.begin()
+        for chunk in checks:
+            if chunk is not None:
+                return chunk
+            await self._steps.go_on()
+        raise AssertionError("check_chunk ends with a chunk or an error")
 
 
 def _last(steps: Iterator[Chunk | None]) -> Chunk:

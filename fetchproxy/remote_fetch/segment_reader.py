@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetNotArchived
+from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetLost, OffsetNotArchived
 from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
@@ -96,9 +96,15 @@ class _SegmentAhead:
 
 
 class SegmentReader:
-    def __init__(self, rlmm: PartitionViews, memory: ArchiveMemory) -> None:
+    """`skips_gaps`: a read within a recorded gap has what lies behind it, as Kafka reads a hole
+    that compaction left; else it has OffsetLost."""
+
+    def __init__(
+        self, rlmm: PartitionViews, memory: ArchiveMemory, *, skips_gaps: bool = True
+    ) -> None:
         self._rlmm = rlmm
         self._memory = memory
+        self._skips_gaps = skips_gaps
 
     def read(
         self,
@@ -144,7 +150,10 @@ class SegmentReader:
         aborted: tuple[AbortedTxn, ...] = ()
         if request.isolation is IsolationLevel.READ_COMMITTED:
             aborted = self._aborted(answer.segments, chunk.base_offset_at(start), answer.last)
-        result = RemoteReadResult(tuple(answer.records), aborted, None, answer.size_bytes)
+        skipped = None
+        if place.metadata.start_offset > request.fetch_offset:
+            skipped = view.gap_around(place.metadata.start_offset - 1)
+        result = RemoteReadResult(tuple(answer.records), aborted, None, answer.size_bytes, skipped)
         return Served(result, answer.last + 1, answer.place, tuple(answer.chunks))
 
     def locate(
@@ -152,7 +161,8 @@ class SegmentReader:
     ) -> Place | Need | FetchProxyError:
         """The chunk with the first batch that ends at or above `offset`.
 
-        A segment that has none is passed over, unless a recorded gap follows it.
+        A segment that has none is passed over. That a gap is one, and that nothing is archived,
+        is said only by a view that was read at or after `fresh_since`.
         """
         wanted = offset
         while True:
@@ -164,10 +174,19 @@ class SegmentReader:
                     return CorruptSegment(
                         f"{view.tip}: the metadata of the segment with {offset} is unreadable"
                     )
-                return OffsetNotArchived(
-                    f"{view.tip}: offset {offset} is in no segment; the archive holds "
-                    f"{view.log_start_offset} to {view.log_end_offset}"
-                )
+                gap = view.gap_around(wanted)
+                if gap is None:
+                    return OffsetNotArchived(
+                        f"{view.tip}: offset {offset} is in no segment; the archive holds "
+                        f"{view.log_start_offset} to {view.log_end_offset}"
+                    )
+                if not self._skips_gaps:
+                    return OffsetLost(
+                        f"{view.tip}: offsets {gap[0]} to {gap[1]} were lost before they could be "
+                        "archived"
+                    )
+                wanted = gap[1] + 1
+                continue
             layout = self._memory.layout(metadata.segment_id.id.int)
             if layout is None:
                 need = NeedLayout(metadata)

@@ -13,12 +13,18 @@ from dataclasses import replace
 import structlog
 
 from fetchproxy.cluster.leader_log import NO_EPOCH, Compared, LeaderLog, compare_with_leader
-from fetchproxy.errors import CorruptSegment, LogDiverged, LogTruncated, ObjectNotFound
+from fetchproxy.errors import (
+    CorruptSegment,
+    LogBeginsAgain,
+    LogDiverged,
+    LogTruncated,
+    ObjectNotFound,
+)
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.index.transaction_index import decode_aborted
 from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.divergence import Joint, Shared
-from fetchproxy.metadata.lineage import from_log_start, lineage_of
+from fetchproxy.metadata.divergence import Joint, Undecided
+from fetchproxy.metadata.lineage import compared_lineage, compared_part
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     AbortedTxn,
@@ -72,10 +78,12 @@ class LogTruncation:
         segment: GatheredSegment,
         lineage: Sequence[EpochStart],
         archived: tuple[int, int] | None,
+        kept_below: int = 0,
     ) -> int:
         """That the archive and `segment` behind it are the log of the leader, whose epoch it gives.
 
-        `archived` is where the archive begins and ends (exclusive), `lineage` its epochs.
+        `archived` is where the archive begins and ends (exclusive), `lineage` its epochs. What is
+        archived below `kept_below` need not be the leader's.
 
         Raises LogDiverged where they are not, LogTruncated where that cannot be told, ClusterError.
         """
@@ -83,40 +91,62 @@ class LogTruncation:
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
             raise LogDiverged(f"{segment.tip}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
         if archived is not None:
-            lineage = from_log_start(lineage, archived[0])
+            lineage = compared_part(lineage, archived, kept_below)
         whole, joints = joints_of(lineage, archived and archived[1], segment)
         end = segment.end_offset + 1
-        shared, leader_epoch = await self._compare(segment.tip, whole, end, joints)
+        shared, compared = await self._compare(segment.tip, whole, end, joints)
         if shared < end:
             raise LogDiverged(f"{segment.tip}: gathered to {end}, the leader's log from {shared}")
-        return leader_epoch
+        return self._epoch_of(segment.tip, compared)
 
     async def agrees(
-        self, tip: TopicIdPartition, lineage: Sequence[EpochStart], archived: tuple[int, int]
+        self,
+        tip: TopicIdPartition,
+        lineage: Sequence[EpochStart],
+        archived: tuple[int, int],
+        kept_below: int = 0,
     ) -> int | None:
         """The epoch of the leader whose log is the archive's up to its end; None: it has another.
 
-        `archived` is where the archive begins and ends (exclusive), `lineage` its epochs.
-        Raises LogTruncated, ClusterError.
+        Arguments are those of `confirm`. Raises LogBeginsAgain where the leader's log has nothing
+        of the archive, LogTruncated, ClusterError.
         """
-        start, end = archived
-        shared, leader_epoch = await self._compare(tip, from_log_start(lineage, start), end)
-        return leader_epoch if shared >= end else None
+        end = archived[1]
+        part = compared_part(lineage, archived, kept_below)
+        shared, compared = await self._compare(tip, part, end)
+        self._refuse_new_beginning(tip, compared, end)
+        return self._epoch_of(tip, compared) if shared >= end else None
+
+    async def check_log_start(self, tip: TopicIdPartition, raised_log_start: int) -> None:
+        """Of a partition without a segment: what is below its log start was deleted in both tiers.
+
+        DeleteRecords asks the broker first: the leader's log begins no lower, or begins again.
+        Raises LogBeginsAgain, ClusterError.
+        """
+        edges = await self._leader.edges(tip)
+        if edges.log_start_offset < raised_log_start:
+            raise LogBeginsAgain(
+                f"the log of {tip} begins again: everything below offset {raised_log_start} was "
+                f"deleted, and it begins at offset {edges.log_start_offset}; nothing is archived "
+                f"until you run: fetchproxy resolve {tip}"
+            )
 
     async def truncate(self, tip: TopicIdPartition, view: PartitionView) -> None:
         """Take out of the archive what is not in the leader's log; nothing where all of it is.
 
         `view` must be the last one read. May be repeated; two archivers at it do the same.
-        Raises LogTruncated, ClusterError, RemoteStorageError.
+        Raises LogBeginsAgain where that would be all, LogTruncated, ClusterError,
+        RemoteStorageError.
         """
         segments = self._rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
         end = view.log_end_offset
         if end is None:
             return
-        shared, leader_epoch = await self._compare(tip, lineage_of(view), end)
+        shared, compared = await self._compare(tip, compared_lineage(view), end)
+        self._refuse_new_beginning(tip, compared, end)
         if shared >= end:
             return
-        offset = await self._decided_below(view, shared)
+        offset = max(await self._decided_below(view, shared), view.history.kept_below)
         plan = plan_truncation(segments, offset)
         # Before it is done, so that what is done by half is on record.
         log.error(
@@ -126,13 +156,30 @@ class LogTruncation:
             truncation_offset=offset,
             shared_end=shared,
             archive_end=end,
-            leader_epoch=leader_epoch,
+            leader_epoch=self._epoch_of(tip, compared),
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
         await self._carry_out(plan, {segment: offset - 1 for segment in plan.clip})
         lost = end - max(offset, view.log_start_offset or 0)
         ARCHIVE_TRUNCATED_OFFSETS.labels(tip.topic, str(tip.partition)).inc(lost)
+
+    async def drop(
+        self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
+    ) -> None:
+        """Take them out of the archive, as a person has said; the highest first.
+
+        Raises RemoteStorageError.
+        """
+        log.error(
+            "archive_truncated",
+            topic=tip.topic,
+            partition=tip.partition,
+            truncation_offset=min(segment.start_offset for segment in segments),
+            archive_end=max(segment.end_offset for segment in segments) + 1,
+            segments_dropped=len(segments),
+        )
+        await self._carry_out(TruncationPlan(tuple(segments), ()), {})
 
     async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
         """Take out copies of a dead log that others lie over. False: there were none.
@@ -158,15 +205,28 @@ class LogTruncation:
         lineage: Sequence[EpochStart],
         end_offset: int,
         joints: Sequence[Joint] = (),
-    ) -> tuple[int, int]:
-        """(where the leader's log ends to be the same, the leader's epoch)."""
-        compared: Compared = await compare_with_leader(
-            self._leader, tip, lineage, end_offset, joints
-        )
-        if not isinstance(compared.result, Shared):
-            raise LogTruncated(f"{tip}, archived up to {end_offset}: {compared.result.what}")
+    ) -> tuple[int, Compared]:
+        """Where the leader's log ends to be the same, and all that was found."""
+        compared = await compare_with_leader(self._leader, tip, lineage, end_offset, joints)
+        if isinstance(compared.result, Undecided):
+            raise LogTruncated(
+                f"{tip}, archived up to {end_offset}: {compared.result.what}; which log counts has "
+                f"to be said: fetchproxy resolve {tip}"
+            )
+        return compared.result.end_offset, compared
+
+    def _epoch_of(self, tip: TopicIdPartition, compared: Compared) -> int:
         epoch = compared.leader_epoch
-        return compared.result.end_offset, self.leader_epoch(tip) if epoch == NO_EPOCH else epoch
+        return self.leader_epoch(tip) if epoch == NO_EPOCH else epoch
+
+    @staticmethod
+    def _refuse_new_beginning(tip: TopicIdPartition, compared: Compared, end_offset: int) -> None:
+        if compared.begins_again:
+            raise LogBeginsAgain(
+                f"the log of {tip} begins again: none of the archived records, up to offset "
+                f"{end_offset}, is in it; nothing is archived or deleted until you run: "
+                f"fetchproxy resolve {tip}"
+            )
 
     async def _decided_below(self, view: PartitionView, offset: int) -> int:
         edges = await self._leader.edges(view.tip)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
@@ -29,17 +28,22 @@ from fetchproxy.errors import (
 )
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.metrics import ARCHIVE_STOPPED_PARTITIONS, ARCHIVE_TURNS_ENDED
+from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
+from fetchproxy.remote_log.archive_records import ArchiveRecords
+from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import SegmentCopier
 from fetchproxy.remote_log.discovery import TopicDiscovery
 from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
 from fetchproxy.remote_log.leadership.open_leadership import open_leadership
 from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher
 from fetchproxy.remote_log.log_truncation import LogTruncation
+from fetchproxy.remote_log.managed_partition import ManagedPartition
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
 from fetchproxy.remote_log.partition_steps import PartitionSteps
 from fetchproxy.remote_log.partition_watch import WATCH_INTERVAL_S, PartitionWatch
+from fetchproxy.remote_log.published_positions import PublishedPositions
 from fetchproxy.remote_log.retention.expirer import Expirer
 from fetchproxy.remote_log.retention.local_retention import LocalRetention
 from fetchproxy.remote_log.retention.partition_deletion import PartitionDeletion
@@ -60,15 +64,6 @@ log = structlog.get_logger(__name__)
 _STALE_UPLOADS_INTERVAL_S = 3600.0
 # All instances of a restarted fleet would otherwise look for topics in the same moment.
 _DISCOVERY_JITTER = 0.1
-
-
-@dataclass(slots=True)
-class _Partition:
-    steps: PartitionSteps
-    last_error: str | None = None
-    last_success_ms: int | None = None
-    stopped: bool = False
-    led: bool = False  # by us, when the leadership last changed
 
 
 class RemoteLogManager:
@@ -110,29 +105,39 @@ class RemoteLogManager:
         self._schedule = ProcessingSchedule(
             config.rlm_process_interval_ms, config.rlm_retry_interval_ms
         )
-        self._partitions: dict[TopicIdPartition, _Partition] = {}
+        self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
         self._discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
         self._discovery_error: str | None = None
+        self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
         self._expirer = Expirer(
             config,
             rsm,
             rlmm,
             topic_config=self._discovery.topic_config,
             wall_clock_ms=wall_clock_ms,
+            concerns=self.concerns,
         )
         self._local_retention = LocalRetention(
             config,
             cluster,
+            rsm,
             rlmm,
             topic_config=self._discovery.topic_config,
             wall_clock_ms=wall_clock_ms,
+            concerns=self.concerns,
         )
-        self._deletion = PartitionDeletion(config, cluster, rsm, rlmm, wall_clock_ms=wall_clock_ms)
+        self._deletion = PartitionDeletion(
+            config, cluster, rsm, rlmm, wall_clock_ms=wall_clock_ms, concerns=self.concerns
+        )
         self._refresher = LocalIndexRefresher(local_indexes, rsm) if local_indexes else None
         self._leadership = leadership or open_leadership(config, cluster, rng)
         self._leadership.on_change(self._leadership_changed)
-        self._watch = PartitionWatch(config)
+        self._watch = PartitionWatch(config, self.concerns)
         self._wake = asyncio.Event()
+        self._discovered = False
+        self._told = PublishedPositions(
+            rsm, uuid_factory(), lambda: self._partitions, self.gathered_from
+        )
 
     async def run(self) -> None:
         """Raises OSError where the spool folder cannot be made."""
@@ -141,6 +146,8 @@ class RemoteLogManager:
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
             tasks.create_task(self._watch_forever(), name="archive watch")
             tasks.create_task(self._deletion.run(), name="deleted topics")
+            tasks.create_task(self._told.run(), name="archive positions")
+            tasks.create_task(self.concerns.run(), name="archive concerns")
             for number in range(self._config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
 
@@ -151,6 +158,18 @@ class RemoteLogManager:
     def manages(self, tip: TopicIdPartition) -> bool:
         """Leader or follower, or stopped by an error. Never blocks."""
         return tip in self._partitions
+
+    def gathered_from(self, tip: TopicIdPartition) -> int | None:
+        """The offset from which on this archiver gathers the partition; None: it does not.
+
+        NOT_KNOWN at the start also where it is not known whether it does. Never blocks.
+        """
+        partition = self._partitions.get(tip)
+        if partition is None:
+            return None if self._discovered else NOT_KNOWN
+        if partition.stopped or not partition.steps.leads:
+            return None
+        return partition.steps.archiver.position
 
     @property
     def refused_topics(self) -> dict[str, str]:
@@ -197,6 +216,7 @@ class RemoteLogManager:
         wanted = found.partitions()
         for tip in wanted:
             self._assign(tip, spool)
+        self._discovered = True
         for tip in self._partitions.keys() - set(wanted):
             await self._unassign(tip)
         if self._refresher is not None:
@@ -206,9 +226,11 @@ class RemoteLogManager:
         if tip in self._partitions and tip in self._schedule:
             return
         if tip not in self._partitions:
-            self._partitions[tip] = _Partition(self._steps_for(tip, spool))
+            self._partitions[tip] = ManagedPartition(
+                tip, self._steps_for(tip, spool), self.concerns
+            )
             log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
-        if not self._partitions[tip].stopped:
+        if not self._partitions[tip].given_up:
             self._schedule.assign(tip)
             self._wake.set()
 
@@ -219,6 +241,7 @@ class RemoteLogManager:
             rlmm=self._rlmm,
             copier=self._copier,
             truncation=self._truncation,
+            records=ArchiveRecords(self._rsm, tip),
             spool=spool,
             may_go_on=lambda: self._leadership.leads(tip),
         )
@@ -241,17 +264,14 @@ class RemoteLogManager:
         self._wake.set()
 
     async def _unassign(self, tip: TopicIdPartition) -> None:
-        if self._schedule.unassign(tip) or self._partitions[tip].stopped:
+        if self._schedule.unassign(tip) or self._partitions[tip].given_up:
             await self._drop(tip)
 
     async def _drop(self, tip: TopicIdPartition) -> None:
         partition = self._partitions.pop(tip)
         withdraw(tip)
         self._watch.forget(tip)
-        if partition.stopped:
-            ARCHIVE_STOPPED_PARTITIONS.dec()
-        log.info("partition_unassigned", topic=tip.topic, partition=tip.partition)
-        await partition.steps.release()
+        await partition.drop()
 
     async def _watch_forever(self) -> None:
         while True:
@@ -283,16 +303,18 @@ class RemoteLogManager:
             except TimeoutError:
                 continue
 
-    async def _process(self, tip: TopicIdPartition, partition: _Partition) -> None:
+    async def _process(self, tip: TopicIdPartition, partition: ManagedPartition) -> None:
         loop = asyncio.get_running_loop()
         try:
             more = await self._turn(partition)
         except (LogTruncated, CompactedLog) as error:
-            await self._stop(tip, partition, error)
-            self._schedule.unassign(tip)
-            kept = self._schedule.failed(tip, loop.time())
+            await partition.stop(error)
+            if partition.given_up:
+                self._schedule.unassign(tip)
+            # Looked at again: what somebody has decided about it is taken up without a restart.
+            kept = self._schedule.succeeded(tip, loop.time())
         except (FetchProxyError, OSError) as error:
-            self._note_failure(tip, partition, error)
+            partition.note_failure(error)
             kept = self._schedule.failed(tip, loop.time())
         except Exception as error:
             # The top of a background loop: one partition's defect must not end the others' archive.
@@ -300,14 +322,14 @@ class RemoteLogManager:
             partition.last_error = repr(error)
             kept = self._schedule.failed(tip, loop.time())
         else:
-            self._note_success(tip, partition)
+            partition.note_success(self._wall_clock_ms())
             done = self._schedule.more_waits if more else self._schedule.succeeded
             kept = done(tip, loop.time())
         self._publish(tip)
-        if not kept and not partition.stopped:
+        if not kept and not partition.given_up:
             await self._drop(tip)
 
-    async def _turn(self, partition: _Partition) -> bool:
+    async def _turn(self, partition: ManagedPartition) -> bool:
         """Bounded as a whole too: a broker or a disk may be silent in ways nobody has foreseen."""
         # A copy may take copy_max_ms, and as long again to be taken back when it has failed.
         limit_ms = self._config.turn_max_ms + 2 * self._config.copy_max_ms
@@ -327,34 +349,6 @@ class RemoteLogManager:
             publish(self._status(tip))
         else:
             withdraw(tip)
-
-    async def _stop(
-        self, tip: TopicIdPartition, partition: _Partition, error: FetchProxyError
-    ) -> None:
-        """Nothing that was archived is overwritten: what is right only an operator can say."""
-        await partition.steps.release()
-        partition.stopped = True  # from here on nothing is awaited until the turn is over
-        partition.last_error = str(error)
-        ARCHIVE_STOPPED_PARTITIONS.inc()
-        log.error("partition_stopped", topic=tip.topic, partition=tip.partition, error=str(error))
-
-    @staticmethod
-    def _note_failure(tip: TopicIdPartition, partition: _Partition, error: Exception) -> None:
-        message = str(error) or type(error).__name__
-        if partition.last_error is None:  # once per outage
-            log.warning(
-                "partition_process_failed",
-                topic=tip.topic,
-                partition=tip.partition,
-                error=message,
-            )
-        partition.last_error = message
-
-    def _note_success(self, tip: TopicIdPartition, partition: _Partition) -> None:
-        if partition.last_error is not None:
-            log.info("partition_recovered", topic=tip.topic, partition=tip.partition)
-        partition.last_error = None
-        partition.last_success_ms = self._wall_clock_ms()
 
     def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
         partition = self._partitions[tip]

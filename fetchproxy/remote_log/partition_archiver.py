@@ -22,10 +22,12 @@ from fetchproxy.errors import (
     RemoteStorageError,
 )
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
+from fetchproxy.remote_log.archive_records import ArchiveRecords
 from fetchproxy.remote_log.copier import CopyProgress, SegmentCopier
 from fetchproxy.remote_log.log_truncation import LogTruncation
 from fetchproxy.remote_log.sources.api import LogGap, SegmentSource
@@ -60,6 +62,7 @@ class _Resumed:
     archive_start: int | None
     archive_end: int | None
     raised_log_start: int
+    kept_below: int
     lineage: tuple[EpochStart, ...]
     position: int | None
     leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
@@ -80,6 +83,7 @@ class PartitionArchiver:
         rlmm: RemoteLogMetadataManager,
         copier: SegmentCopier,
         truncation: LogTruncation,
+        records: ArchiveRecords,
         spool: Spool,
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -89,6 +93,7 @@ class PartitionArchiver:
         self._rlmm = rlmm
         self._copier = copier
         self._truncation = truncation
+        self._records = records
         self._gatherer = source.gatherer(tip, spool)
         self._resumed: _Resumed | None = None
         self._closed: GatheredSegment | None = None
@@ -109,6 +114,12 @@ class PartitionArchiver:
             copy=self._copier.running(self.tip),
         )
 
+    @property
+    def position(self) -> int:
+        """Where the next segment begins: below it nothing more will be archived."""
+        resumed = self._resumed
+        return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
+
     async def process(self, *, close_short: bool = False) -> bool:
         """One turn: gather what is there and copy at most one segment. True: more waits already.
 
@@ -125,6 +136,16 @@ class PartitionArchiver:
             self._resumed = None  # the gatherer may have taken a batch by half
             raise
 
+    async def compare_with_leader(self) -> None:
+        """Hold the archive against the leader's log, unless that was done. Raises as `process`."""
+        try:
+            await self._has_parted(await self._resume())
+        except (RemoteStorageError, ClusterError):
+            raise
+        except BaseException:
+            self._resumed = None
+            raise
+
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
         self._resumed = None
@@ -132,27 +153,31 @@ class PartitionArchiver:
         await self._gatherer.discard()
 
     async def _turn(self, close_short: bool) -> bool:
-        if self._resumed is None:
-            await self.release()
-            self._resumed = await self._look()
-        if await self._has_parted(self._resumed):
+        resumed = await self._resume()
+        if await self._has_parted(resumed):
             return True
         if self._closed is None:
             try:
-                self._closed = await self._gather(self._resumed, close_short)
+                self._closed = await self._gather(resumed, close_short)
             except LogTruncated:
-                return await self._cut_short(self._resumed)
+                return await self._cut_short(resumed)
             except CorruptSegment as error:
-                return await self._gather_anew(self._resumed, error)
+                return await self._gather_anew(resumed, error)
         if self._closed is None:
             return self._resumed is None  # the archive has moved on: look at it again
         if not self._may_go_on():
             await self.release()
             return False
-        await self._copy(self._resumed, self._closed)
+        await self._copy(resumed, self._closed)
         return True
 
     # --- resume ---
+    async def _resume(self) -> _Resumed:
+        if self._resumed is None:
+            await self.release()
+            self._resumed = await self._look()
+        return self._resumed
+
     async def _fresh_view(self) -> PartitionView:
         return await self._rlmm.refresh(self.tip, asyncio.get_running_loop().time())
 
@@ -160,9 +185,15 @@ class PartitionArchiver:
         view = await self._fresh_view()
         if await self._truncation.remove_buried(self.tip, view):
             view = await self._fresh_view()
+        await self._records.read()
         end = view.log_end_offset
         return _Resumed(
-            view.log_start_offset, end, view.raised_log_start, archived_lineage(view), position=end
+            view.log_start_offset,
+            end,
+            view.raised_log_start,
+            view.history.kept_below,
+            archived_lineage(view),
+            position=end,
         )
 
     # --- the leader's lineage ---
@@ -179,11 +210,16 @@ class PartitionArchiver:
     async def _truncate_if_parted(self, resumed: _Resumed) -> bool:
         archived = resumed.archived
         if archived is None:
+            if resumed.raised_log_start > resumed.kept_below:
+                await self._truncation.check_log_start(self.tip, resumed.raised_log_start)
             resumed.leader_epoch = self._truncation.leader_epoch(self.tip)
             return False
-        epoch = await self._truncation.agrees(self.tip, resumed.lineage, archived)
+        epoch = await self._truncation.agrees(
+            self.tip, resumed.lineage, archived, resumed.kept_below
+        )
         if epoch is None:
             await self.release()
+            await self._records.withdraw_end()
             await self._truncation.truncate(self.tip, await self._fresh_view())
             return True
         resumed.leader_epoch = epoch
@@ -195,8 +231,8 @@ class PartitionArchiver:
         if await self._truncate_if_parted(resumed) or gathered:
             await self.release()  # what was gathered is of a log that is no more
             return True
-        if resumed.archive_end is None:
-            await self.release()  # deleted further than the log has come again: it will
+        if resumed.archive_end is None or resumed.archive_end <= resumed.kept_below:
+            await self.release()  # deleted, or kept, further than the log has come: it will
             return False
         raise LogTruncated(
             f"{self.tip} ends below offset {resumed.archive_end}, up to which it is archived, and "
@@ -275,6 +311,7 @@ class PartitionArchiver:
             if not await self._truncate_if_parted(resumed):
                 await self.release()
             return
+        await self._records.finished(finished)
         self._gathered_anew_at = None
         if resumed.archive_start is None:
             resumed.archive_start = finished.start_offset
@@ -310,8 +347,9 @@ class PartitionArchiver:
         copy: what retention takes for spare (`spare_copies`) rests on that.
         """
         resumed.leader_epoch = await self._truncation.confirm(
-            segment, resumed.lineage, resumed.archived
+            segment, resumed.lineage, resumed.archived, resumed.kept_below
         )
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
             raise CopyOvertaken(f"{self.tip} is archived up to {view.log_end_offset} by now")
+        await self._records.begin(view, segment.start_offset)

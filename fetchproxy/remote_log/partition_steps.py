@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 
-from fetchproxy.errors import FetchProxyError
+from fetchproxy.errors import FetchProxyError, LogTruncated
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.remote_log.leadership.api import Leadership
@@ -60,13 +60,14 @@ class PartitionSteps:
         """One turn. True: more waits already. Raises what the steps raise.
 
         What retention cannot delete does not keep new segments from being copied: an error of step
-        1 is raised when the other steps are done.
+        1 is raised when the other steps are done. Nothing is deleted in either tier before the
+        leader has said that its log is the one that is archived.
         """
         self.began_at = asyncio.get_running_loop().time()
         try:
             failure, more = None, False
             if self.leads:
-                failure = await self._delete()
+                failure = await self._compare() or await self._delete()
                 more = await self._copy()
             else:
                 await self.release()
@@ -82,6 +83,17 @@ class PartitionSteps:
         self._expirer.forget(self.tip)
         self._local_retention.forget(self.tip)
         await self.archiver.release()
+
+    async def _compare(self) -> Exception | None:
+        """Raises LogTruncated; what kept it from being told is given back."""
+        self.step = Step.COPY
+        try:
+            await self.archiver.compare_with_leader()
+        except LogTruncated:
+            raise
+        except (FetchProxyError, OSError) as error:
+            return error
+        return None
 
     async def _delete(self) -> Exception | None:
         self.step = Step.DELETE

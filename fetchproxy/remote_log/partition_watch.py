@@ -17,12 +17,12 @@ from fetchproxy.config.sections import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     ARCHIVE_LEADER_PARTITIONS,
-    ARCHIVE_MARGIN_WARNINGS,
     ARCHIVE_OLDEST_COPY_SECONDS,
     ARCHIVE_RETENTION_USED_SHARE,
     ARCHIVE_STALLED_COPIES,
 )
 from fetchproxy.remote_log import margin
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
 from fetchproxy.remote_log.status import STALLED_SHARE, PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
@@ -38,12 +38,22 @@ class _Watched:
     archive_end: int | None = None
     waiting_since_ms: int | None = None  # since when there is something above that archive end
     used: float | None = None
-    margin_warned: bool = False
     stalled: UUID | None = None  # the copy of which that was said
 
 
+def margin_in_words(status: PartitionArchiveStatus, used: float) -> str:
+    """In steps, so that it is not another sentence at each look."""
+    percent = int(used * 20) * 5
+    first = status.log_start_offset if status.archive_end is None else status.archive_end
+    return (
+        f"{status.tip}: what is not archived, from offset {first} on, has used up {percent} % of "
+        "the brokers' retention; at 100 % they delete it"
+    )
+
+
 class PartitionWatch:
-    def __init__(self, config: ArchiveConfig) -> None:
+    def __init__(self, config: ArchiveConfig, concerns: ArchiverConcerns) -> None:
+        self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._warn_share = config.margin_warn_share
         self._watched: dict[TopicIdPartition, _Watched] = {}
@@ -56,6 +66,7 @@ class PartitionWatch:
     def forget(self, tip: TopicIdPartition) -> None:
         """The partition is managed here no more."""
         self._watched.pop(tip, None)
+        self._concerns.forget(tip, Concern.ARCHIVE_MARGIN_SMALL)
         place = (tip.topic, str(tip.partition))
         if place in ARCHIVE_RETENTION_USED_SHARE._metrics:
             ARCHIVE_RETENTION_USED_SHARE.remove(*place)
@@ -85,7 +96,6 @@ class PartitionWatch:
         ARCHIVE_LEADER_PARTITIONS.set(leading)
         ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
         ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
-        ARCHIVE_MARGIN_WARNINGS.set(sum(w.margin_warned for w in self._watched.values()))
 
     def _look_at_copy(
         self, status: PartitionArchiveStatus, watched: _Watched, age_s: float
@@ -114,24 +124,22 @@ class PartitionWatch:
             age_ms=self._oldest_age_ms(status, watched, now_ms),
             unarchived_bytes=status.unarchived_bytes,
         )
+        tip, small = status.tip, Concern.ARCHIVE_MARGIN_SMALL
         if watched.used is None:
-            watched.margin_warned = False
+            self._concerns.release(small, tip)
             return
-        place = (status.topic, str(status.partition))
-        ARCHIVE_RETENTION_USED_SHARE.labels(*place).set(watched.used)
-        if watched.used < self._warn_share * _MARGIN_CLEAR_SHARE and watched.margin_warned:
-            watched.margin_warned = False
-            log.info("archive_margin_restored", topic=status.topic, partition=status.partition)
-        if watched.used >= self._warn_share and not watched.margin_warned:
-            watched.margin_warned = True
-            log.error(
-                "archive_margin_small",
-                topic=status.topic,
-                partition=status.partition,
+        ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(watched.used)
+        if watched.used >= self._warn_share:
+            self._concerns.hold(
+                small,
+                tip,
+                margin_in_words(status, watched.used),
                 retention_used=round(watched.used, 3),
                 lag_offsets=status.lag_offsets,
                 margin_offsets=status.margin_offsets,
             )
+        elif watched.used < self._warn_share * _MARGIN_CLEAR_SHARE:
+            self._concerns.release(small, tip)
 
     @staticmethod
     def _oldest_age_ms(

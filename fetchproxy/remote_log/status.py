@@ -144,9 +144,6 @@ def trouble(status: PartitionArchiveStatus, config: ArchiveConfig, now: float) -
             f"a copy has been under way for {since_s} s; it is ended after "
             f"{config.copy_max_ms // 1000} s"
         )
-    if status.retention_used is not None and status.retention_used >= config.margin_warn_share:
-        percent = round(100 * status.retention_used)
-        return f"the oldest record not archived has used up {percent} % of the brokers' retention"
     return None
 
 

@@ -63,6 +63,8 @@ def buried_copies(
     for segment in segments:
         if segment.state is not _FINISHED or segment.end_offset < view.raised_log_start:
             continue
+        if not view.history.shows(segment):
+            continue  # a person has said so, and may say otherwise
         end = shown.get(segment.segment_id.id)
         if end is not None:
             if end < segment.end_offset:

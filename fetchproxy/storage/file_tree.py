@@ -71,7 +71,10 @@ class Commit:
 
 
 class FileTree:
-    """`create`: make the folder when it is first used, once; later its absence is an outage."""
+    """`create`: the first put makes the folder, once; until then its absence is an empty store.
+
+    Once it was seen, its absence is an outage.
+    """
 
     def __init__(self, root: Path, create: bool) -> None:
         self._root = root.absolute()
@@ -84,7 +87,7 @@ class FileTree:
         """Write `parts` one after the other. Raises Abandoned, leaving nothing."""
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
-            self.check_present()
+            self._check_writable()
             temporary, fd = self._create_temporary(target.parent, _new_file)
             try:
                 with open(fd, "wb", buffering=0) as file:
@@ -108,7 +111,7 @@ class FileTree:
         """
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
-            self.check_present()
+            self._check_writable()
             try:
                 _sync(path)
                 temporary, _ = self._create_temporary(target.parent, partial(os.link, path))
@@ -181,19 +184,30 @@ class FileTree:
         return removed
 
     def check_present(self) -> None:
-        """Raises StorageUnavailable if the folder is away, StorageDenied if it may not be made."""
-        if self._create:
-            self._make_root()
+        """Raises StorageUnavailable if the folder is away."""
+        # Before the look: a put in another thread may be making it.
+        seen, may_be_absent = self._marker_seen, self._may_be_absent
         try:
             self._marker.stat()
         except FileNotFoundError:
             # An empty mount point is a folder too: once seen, the marker has to be there.
-            if self._marker_seen or not self._root.is_dir():
+            if seen or not (may_be_absent or self._root.is_dir()):
                 raise StorageUnavailable(f"the folder {self._root} is not there") from None
         except OSError as error:
             raise StorageUnavailable(f"cannot read {self._root}: {error}") from error
         else:
             self._marker_seen = True
+
+    def _check_writable(self) -> None:
+        """Makes the folder, if it has to be made and was never seen. Raises StorageUnavailable,
+        StorageDenied."""
+        if self._may_be_absent:
+            self._make_root()
+        self.check_present()
+
+    @property
+    def _may_be_absent(self) -> bool:
+        return self._create and not self._marker_seen
 
     def _make_root(self) -> None:
         with self._opening:
@@ -296,10 +310,13 @@ class FileTree:
 
     def _check_readable(self) -> None:
         """Raises StorageUnavailable if it is the whole store that cannot be read."""
+        may_be_absent = self._may_be_absent
         try:
             with os.scandir(self._root):
                 pass
         except OSError as error:
+            if may_be_absent and isinstance(error, FileNotFoundError):
+                return
             raise StorageUnavailable(f"cannot read {self._root}: {error}") from error
 
 

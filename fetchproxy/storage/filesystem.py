@@ -29,9 +29,9 @@ _LIST_PAGE_OBJECTS = 1000
 
 
 class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
-    """`create`: make `root` at the first call; without it a missing root is StorageUnavailable.
+    """`create`: the first put makes `root`; without it a missing root is StorageUnavailable.
 
-    In either case a root that is missing later is StorageUnavailable, never an empty store.
+    In either case a root that goes missing later is StorageUnavailable, never an empty store.
     Names longer than the file system takes (255 bytes; a topic of more than 232 characters)
     are refused with RemoteStorageError.
     """
@@ -79,7 +79,10 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
     async def delete(self, key: str) -> None:
         await self._run(partial(self._tree.delete, check_key(key)))
 
-    async def abort_stale_uploads(self, prefix: str, older_than_epoch_ms: int) -> int:
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Its temporary files have names of its own: those of others are never seen."""
         check_prefix(prefix)
         work = partial(self._tree.remove_temporaries, prefix, older_than_epoch_ms)
         return await self._run(work)

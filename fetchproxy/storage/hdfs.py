@@ -58,7 +58,7 @@ _CHILDREN_IN_DOUBT_MAX = 64
 
 
 class HdfsObjectStore(ObjectStore, UnfinishedUploads):
-    """`create`: make the location's folder at the first call; later its absence is an outage."""
+    """`create`: the first put makes the location's folder; later its absence is an outage."""
 
     def __init__(
         self,
@@ -142,7 +142,10 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
         if not await self._delete(check_key(key)):
             await self._check_present()
 
-    async def abort_stale_uploads(self, prefix: str, older_than_epoch_ms: int) -> int:
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Its temporary files have names of its own: those of others are never seen."""
         folder, slash, _ = check_prefix(prefix).rpartition("/")
         await self._check_present()
         removed = 0
@@ -158,7 +161,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
 
     async def _put(self, key: str, size_bytes: int, content: AsyncIterator[bytes]) -> None:
         folder, slash, _ = check_key(key).rpartition("/")
-        await self._check_present()
+        await self._check_writable()
         temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"
         with translated(f"put {key}"):
             place = await self._client.place_for(temporary)
@@ -199,7 +202,9 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
         self._check_open()
         try:
             with translated(what, may_be_absent=True):
-                return await self._client.read(key, **span)
+                content = await self._client.read(key, **span)
+                self._create = False
+                return content
         except ObjectNotFound:
             await self._check_present()
             raise
@@ -232,17 +237,25 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
     async def _check_present(self) -> None:
         """Raises StorageUnavailable if the folder is away."""
         self._check_open()
+        what = f"look for {self._folder}"
+        may_be_absent = self._create  # before the look: another put may be making it
+        try:
+            status = await self._status("", what)
+        except ObjectNotFound:
+            if may_be_absent:
+                return
+            raise StorageUnavailable(f"the folder {self._folder} is not there") from None
+        if not status.is_folder:
+            raise StorageUnavailable(f"{self._folder} is a file")
+        self._create = False
+
+    async def _check_writable(self) -> None:
+        """Makes the folder, if it has to be made and was never seen. Raises StorageUnavailable."""
+        await self._check_present()
         if self._create:
             with translated(f"make {self._folder}"):
                 await self._client.ask("PUT", "MKDIRS", "")
             self._create = False
-        what = f"look for {self._folder}"
-        try:
-            status = await self._status("", what)
-        except ObjectNotFound:
-            raise StorageUnavailable(f"the folder {self._folder} is not there") from None
-        if not status.is_folder:
-            raise StorageUnavailable(f"{self._folder} is a file")
 
     async def _walk(
         self, folder: str, name_start: str, start_after: str, *, temporaries: bool = False

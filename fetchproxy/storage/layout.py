@@ -1,20 +1,41 @@
 """Where the objects of the archive lie: names from values and back. Pure; knows no store.
 
+    <prefix>/remote-log-layout
     <prefix>/<topic>-<topicId>/<partition>/<20-digit base offset>-<segmentId>.<suffix>
     <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.log-start-offset
+    <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.after-epoch-<n>.log-start-offset
+    <prefix>/<topic>-<topicId>/<partition>/log-history
+    <prefix>/<topic>-<topicId>/<partition>/<20-digit first>-<20-digit last offset>.archive-gap
+    <prefix>/<topic>-<topicId>/<partition>/finished-offsets
     <prefix>/<topic>-<topicId>/<partition>/delete-partition-state
+    <prefix>/<topic>-<topicId>/<partition>/retention-step
     <prefix>/<topic>-<topicId>/cluster-id
+    <prefix>/clusters/<cluster id in base64>.topics
+    <prefix>/archivers/<id of an archiver>.positions
+    <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
+    <prefix>/concerns/<name of a concern>
 
 Both ids are written as Kafka writes its Uuids: url-safe base64 of the 16 bytes without padding,
 22 characters, which may themselves begin with or contain `-` and `_`. So names are taken apart by
 fixed widths from the right, never by splitting. Names that are not of this layout parse to None:
 an archive may share its bucket with other things.
 
+`remote-log-layout` says the layout's version and whose archive it is (`storage.archive_identity`).
+
 The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset is in
 its name, so that two writers cannot undo each other's: each makes its own object, the highest
-counts, and the lower ones can go at any time. `delete-partition-state` is there while a deleted
-topic's partition is being removed, and is the last object of it to go. `cluster-id` names the
-cluster in which an archiver has last seen the topic alive: no other may find it deleted.
+counts, and the lower ones can go at any time. Where a person has said that a log which begins again
+is a new history (`log-history`, docs/adr/0035), those count that name the epoch it comes after.
+An `.archive-gap` says that its offsets, both
+inclusive, were lost before they could be copied, and `finished-offsets` what the archiver has
+finished (`metadata.finished_offsets_json`): `verify` holds the segments against both, and nobody
+else reads them. `delete-partition-state` is there while a deleted topic's partition is being
+removed, and is the last object of it to go. `cluster-id` names the cluster in which an archiver has
+last seen the topic alive: no other may find it deleted. `.topics` says which topics that cluster
+had at the last look, `retention-step` what retention is about to hide (`remote_log.retention`).
+`.positions` says what a running archiver is gathering (`metadata.archiver_positions`), and
+`concerns/` what archivers want seen to (`remote_log.concerns`); no topic's folder can have those
+folders' names, as they are shorter than an id.
 """
 
 from __future__ import annotations
@@ -41,7 +62,17 @@ _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _OFFSET = re.compile(r"[0-9]{20}", re.ASCII)
 _DELETION_OBJECT = "delete-partition-state"
 _CLUSTER_OBJECT = "cluster-id"
+_FINISHED_OBJECT = "finished-offsets"
+_RETENTION_STEP_OBJECT = "retention-step"
+_CLUSTERS_FOLDER = "clusters/"
 _LOG_START_SUFFIX = ".log-start-offset"
+_AFTER_EPOCH = re.compile(r"\.after-epoch-(0|[1-9][0-9]{0,9})", re.ASCII)
+_EPOCH_MAX = 2**31 - 1
+_GAP_SUFFIX = ".archive-gap"
+_ARCHIVERS_FOLDER = "archivers/"
+_POSITIONS_SUFFIX = ".positions"
+_CONCERNS_FOLDER = "concerns/"
+_CONCERN = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
 
@@ -58,6 +89,14 @@ class SegmentFile(StrEnum):
     TIME_INDEX = "time-index"  # Kafka's `.timeindex`
     PRODUCER_SNAPSHOT = "producer-snapshot"  # Kafka's `.snapshot` at the segment's end
 
+
+class PartitionNote(StrEnum):
+    """What is said once of a whole partition; the value is the object's name in its folder."""
+
+    LOG_HISTORY = "log-history"  # a person's word about a log that began again
+
+
+_PARTITION_NOTES = frozenset(note.value for note in PartitionNote)
 
 # Of some segments only, whatever their metadata say; nothing that serves records needs them.
 KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
@@ -118,25 +157,116 @@ def segment_key(
     return f"{folder}{_offset_text(base_offset)}-{uuid_text(segment_id.id)}.{file.value}"
 
 
-def log_start_key(prefix: str, tip: TopicIdPartition, offset: int) -> str:
-    return f"{partition_folder(prefix, tip)}{_offset_text(offset)}{_LOG_START_SUFFIX}"
+def log_start_key(prefix: str, tip: TopicIdPartition, offset: int, after_epoch: int = -1) -> str:
+    """`after_epoch`: of the history whose log start it is (`model.LogHistory`)."""
+    history = "" if after_epoch < 0 else f".after-epoch-{after_epoch}"
+    return f"{partition_folder(prefix, tip)}{_offset_text(offset)}{history}{_LOG_START_SUFFIX}"
 
 
-def parse_log_start_key(prefix: str, key: str) -> int | None:
-    """The offset that a key of `log_start_key` says."""
+def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
+    """The offset and `after_epoch` that a key of `log_start_key` says."""
     folder, slash, name = key.rpartition("/")
-    offset = name.removesuffix(_LOG_START_SUFFIX)
-    if offset == name or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
+    stem = name.removesuffix(_LOG_START_SUFFIX)
+    offset, history = stem[:_OFFSET_DIGITS], stem[_OFFSET_DIGITS:]
+    if stem == name or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
         return None
-    return None if parse_partition_folder(prefix, folder + slash) is None else int(offset)
+    after_epoch = -1
+    if history:
+        found = _AFTER_EPOCH.fullmatch(history)
+        if found is None or int(found.group(1)) > _EPOCH_MAX:
+            return None
+        after_epoch = int(found.group(1))
+    if parse_partition_folder(prefix, folder + slash) is None:
+        return None
+    return int(offset), after_epoch
+
+
+def partition_note_key(prefix: str, tip: TopicIdPartition, note: PartitionNote) -> str:
+    return f"{partition_folder(prefix, tip)}{note.value}"
+
+
+def parse_partition_note_key(prefix: str, key: str) -> PartitionNote | None:
+    folder, slash, name = key.rpartition("/")
+    if name not in _PARTITION_NOTES or parse_partition_folder(prefix, folder + slash) is None:
+        return None
+    return PartitionNote(name)
+
+
+def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -> str:
+    """Both inclusive."""
+    folder = partition_folder(prefix, tip)
+    return f"{folder}{_offset_text(first)}-{_offset_text(last)}{_GAP_SUFFIX}"
+
+
+def parse_archive_gap_key(prefix: str, key: str) -> tuple[int, int] | None:
+    """The first and last offset that a key of `archive_gap_key` says."""
+    folder, slash, name = key.rpartition("/")
+    first, _, last = name.removesuffix(_GAP_SUFFIX).partition("-")
+    if not name.endswith(_GAP_SUFFIX) or not (_OFFSET.fullmatch(first) and _OFFSET.fullmatch(last)):
+        return None
+    if not int(first) <= int(last) <= _OFFSET_MAX:
+        return None
+    tip = parse_partition_folder(prefix, folder + slash)
+    return None if tip is None else (int(first), int(last))
+
+
+def finished_offsets_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_FINISHED_OBJECT}"
 
 
 def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
     return f"{partition_folder(prefix, tip)}{_DELETION_OBJECT}"
 
 
+def retention_step_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_RETENTION_STEP_OBJECT}"
+
+
+def cluster_topics_key(prefix: str, cluster_id: str) -> str:
+    """A cluster's id may have any characters: it is written so that it is one part of a key."""
+    name = urlsafe_b64encode(cluster_id.encode()).decode("ascii").rstrip("=")
+    return f"{prefix}{_CLUSTERS_FOLDER}{name}.topics"
+
+
 def topic_cluster_key(prefix: str, topic: str, topic_id: UUID) -> str:
     return f"{topic_folder(prefix, topic, topic_id)}{_CLUSTER_OBJECT}"
+
+
+def archivers_folder(prefix: str) -> str:
+    return f"{prefix}{_ARCHIVERS_FOLDER}"
+
+
+def archiver_positions_key(prefix: str, archiver: UUID) -> str:
+    return f"{archivers_folder(prefix)}{uuid_text(archiver)}{_POSITIONS_SUFFIX}"
+
+
+def is_archiver_positions_key(prefix: str, key: str) -> bool:
+    name = key.removeprefix(archivers_folder(prefix)).removesuffix(_POSITIONS_SUFFIX)
+    archiver = parse_uuid(name)
+    return archiver is not None and key == archiver_positions_key(prefix, archiver)
+
+
+def concerns_folder(prefix: str) -> str:
+    return f"{prefix}{_CONCERNS_FOLDER}"
+
+
+def concern_key(prefix: str, tip: TopicIdPartition | None, name: str) -> str:
+    """`tip` None: of the archive as a whole."""
+    if not _CONCERN.fullmatch(name):
+        raise ValueError(f"illegal name of a concern {name!r}")
+    folder = concerns_folder(prefix)
+    return f"{folder if tip is None else partition_folder(folder, tip)}{name}"
+
+
+def parse_concern_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, str] | None:
+    """Of whom, None: the archive; and its name."""
+    folder, slash, name = key.rpartition("/")
+    if not _CONCERN.fullmatch(name):
+        return None
+    if folder + slash == concerns_folder(prefix):
+        return None, name
+    tip = parse_partition_folder(concerns_folder(prefix), folder + slash)
+    return None if tip is None else (tip, name)
 
 
 def key_after_base_offset(prefix: str, tip: TopicIdPartition, base_offset: int) -> str:

@@ -71,11 +71,12 @@ def parse_store_url(url: str) -> FileLocation | S3Location | HdfsLocation:
 def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
     """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
 
-    `create`: the folder of a `file:` or HDFS store is made if it is missing, for those who write
-    an archive. A reader leaves it off, so that a mistyped path is an error and not an empty
-    archive. Raises ConfigError.
+    It has to be there when it is used: a mistyped place is an error and no empty archive. `create`:
+    what makes one there (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
+    Raises ConfigError.
     """
-    return RemoteStorageManager(*open_object_store(url, config, create=create))
+    store, prefix = open_object_store(url, config, create=create)
+    return RemoteStorageManager(store, prefix, must_exist=True)
 
 
 def open_object_store(

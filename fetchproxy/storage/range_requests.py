@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from ssl import SSLContext
+from dataclasses import dataclass
+from ssl import SSLContext, SSLError
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 from fetchproxy import __version__
@@ -25,7 +26,7 @@ HEAD_BYTES_MAX = 16 * 1024
 IDLE_MAX_S = 4.0
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})[ \r]")
-_CONTENT_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(?:\d+|\*)")
+_CONTENT_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(\d+|\*)")
 # With any of these the body is not the stored bytes as they are, or not this long.
 _RECODED = (b"transfer-encoding", b"content-encoding")
 
@@ -43,8 +44,26 @@ class OtherAnswer(Exception):
         self.status = status
 
 
-def may_be_kept(head: bytes, byte_range: ByteRange) -> bool:
-    """`head` is that of an answer with just `byte_range`: may the connection be used again?
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`to_end`: the object may end inside the range, and then that is all there is of it."""
+
+    byte_range: ByteRange
+    to_end: bool = False
+
+    def is_part(self, first: int, end: int, total: bytes) -> bool:
+        if first != self.byte_range.start or end > self.byte_range.end:
+            return False
+        return b"%d" % end == total if self.to_end else end == self.byte_range.end
+
+
+class Part(NamedTuple):
+    length: int
+    kept: bool  # the connection may be used again
+
+
+def part_of(head: bytes, wanted: Wanted) -> Part:
+    """`head` is that of an answer with just what is wanted.
 
     Raises OtherAnswer where it is not, beyond doubt, that one part, as long as it must be.
     """
@@ -58,16 +77,15 @@ def may_be_kept(head: bytes, byte_range: ByteRange) -> bool:
             raise OtherAnswer(f"{name.decode('latin-1')} twice", status)
         headers[name] = value.strip()
     part = _CONTENT_RANGE.fullmatch(headers.get(b"content-range", b""))
-    right = (
-        status == 206
-        and part is not None
-        and (int(part[1]), int(part[2]) + 1) == (byte_range.start, byte_range.end)
-        and headers.get(b"content-length") == b"%d" % byte_range.length
-        and not any(name in headers for name in _RECODED)
-    )
-    if not right:
-        raise OtherAnswer(f"answered {head[:40]!r}", status)
-    return headers.get(b"connection", b"").lower() != b"close"
+    if part is not None and status == 206:
+        first, end = int(part[1]), int(part[2]) + 1
+        if (
+            wanted.is_part(first, end, part[3])
+            and headers.get(b"content-length") == b"%d" % (end - first)
+            and not any(name in headers for name in _RECODED)
+        ):
+            return Part(end - first, headers.get(b"connection", b"").lower() != b"close")
+    raise OtherAnswer(f"answered {head[:40]!r}", status)
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
@@ -98,21 +116,29 @@ class _Connection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._body: bytearray | None = None
         self._room = memoryview(b"")  # the rest of the body
-        self._range = ByteRange(0, 1)
+        self._wanted = Wanted(ByteRange(0, 1))
         self._answer: asyncio.Future[bytearray] | None = None
         self.heard_at = 0.0  # loop time, s; also when it was asked
         self.heard = False  # anything since it was asked
         self.kept = False  # ready for another exchange
 
-    def begin(self, request: bytes, byte_range: ByteRange) -> asyncio.Future[bytearray]:
-        """Send `request`. The future raises OtherAnswer, or ConnectionError where it is lost."""
-        assert self._transport is not None
-        self._range, self._head_bytes = byte_range, 0
+    def begin(self, request: bytes, wanted: Wanted) -> asyncio.Future[bytearray]:
+        """Send `request`. The future raises OtherAnswer, or ConnectionError where it is lost.
+
+        Raises ConnectionResetError where it was lost before.
+        """
+        self._wanted, self._head_bytes = wanted, 0
         self.heard = self.kept = False
+        if self._transport is None:
+            raise ConnectionResetError("the connection was lost before it was used")
         self.heard_at = self._clock()
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer
+
+    @property
+    def lost(self) -> bool:
+        return self._transport is None
 
     def shut(self) -> None:
         """Whatever is still to come is not wanted."""
@@ -127,6 +153,7 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.heard_at = self._clock()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._room if self._body is not None else memoryview(self._head)[self._head_bytes :]
@@ -160,11 +187,11 @@ class _Connection(asyncio.BufferedProtocol):
             if self._head_bytes == HEAD_BYTES_MAX:
                 raise OtherAnswer(f"a head of more than {HEAD_BYTES_MAX} bytes")
             return
-        self.kept = may_be_kept(bytes(self._head[:end]), self._range)
+        length, self.kept = part_of(bytes(self._head[:end]), self._wanted)
         come = self._head_bytes - end - 4
-        if come > self._range.length:
+        if come > length:
             raise OtherAnswer("more came than was asked for")
-        self._body = bytearray(self._range.length)
+        self._body = bytearray(length)
         self._body[:come] = memoryview(self._head)[end + 4 : self._head_bytes]
         self._room = memoryview(self._body)[come:]
         self._finish_if_whole(answer)
@@ -194,27 +221,26 @@ class RangeRequests:
         self._tls = tls
         self._idle: dict[Address, list[_Connection]] = {}  # the last used one last
         self._open: dict[_Connection, Address] = {}
+        self._tasks: asyncio.TaskGroup | None = None
 
-    async def get(self, url: str, byte_range: ByteRange) -> bytearray:
-        """All bytes of the range of what is at `url`.
+    async def get(self, url: str, wanted: Wanted) -> bytearray:
+        """All bytes that are wanted of what is at `url`.
 
         Raises OtherAnswer; OSError where the server is not there, falls silent or breaks off.
         """
-        address, request = _request(url, byte_range)
+        address, request = _request(url, wanted.byte_range)
         async with self._places:
             while (connection := self._idle_one(address)) is not None:
                 try:
-                    return await self._exchange(connection, request, byte_range)
+                    return await self._exchange(connection, request, wanted)
                 except ConnectionError:
                     if connection.heard:
                         raise  # else the server had shut it before it was asked
-            return await self._exchange(await self._connect(address), request, byte_range)
+            return await self._exchange(await self._connect(address), request, wanted)
 
-    async def _exchange(
-        self, connection: _Connection, request: bytes, byte_range: ByteRange
-    ) -> bytearray:
+    async def _exchange(self, connection: _Connection, request: bytes, wanted: Wanted) -> bytearray:
         clock = asyncio.get_running_loop().time
-        answer = connection.begin(request, byte_range)
+        answer = connection.begin(request, wanted)
         try:
             while not answer.done():
                 left_s = connection.heard_at + self._silence_max_s - clock()
@@ -240,6 +266,21 @@ class RangeRequests:
         return None
 
     async def _connect(self, address: Address) -> _Connection:
+        """By a task of its own, whose connection is kept idle where the caller was cancelled.
+
+        Cancelled in the moment in which one of its attempts wins, asyncio would lose the socket.
+        """
+        if self._tasks is None:
+            raise ConnectionAbortedError("the store is closed")
+        outcome: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+        self._tasks.create_task(self._open_one(address, outcome), name="connect to the store")
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            outcome.add_done_callback(self._keep)
+            raise
+
+    async def _open_one(self, address: Address, outcome: asyncio.Future[_Connection]) -> None:
         host, port, secure = address
         try:
             async with asyncio.timeout(self._connect_max_s):
@@ -251,11 +292,27 @@ class RangeRequests:
                     happy_eyeballs_delay=0.25,
                 )
         except TimeoutError:
-            raise TimeoutError(
-                f"no connection to {host}:{port} in {self._connect_max_s} s"
-            ) from None
-        self._open[connection] = address
-        return connection
+            late = f"no connection to {host}:{port} in {self._connect_max_s} s"
+            outcome.set_exception(TimeoutError(late))
+        except SSLError as error:
+            outcome.set_exception(error)
+        except OSError as error:
+            outcome.set_exception(ConnectionError(f"no connection to {host}:{port}: {error}"))
+        except Exception as error:  # noqa: BLE001 - it is raised again in who waits
+            outcome.set_exception(error)
+        else:
+            if connection.lost:  # at once, by a server that is going down
+                outcome.set_exception(ConnectionResetError(f"{host}:{port} has hung up"))
+            else:
+                self._open[connection] = address
+                outcome.set_result(connection)
+        finally:
+            if not outcome.done():
+                outcome.set_exception(ConnectionAbortedError("the store is closed"))
+
+    def _keep(self, outcome: asyncio.Future[_Connection]) -> None:
+        if outcome.exception() is None and (address := self._open.get(outcome.result())):
+            self._idle.setdefault(address, []).append(outcome.result())
 
     def _forget(self, connection: _Connection) -> None:
         address = self._open.pop(connection, None)
@@ -263,6 +320,7 @@ class RangeRequests:
             idle.remove(connection)
 
     async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
         return self
 
     async def __aexit__(
@@ -271,5 +329,11 @@ class RangeRequests:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        tasks, self._tasks = self._tasks, None
+        for connection in list(self._open):
+            connection.shut()
+        if tasks is not None:
+            # Attempts end by themselves, within `connect_max_s`; they never raise.
+            await tasks.__aexit__(None, None, None)
         for connection in list(self._open):
             connection.shut()

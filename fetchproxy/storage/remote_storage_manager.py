@@ -8,15 +8,15 @@ manager's matter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from uuid import UUID
 
-from fetchproxy.errors import ObjectNotFound, RemoteStorageError
+from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import (
     ByteRange,
     RemoteLogSegmentId,
@@ -24,47 +24,50 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
+from fetchproxy.storage.archive_identity import OwnIdentity
+from fetchproxy.storage.archiver_objects import ArchiverObjects
+from fetchproxy.storage.concern_objects import ConcernObjects
 from fetchproxy.storage.layout import (
-    LAYOUT_OBJECT,
-    LAYOUT_VERSION,
     SegmentFile,
     SegmentKey,
     key_after_base_offset,
-    layout_text,
     log_start_key,
     normal_prefix,
-    parse_layout_text,
-    parse_log_start_key,
     parse_partition_folder,
     parse_segment_key,
     parse_topic_folder,
     partition_deletion_key,
     partition_folder,
     segment_key,
-    topic_cluster_key,
     topic_folder,
 )
 from fetchproxy.storage.measured import measured
+from fetchproxy.storage.partition_listing import listed_partitions
+from fetchproxy.storage.partition_objects import (
+    LogStartObject,
+    PartitionNoteObject,
+    PartitionNotes,
+    SegmentMetadataObject,
+    Standing,
+    standing,
+)
+from fetchproxy.storage.partition_records import PartitionRecords
+from fetchproxy.storage.retention_objects import RetentionObjects
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
-_METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
+__all__ = [
+    "LogSegmentData",
+    "LogStartObject",
+    "PartitionNoteObject",
+    "RemoteStorageManager",
+    "SegmentMetadataObject",
+    "Standing",
+]
+
+T = TypeVar("T")
+
 # Objects of a listing between two breaths of the event loop: below 1 ms.
 LISTED_AT_ONCE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class LogStartObject:
-    """Everything below `offset` was deleted (DeleteRecords)."""
-
-    offset: int
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentMetadataObject:
-    segment_id: RemoteLogSegmentId
-    base_offset: int
-    stored: StoredObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +103,27 @@ class LogSegmentData:
 class RemoteStorageManager:
     """Raises RemoteStorageError and subclasses. `async with` opens and closes the store.
 
-    Before the first listing the archive's layout version is checked: an archive of a later layout
-    raises RemoteStorageError, since to this program it would look empty.
+    Before the first listing the archive's identity is checked: one of a later layout, of another
+    metadata manager, or that is not there, raises, since to this program it would look empty.
+    `manager`, `must_exist`: as of `OwnIdentity`.
     """
 
-    def __init__(self, store: ObjectStore, prefix: str = "") -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str = "",
+        *,
+        manager: str | None = None,
+        must_exist: bool = False,
+    ) -> None:
         self._store = store
         self._prefix = normal_prefix(prefix)
-        self._layout_known = False
+        self.archivers = ArchiverObjects(store, self._prefix)
+        self.records = PartitionRecords(store, self._prefix)
+        self.retention = RetentionObjects(store, self._prefix)
+        self.notes = PartitionNotes(store, self._prefix)
+        self.identity = OwnIdentity(store, self._prefix, manager, must_exist=must_exist)
+        self.concerns = ConcernObjects(store, self._prefix)
 
     async def __aenter__(self) -> Self:
         if isinstance(self._store, AbstractAsyncContextManager):
@@ -135,7 +151,7 @@ class RemoteStorageManager:
         """
         if metadata.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
-        await self._mark_layout()
+        await self.identity.check_to_put()
         for file, content in data.small_objects():
             await self._store.put(self.object_key(metadata, file), content)
         key = self.object_key(metadata, SegmentFile.LOG)
@@ -194,7 +210,7 @@ class RemoteStorageManager:
         self, metadata: RemoteLogSegmentMetadata, content: bytes
     ) -> None:
         """Create or replace the metadata object, atomically."""
-        await self._mark_layout()
+        await self.identity.check_to_put()
         await self._store.put(self.object_key(metadata, SegmentFile.METADATA), content)
 
     @measured
@@ -215,28 +231,27 @@ class RemoteStorageManager:
 
     async def list_partition(
         self, tip: TopicIdPartition, start_after: str = ""
-    ) -> AsyncIterator[SegmentMetadataObject | LogStartObject]:
+    ) -> AsyncIterator[Standing]:
         """What says how the partition stands, by offset, in one listing."""
-        await self._check_layout()
+        await self.identity.check()
         async for found in self._listed(partition_folder(self._prefix, tip), start_after):
-            # Of four or more objects a segment one is of interest: the others are not parsed.
-            if found.key.endswith(_METADATA_SUFFIX):
-                parsed = parse_segment_key(self._prefix, found.key)
-                if parsed is not None:
-                    yield SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
-            elif (offset := parse_log_start_key(self._prefix, found.key)) is not None:
-                yield LogStartObject(offset, found.key)
+            said = standing(self._prefix, found)
+            if said is not None:
+                yield said
 
     @measured
     async def put_log_start_offset(
-        self, tip: TopicIdPartition, offset: int, content: bytes
+        self, tip: TopicIdPartition, offset: int, content: bytes, after_epoch: int = -1
     ) -> None:
         """`content` is for people: the key alone counts. Lower ones are left as they are."""
-        await self._mark_layout()
-        await self._store.put(log_start_key(self._prefix, tip, offset), content)
+        await self.identity.check_to_put()
+        await self._store.put(log_start_key(self._prefix, tip, offset, after_epoch), content)
 
-    def log_start_object(self, tip: TopicIdPartition, offset: int) -> LogStartObject:
-        return LogStartObject(offset, log_start_key(self._prefix, tip, offset))
+    def log_start_object(
+        self, tip: TopicIdPartition, offset: int, after_epoch: int = -1
+    ) -> LogStartObject:
+        key = log_start_key(self._prefix, tip, offset, after_epoch)
+        return LogStartObject(offset, key, after_epoch)
 
     @measured
     async def delete_log_start_offset(self, lower: LogStartObject) -> None:
@@ -246,13 +261,13 @@ class RemoteStorageManager:
     @measured
     async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
         """Create or replace what says how far the partition's deletion is, atomically."""
-        await self._mark_layout()
+        await self.identity.check_to_put()
         await self._store.put(partition_deletion_key(self._prefix, tip), content)
 
     @measured
     async def get_partition_deletion(self, tip: TopicIdPartition) -> bytes | None:
         """None: nobody deletes the partition."""
-        await self._check_layout()
+        await self.identity.check()
         try:
             return await self._store.get(partition_deletion_key(self._prefix, tip))
         except ObjectNotFound:
@@ -267,6 +282,11 @@ class RemoteStorageManager:
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
                 await self._store.delete(found.key)
+            elif isinstance(found, PartitionNoteObject):
+                await self._store.delete(found.stored.key)
+        await self.records.forget_records(tip)
+        await self.retention.delete_retention_step(tip)
+        await self.concerns.forget_concerns(tip)
         await self._store.delete(partition_deletion_key(self._prefix, tip))
 
     async def list_segment_objects(
@@ -274,7 +294,7 @@ class RemoteStorageManager:
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
         """Every object of a segment that lies in the partition's folder, whether or not metadata
         name it; those of one segment follow each other."""
-        await self._check_layout()
+        await self.identity.check()
         async for found in self._listed(partition_folder(self._prefix, tip)):
             parsed = parse_segment_key(self._prefix, found.key)
             if parsed is not None:
@@ -288,6 +308,14 @@ class RemoteStorageManager:
             number += 1
             if not number % LISTED_AT_ONCE:
                 await asyncio.sleep(0)
+        if not number and not start_after:
+            await self.identity.check_still_there()
+
+    async def _or_missing(self, found: list[T]) -> list[T]:
+        """Nothing is only believed of an archive that is still there."""
+        if not found:
+            await self.identity.check_still_there()
+        return found
 
     @measured
     async def get_segment_object(self, stored: StoredObject) -> bytes:
@@ -300,85 +328,59 @@ class RemoteStorageManager:
         await self._store.delete(stored.key)
 
     @measured
-    async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
-        """The cluster in which the topic is alive."""
-        await self._mark_layout()
-        await self._store.put(
-            topic_cluster_key(self._prefix, topic, topic_id), cluster_id.encode() + b"\n"
+    async def list_partitions(
+        self, it_came: Callable[[], None] = lambda: None
+    ) -> list[TopicIdPartition]:
+        """Every partition that has an object in the store, sorted.
+
+        `it_came` is called whenever the store has answered: it may take long.
+        """
+        await self.identity.check()
+        return await self._or_missing(
+            await listed_partitions(self._store, self._prefix, None, it_came)
         )
-
-    @measured
-    async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
-        """None: no archiver has seen the topic alive, or it is forgotten."""
-        try:
-            content = await self._store.get(topic_cluster_key(self._prefix, topic, topic_id))
-        except ObjectNotFound:
-            return None
-        return content.decode(errors="replace").strip()
-
-    @measured
-    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        """Remove what is left of a topic without partitions; may be repeated."""
-        await self._store.delete(topic_cluster_key(self._prefix, topic, topic_id))
-
-    @measured
-    async def list_partitions(self) -> list[TopicIdPartition]:
-        """Every partition that has an object in the store, sorted."""
-        return await self._partitions(None)
 
     @measured
     async def list_topic(self, topic_id: UUID) -> list[TopicIdPartition]:
         """As `list_partitions`, of one topic."""
-        return await self._partitions(topic_id)
+        await self.identity.check()
+        return await self._or_missing(
+            await listed_partitions(self._store, self._prefix, topic_id, lambda: None)
+        )
+
+    @measured
+    async def list_topics(self) -> list[tuple[str, UUID]]:
+        """Every topic that has an object in the store; one listing, of the top level alone."""
+        await self.identity.check()
+        folders = [name async for name in self._store.list_folders(self._prefix)]
+        return await self._or_missing(
+            [topic for name in folders if (topic := parse_topic_folder(name)) is not None]
+        )
+
+    async def list_topic_objects(
+        self, topic: str, topic_id: UUID
+    ) -> AsyncIterator[tuple[TopicIdPartition, Standing]]:
+        """As `list_partition`, of all partitions of a topic in one listing."""
+        await self.identity.check()
+        async for found in self._listed(topic_folder(self._prefix, topic, topic_id)):
+            said = standing(self._prefix, found)
+            if said is not None:
+                folder = found.key[: found.key.rindex("/") + 1]
+                tip = parse_partition_folder(self._prefix, folder)
+                if tip is not None:
+                    yield tip, said
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
         """Remove what killed uploads left in the store; see `UnfinishedUploads`."""
         if not isinstance(self._store, UnfinishedUploads):
             return 0
-        return await self._store.abort_stale_uploads(self._prefix, older_than_epoch_ms)
+        return await self._store.abort_stale_uploads(
+            self._prefix,
+            older_than_epoch_ms,
+            # Logs alone are large enough to be uploaded in parts.
+            lambda key: parse_segment_key(self._prefix, key) is not None,
+        )
 
     async def close(self) -> None:
         """Idempotent."""
         await self._store.close()
-
-    async def _partitions(self, topic_id: UUID | None) -> list[TopicIdPartition]:
-        await self._check_layout()
-        found: list[TopicIdPartition] = []
-        async for name in self._store.list_folders(self._prefix):
-            topic = parse_topic_folder(name)
-            if topic is None or (topic_id is not None and topic[1] != topic_id):
-                continue
-            folder = topic_folder(self._prefix, *topic)
-            async for partition in self._store.list_folders(folder):
-                tip = parse_partition_folder(self._prefix, f"{folder}{partition}/")
-                if tip is not None:
-                    found.append(tip)
-        return sorted(found)
-
-    async def _check_layout(self) -> bool:
-        """Does the archive state its layout? Raises RemoteStorageError if it is not this one."""
-        self._layout_known = self._layout_known or await states_layout(self._store, self._prefix)
-        return self._layout_known
-
-    async def _mark_layout(self) -> None:
-        if not await self._check_layout():
-            await self._store.put(self._prefix + LAYOUT_OBJECT, layout_text())
-            self._layout_known = True
-
-
-async def states_layout(store: ObjectStore, prefix: str) -> bool:
-    """Whether the archive below `prefix` says that it is of this layout; False: it says nothing.
-
-    Raises RemoteStorageError if it is of another.
-    """
-    try:
-        content = await store.get(prefix + LAYOUT_OBJECT)
-    except ObjectNotFound:
-        return False  # nothing has been archived yet
-    version = parse_layout_text(content)
-    if version != LAYOUT_VERSION:
-        named = "unknown" if version is None else f"version {version}"
-        raise RemoteStorageError(
-            f"the archive's layout is {named}; this program knows version {LAYOUT_VERSION}"
-        )
-    return True

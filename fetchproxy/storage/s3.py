@@ -25,29 +25,35 @@ from botocore.handlers import add_expect_header
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange
+from fetchproxy.storage import s3_listing
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
-from fetchproxy.storage.range_requests import OtherAnswer
+from fetchproxy.storage.range_requests import Wanted
 from fetchproxy.storage.s3_answers import (
     Answer,
+    answered_at_ms,
     listed_objects,
     next_page,
     object_length,
     range_length,
     whole,
 )
-from fetchproxy.storage.s3_errors import by_status, translated
+from fetchproxy.storage.s3_errors import translated
 from fetchproxy.storage.s3_range_reads import S3RangeReads, open_range_reads
 from fetchproxy.storage.s3_upload import Body, MultipartUpload, Part, file_parts, read_part
+from fetchproxy.storage.store_clock import StoreClock
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 T = TypeVar("T")
 
+# Whole objects are asked for as this range, which metadata and most indexes do not fill. What is
+# not there, is empty or is larger takes a second request.
+SMALL_OBJECT = ByteRange(0, 256 * 1024)
 _HASH_INLINE_BYTES_MAX = 256 * 1024  # hashed on the loop: less than half a millisecond
 _FILE_THREADS = 2  # read and hash the parts of local files
 
 
-class S3ObjectStore(ObjectStore, UnfinishedUploads):
+class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     """`endpoint_url` set: path-style addresses, as servers other than AWS want them.
 
     Credentials, and the region where none is given, are found as boto3 finds them.
@@ -109,30 +115,35 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
         client = await self._opened()
         what = f"get {check_key(key)}"
         with translated(what, may_be_absent=True):
+            ranges = self._ranges
+            if ranges is not None:
+                small = await ranges.get(key, Wanted(SMALL_OBJECT, to_end=True), what)
+                if small is not None:
+                    return bytes(small)
             answer: Answer = await client.get_object(Bucket=self._bucket, Key=key)
             async with answer["Body"] as body:  # on an error: the connection is not used again
                 length = object_length(answer, what)
-                return whole(await body.read(), length, what)
+                content = whole(await body.read(), length, what)
+            if ranges is not None and 0 < length <= SMALL_OBJECT.length:
+                ranges.was_needless(key)
+            return content
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         client = await self._opened()
         what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
         with translated(what, may_be_absent=True):
-            ranges, refused = self._ranges, False
-            if ranges is not None and ranges.worthwhile:
-                try:
-                    return await ranges.get(key, byte_range)
-                except OtherAnswer as error:
-                    if error.status == 429 or error.status >= 500:  # no time for a second request
-                        raise by_status(error.status)(f"{what}: {error}") from error
-                    refused = True
+            ranges = self._ranges
+            if ranges is not None:
+                part = await ranges.get(key, Wanted(byte_range), what)
+                if part is not None:
+                    return part
             answer: Answer = await client.get_object(
                 Bucket=self._bucket, Key=key, Range=f"bytes={byte_range.start}-{byte_range.end - 1}"
             )
             async with answer["Body"] as body:
                 length = range_length(answer, byte_range, what)
                 content = whole(await body.read(), length, what)
-            if ranges is not None and refused and length == byte_range.length:
+            if ranges is not None and length == byte_range.length:
                 ranges.was_needless(key)
             return content
 
@@ -155,7 +166,9 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
         with translated(f"delete {check_key(key)}"):
             await client.delete_object(Bucket=self._bucket, Key=key)
 
-    async def abort_stale_uploads(self, prefix: str, older_than_epoch_ms: int) -> int:
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
         client = await self._opened()
         stale: list[tuple[str, str]] = []
         with translated(f"list uploads to {check_prefix(prefix)}"):
@@ -164,11 +177,21 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
                 stale += [
                     (entry["Key"], entry["UploadId"])
                     for entry in page.get("Uploads", ())
-                    if entry["Initiated"].timestamp() * 1000 < older_than_epoch_ms
+                    if is_ours(entry["Key"])
+                    and entry["Initiated"].timestamp() * 1000 < older_than_epoch_ms
                 ]
         for key, upload_id in stale:
             await MultipartUpload(client, self._bucket, key, self._config).abort(upload_id)
         return len(stale)
+
+    async def clock_ms(self, prefix: str) -> int | None:
+        """By the Date of an answer."""
+        client = await self._opened()
+        with translated(f"list {check_prefix(prefix)}"):
+            answer: Answer = await client.list_objects_v2(
+                Bucket=self._bucket, Prefix=prefix, MaxKeys=1
+            )
+        return answered_at_ms(answer)
 
     async def close(self) -> None:
         self._closed = True
@@ -207,6 +230,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads):
                 # With "Expect: 100-continue" a server that never says so is waited for without
                 # end: no time-out of the HTTP client covers it.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
+                s3_listing.register(client)
                 with translated(f"open bucket {self._bucket}"):
                     self._ranges = await open_range_reads(
                         self._resources, session, client, self._bucket, self._config

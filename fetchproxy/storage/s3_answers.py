@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from fetchproxy.errors import StorageUnavailable
@@ -74,3 +75,12 @@ def next_page(page: Answer, what: str) -> str | None:
     if not page.get("NextContinuationToken"):
         raise StorageUnavailable(f"{what}: the listing breaks off")
     return str(page["NextContinuationToken"])
+
+
+def answered_at_ms(answer: Answer) -> int | None:
+    """Epoch ms by the server's clock; None: its answer has no Date that can be read."""
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        return round(parsedate_to_datetime(headers["date"]).timestamp() * 1000)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None

@@ -18,8 +18,8 @@ from botocore.utils import get_environ_proxies
 from cachetools import TTLCache
 
 from fetchproxy.config.sections import StoreConfig
-from fetchproxy.model import ByteRange
-from fetchproxy.storage.range_requests import RangeRequests
+from fetchproxy.storage.range_requests import OtherAnswer, RangeRequests, Wanted
+from fetchproxy.storage.s3_errors import by_status
 
 log = structlog.get_logger(__name__)
 
@@ -41,13 +41,20 @@ class S3RangeReads:
         )
         self._needless = 0
 
-    @property
-    def worthwhile(self) -> bool:
-        return self._needless < NEEDLESS_MAX
+    async def get(self, key: str, wanted: Wanted, what: str) -> bytearray | None:
+        """None: the client is to be asked.
 
-    async def get(self, key: str, byte_range: ByteRange) -> bytearray:
-        """Raises OtherAnswer; OSError and the client's errors where it cannot be asked."""
-        content = await self._requests.get(await self.signed_url(key), byte_range)
+        Raises the error of a store in trouble, which has no time for a second request; OSError and
+        the client's errors where it cannot be asked.
+        """
+        if self._needless >= NEEDLESS_MAX:
+            return None
+        try:
+            content = await self._requests.get(await self.signed_url(key), wanted)
+        except OtherAnswer as error:
+            if error.status == 429 or error.status >= 500:
+                raise by_status(error.status)(f"{what}: {error}") from error
+            return None
         self._needless = 0
         return content
 
@@ -62,7 +69,7 @@ class S3RangeReads:
         return url
 
     def was_needless(self, key: str) -> None:
-        """After OtherAnswer: the client's own request had the very part."""
+        """The client's own request had the very part."""
         self._urls.pop(key, None)
         self._needless += 1
         if self._needless == NEEDLESS_MAX:

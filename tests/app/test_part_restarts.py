@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
-from fetchproxy import app
+from fetchproxy import keep_running
 
 
 class Part:
@@ -35,12 +34,12 @@ class Part:
 async def test_a_failing_part_begins_again_after_growing_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "RESTART_PAUSE_INITIAL_S", 0.02)
+    monkeypatch.setattr(keep_running, "RESTART_PAUSE_INITIAL_S", 0.02)
     part, failed = Part(failures=3), []
-    parts = SimpleNamespace(random=random.Random(1))
+    rng = random.Random(1)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(
-            app._keep_running("part", part.run, parts, on_failure=lambda: failed.append(1))
+            keep_running.keep_running("part", part.run, rng, on_failure=lambda: failed.append(1))
         )
         await part.runs_at_last.wait()
         task.cancel()
@@ -52,9 +51,9 @@ async def test_a_failing_part_begins_again_after_growing_pauses(
 
 async def test_cancelling_ends_it() -> None:
     part = Part(failures=0)
-    parts = SimpleNamespace(random=random.Random(1))
+    rng = random.Random(1)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(app._keep_running("part", part.run, parts))
+        task = tasks.create_task(keep_running.keep_running("part", part.run, rng))
         await part.runs_at_last.wait()
         task.cancel()
     assert len(part.begun_at) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -26,8 +27,14 @@ class Client:
         self._correlation = 0
 
     @classmethod
-    async def connect(cls, port: int) -> Self:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def connect(cls, port: int, receive_bytes_max: int | None = None) -> Self:
+        """`receive_bytes_max`: of one that takes little at a time."""
+        peer = socket.socket()
+        if receive_bytes_max is not None:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes_max)
+        peer.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", port))
+        return cls(*await asyncio.open_connection(sock=peer))
 
     def send(self, request: Any, version: int) -> None:
         self._correlation += 1
@@ -50,6 +57,15 @@ class Client:
         async with asyncio.timeout(20):
             return await self.reader.read() == b""
 
+    def end(self) -> None:
+        """Nothing more is sent."""
+        self.writer.write_eof()
+
+    def reset(self) -> None:
+        peer = self.writer.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
     async def close(self) -> None:
         self.writer.close()
         with suppress(ConnectionError):
@@ -61,8 +77,8 @@ class ServedArchive:
         self.server = server
         self._clients: list[Client] = []
 
-    async def client(self) -> Client:
-        client = await Client.connect(self.server.port)
+    async def client(self, receive_bytes_max: int | None = None) -> Client:
+        client = await Client.connect(self.server.port, receive_bytes_max)
         self._clients.append(client)
         return client
 

@@ -38,7 +38,9 @@ from served_archive import Client, ServedArchive, serve_archive
 
 from fetchproxy.archive_only.served_apis import ADVERTISED
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
+from fetchproxy.observability.metrics import ARCHIVE_ONLY_REFUSED
 from protocol.apis import ApiKey
+from protocol.record_batch import walk
 
 OLD = TopicIdPartition(UUID(int=8), "again", 0)
 NEW = TopicIdPartition(UUID(int=3), "again", 0)
@@ -223,7 +225,10 @@ async def test_fetch(client: Client, version: int) -> None:
     assert not read.aborted_transactions
     read = one(await fetch(client, version, {ORDERS: 20}, isolation=1))
     assert [(a.producer_id, a.first_offset) for a in read.aborted_transactions] == [(7, 20)]
-    for offset in (-5, 55, END + 1):  # below, in the gap, above
+    behind = one(await fetch(client, version, {ORDERS: 55}))  # in the gap, from 51 to 59
+    assert behind.error_code == 0
+    assert next(walk(bytes(behind.records))).base_offset == 60
+    for offset in (-5, END + 1):  # below, above
         assert one(await fetch(client, version, {ORDERS: offset})).error_code == 1
     unknown = one(await fetch(client, version, {("nothing", UUID(int=99), 0): 0}))
     assert unknown.error_code == (100 if version >= 13 else 3)
@@ -365,17 +370,36 @@ async def test_describe_configs(client: Client, version: int) -> None:
     assert missing.error_code == 3
 
 
-@pytest.mark.parametrize("version", range(3, 13))
-async def test_records_are_refused(client: Client, version: int) -> None:
+def produce_request(acks: int) -> Any:
     topic = ProduceRequest.TopicProduceData
     part = topic.PartitionProduceData(index=0, records=None)
-    request = ProduceRequest(
+    return ProduceRequest(
         transactional_id=None,
-        acks=-1,
+        acks=acks,
         timeout_ms=1,
         topic_data=[topic(name="orders", partition_data=[part])],
     )
-    answer = await client.ask(request, ProduceResponse, version)
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+async def test_records_without_acknowledgement_are_refused_by_closing(
+    client: Client, version: int
+) -> None:
+    """As by a broker that has an error to tell; what was asked before is answered."""
+    refused = ARCHIVE_ONLY_REFUSED.labels("PRODUCE")._value
+    before = refused.get()
+    client.send(fetch_request(11, {ORDERS: 0}), 11)
+    client.send(produce_request(0), version)
+    client.send(fetch_request(11, {ORDERS: 0}), 11)
+    answer = FetchResponse[11].decode(await client.receive(), header=True)
+    assert answer.responses[0].partitions[0].records
+    assert await client.closed()
+    assert refused.get() == before + 1
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+async def test_records_are_refused(client: Client, version: int) -> None:
+    answer = await client.ask(produce_request(-1), ProduceResponse, version)
     refused = answer.responses[0].partition_responses[0]
     assert refused.error_code == 44
     if version >= 8:

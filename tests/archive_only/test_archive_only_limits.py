@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 
 import pytest
+from confluent_kafka import KafkaError, Producer
+from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from planted_archive import PlantedArchive, batch
-from served_archive import Client, serve_archive
+from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
 
 from fetchproxy.errors import StorageUnavailable
@@ -16,9 +19,18 @@ from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.storage.memory import MemoryObjectStore
 
 
+def api_versions() -> ApiVersionsRequest:
+    return ApiVersionsRequest(client_software_name="x", client_software_version="1")
+
+
 async def alive(client: Client) -> bool:
-    request = ApiVersionsRequest(client_software_name="x", client_software_version="1")
-    return bool((await client.ask(request, ApiVersionsResponse, 3)).api_keys)
+    return bool((await client.ask(api_versions(), ApiVersionsResponse, 3)).api_keys)
+
+
+async def nobody_left(served: ServedArchive) -> None:
+    async with asyncio.timeout(20):
+        while served.server.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -66,22 +78,96 @@ async def test_answers_come_in_the_order_of_requests() -> None:
         client = await served.client()
         client.send(fetch_request(11, {ORDERS: 80}, wait_ms=300), 11)
         for version in (0, 3, 4):
-            request = ApiVersionsRequest(client_software_name="x", client_software_version="1")
-            client.send(request, version)
+            client.send(api_versions(), version)
         ids = [struct.unpack(">i", (await client.receive())[:4])[0] for _ in range(4)]
         assert ids == [1, 2, 3, 4]
 
 
-async def test_who_goes_while_waiting_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+async def test_who_is_reset_while_waiting_leaves_nothing_behind(ended: bool) -> None:
     async with serve_archive(await plant()) as served:
         client = await served.client()
         client.send(fetch_request(11, {ORDERS: 80}, wait_ms=3_600_000), 11)
+        if ended:
+            client.end()
         await asyncio.sleep(0.1)
         assert served.server.connections == 1
-        await client.close()
-        async with asyncio.timeout(20):
-            while served.server.connections:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        client.reset()
+        await nobody_left(served)
+
+
+async def test_who_is_reset_behind_unread_requests_leaves_nothing_behind() -> None:
+    async with serve_archive(await plant()) as served:
+        client = await served.client()
+        client.send(fetch_request(11, {ORDERS: 80}, wait_ms=3_600_000), 11)
+        client.writer.write(struct.pack(">i", 1_000_000) + bytes(300_000))  # more than is read
+        await asyncio.sleep(0.2)
+        assert served.server.connections == 1
+        client.reset()
+        await nobody_left(served)
+
+
+async def test_who_waits_in_silence_is_let_go_after_a_while() -> None:
+    """That he has ended his sending says nothing of whether he still reads."""
+    async with serve_archive(await plant(), {"gateway": {"idle_max_ms": 1_500}}) as served:
+        client = await served.client()
+        client.send(fetch_request(11, {ORDERS: 80}, wait_ms=3_600_000), 11)
+        client.end()
+        await asyncio.sleep(0.5)
+        assert served.server.connections == 1
+        await nobody_left(served)
+
+
+async def test_a_producer_without_acknowledgement_is_told_by_an_error() -> None:
+    """librdkafka counts such records as delivered when they are sent; then the node is gone."""
+    async with serve_archive(await plant()) as served:
+        errors: list[int] = []
+
+        def produce() -> None:
+            producer = Producer(
+                {
+                    "bootstrap.servers": f"127.0.0.1:{served.server.port}",
+                    "acks": 0,
+                    "error_cb": lambda error: errors.append(error.code()),
+                }
+            )
+            producer.produce("orders", b"lost", partition=0)
+            producer.flush(20)
+            deadline = time.monotonic() + 20
+            while not errors and time.monotonic() < deadline:
+                producer.poll(0.1)
+
+        await asyncio.to_thread(produce)
+        assert set(errors) & {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT}
+
+
+async def test_who_sends_no_more_is_answered_and_then_closed() -> None:
+    async with serve_archive(await plant()) as served:
+        client = await served.client()
+        client.send(fetch_request(11, {ORDERS: 80}, wait_ms=500), 11)  # at the end: it waits
+        client.send(fetch_request(11, {ORDERS: 0}), 11)
+        client.send(api_versions(), 3)
+        client.writer.write(b"\0\0")  # a request that never comes whole
+        client.end()
+        await client.receive()
+        answer = FetchResponse[11].decode(await client.receive(), header=True)
+        assert answer.responses[0].partitions[0].records
+        assert struct.unpack(">i", (await client.receive())[:4])[0] == 3
+        assert await client.closed()
+
+
+async def test_who_sends_no_more_and_reads_slowly_gets_all() -> None:
+    planted = PlantedArchive()
+    await planted.add([batch(10 * i) for i in range(20_000)])
+    async with serve_archive(planted) as served:
+        slow = await served.client(receive_bytes_max=4096)
+        slow.send(fetch_request(11, {ORDERS: 0}, bytes_max=200_000), 11)
+        slow.end()
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(2)  # longer than what is written has to leave after an error
+        slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await slow.receive()) > 150_000
+        assert await slow.closed()
 
 
 async def test_who_does_not_read_is_closed_and_disturbs_nobody() -> None:

@@ -21,7 +21,7 @@ from benchmarks.connections import (
     idle_within,
     rows_of,
 )
-from benchmarks.contestants import DIRECT, FETCHPROXY
+from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY
 from benchmarks.many_connections import Load, greeting, receive
 from lab.kafka_versions import kafka_jars
 from protocol.fetch_request import parse_fetch_request
@@ -114,7 +114,9 @@ def test_rates_are_compared_within_a_round() -> None:
         (FETCHPROXY, CONNECTIONS): [1000.0, 2000.0],
         (FETCHPROXY, CONNECTIONS_WIDE): [900.0, 2000.0],
         (DIRECT, CONNECTIONS): [1.0, 1.0],
-        (DIRECT, CONNECTIONS_WIDE): [1.0, 1.0],
+        (DIRECT, CONNECTIONS_WIDE): [2000.0, 4000.0],
+        (BARE_RELAY, CONNECTIONS): [2.0, 2.0],
+        (BARE_RELAY, CONNECTIONS_WIDE): [1000.0, 2000.0],
     }
     found.mb_per_s = {
         (FETCHPROXY, PARTITIONS): [100.0, 200.0],
@@ -128,6 +130,11 @@ def test_rates_are_compared_within_a_round() -> None:
     assert rows[line].value == 0.95
     assert rows[line].met is False  # the throughput is not flat
     assert rows[f"{line}: throughput at 10 × the partitions"].value == 0.8
+    small = rows["small fetches over 1,000 connections : direct"]
+    assert (small.value, small.min, small.max, small.met) == (0.475, 0.45, 0.5, False)
+    assert rows["small fetches over 1000 connections, bare-relay : direct"].value == 0.5
+    assert rows["small fetches over 1000 connections, fetchproxy : bare-relay"].value == 0.95
+    assert rows["small fetches over 100 connections, bare-relay : direct"].value == 2.0
 
 
 @pytest.mark.kafka

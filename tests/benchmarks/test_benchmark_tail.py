@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import goals
-from benchmarks.contestants import DIRECT, FETCHPROXY, KROXYLICIOUS
+from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY, KROXYLICIOUS
 from benchmarks.drain import STOCK, UNPAUSED
 from benchmarks.report import percentile, row
 from benchmarks.tail import Drain, Measured, rows_of
+from benchmarks.tail_latency import ALONE, FORMS, IN_TURN, Latencies, goals_met, latency_rows
 from lab.kafka_versions import kafka_jars
 from tests.conftest import FindPart
 
@@ -49,7 +50,14 @@ def test_ratios_are_taken_within_a_round() -> None:
                 (FETCHPROXY, drains(110.0, 360.0, proxy_cpu=0.25)),
             )
         },
-        latencies_ms={DIRECT: [[1.0, 2.0], [4.0, 5.0]], FETCHPROXY: [[1.5, 2.5], [4.1, 5.1]]},
+        latencies={
+            (form, name): rounds
+            for form in FORMS
+            for name, rounds in (
+                (DIRECT, [[1.0, 2.0], [4.0, 5.0]]),
+                (FETCHPROXY, [[1.5, 2.5], [4.1, 5.1]]),
+            )
+        },
         resident_mib={FETCHPROXY: 70.0},
     )
     rows = {each.name: each for each in rows_of(measured, mib=1000)}
@@ -78,13 +86,40 @@ def test_throughput_is_compared_with_the_better_of_the_others() -> None:
                 (FETCHPROXY, drains(400.0, 360.0, proxy_cpu=0.3)),
             )
         },
-        latencies_ms={DIRECT: [[1.0]], FETCHPROXY: [[1.05]]},
+        latencies={
+            (form, name): [[took_ms]]
+            for form in FORMS
+            for name, took_ms in ((DIRECT, 1.0), (FETCHPROXY, 1.05))
+        },
     )
     rows = {each.name: each for each in rows_of(measured, mib=1000)}
     line = rows[goals.TAIL_THROUGHPUT.words]
     assert (line.value, line.min, line.max, line.met) == (1.1, 1.0, 1.2, True)
     assert rows[goals.TAIL_CPU.words].value == 0.2
     assert rows[goals.TAIL_LATENCY.words].met is True
+
+
+def test_what_is_added_is_compared_within_each_round_and_in_both_forms() -> None:
+    # In the last round the peer is not later than the direct way: nothing to compare with.
+    latencies: Latencies = {
+        (IN_TURN, DIRECT): [[1.0], [2.0], [3.0]],
+        (IN_TURN, KROXYLICIOUS): [[1.5], [2.25], [2.9]],
+        (IN_TURN, FETCHPROXY): [[1.25], [2.25], [3.5]],
+        (ALONE, DIRECT): [[1.0], [1.0], [1.0]],
+        (ALONE, KROXYLICIOUS): [[1.5], [2.0], [1.25]],
+        (ALONE, FETCHPROXY): [[1.25], [1.25], [1.25]],
+        (IN_TURN, BARE_RELAY): [[1.0], [2.1], [3.1]],
+        (ALONE, BARE_RELAY): [[1.0], [1.1], [1.2]],
+    }
+    rows = {each.name: each for each in goals_met(latencies)}
+    in_turn = rows[goals.TAIL_LATENCY_IN_TURN.words]
+    assert (in_turn.value, in_turn.min, in_turn.max, in_turn.met) == (0.75, 0.5, 1.0, True)
+    alone = rows[goals.TAIL_LATENCY_ALONE.words]
+    assert (alone.value, alone.min, alone.max, alone.met) == (0.5, 0.25, 1.0, True)
+    shown = {each.name: each for each in latency_rows(latencies)}
+    assert shown[f"latency p50 added, alone, {BARE_RELAY}"].value == 0.1
+    assert shown[f"latency p50, in turn, {DIRECT}"].value == 2.0
+    assert f"latency p50 added, alone, {DIRECT}" not in shown
 
 
 @pytest.mark.kafka
@@ -105,6 +140,9 @@ def test_the_benchmark_runs(find_part: FindPart[Path], tmp_path: Path) -> None:
     assert rows["throughput, stock consumer, fetchproxy"]["value"] > 0
     assert rows["CPU of the proxy, unpaused consumer, fetchproxy"]["value"] > 0
     assert rows[goals.TAIL_LATENCY.words]["goal"] == goals.TAIL_LATENCY.text
+    assert goals.TAIL_LATENCY_IN_TURN.words not in rows  # it compares with what was left out
+    for form in FORMS:
+        assert rows[f"latency p50, {form}, {BARE_RELAY}"]["value"] > 0
     assert document["left_out"] == [f"{KROXYLICIOUS}: left out as asked"]
     assert document["not_compared"] == []
     assert set(rows["memory at most, fetchproxy"]) == {

@@ -37,7 +37,7 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = ["archive", "index", "pipeline", "restore", "segments", "serve", "verify"]
+    names = ["archive", "index", "pipeline", "resolve", "restore", "segments", "serve", "verify"]
     assert sorted(COMMANDS) == names
 
 
@@ -53,6 +53,10 @@ def test_every_option_has_help_and_a_variable(option: Any) -> None:
     if option.name == "help":
         return
     assert option.help
+    if option.name in ("partition", "keep", "truncate", "new_history", "create"):
+        # A person's word, said once: none is left in the environment for the next start.
+        assert option.envvar is None
+        return
     variables = {key.variable for key in all_keys().values()} | OPTION_VARIABLES
     assert option.envvar in variables
 
@@ -136,3 +140,20 @@ def test_an_unknown_variable_stops_the_start(cli: CliRunner) -> None:
     result = cli.invoke(app, ["serve"], env={"FETCHPROXY_GATEWAY_LISTN": "x"})
     assert result.exit_code == 2
     assert "nearest known one is FETCHPROXY_GATEWAY_LISTEN" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["orders-0"], "give one of --keep, --truncate and --new-history"),
+        (["orders-0", "--keep", "--truncate"], "give one of --keep, --truncate and --new-history"),
+        (["orders", "--keep"], "'orders' names no partition; it looks like orders-0"),
+    ],
+)
+def test_resolve_asks_for_one_answer_about_one_partition(
+    cli: CliRunner, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    store = ["--store", tmp_path.as_uri(), "--bootstrap", "127.0.0.1:1"]
+    result = cli.invoke(app, ["resolve", *arguments, *store])
+    assert result.exit_code == 2
+    assert said in result.output

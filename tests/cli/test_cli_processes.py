@@ -79,7 +79,10 @@ def test_once_copies_all_that_is_there(archive: Path) -> None:
     done = fetchproxy("segments", "--store", archive.as_uri(), "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    keys = "topic topic_id partition base_offset last_offset size_bytes state log_start_offset"
+    keys = (
+        "topic topic_id partition base_offset last_offset size_bytes state log_start_offset"
+        " put_aside"
+    )
     assert list(rows[0]) == keys.split()
     for partition in range(4):
         own = [row for row in rows if row["partition"] == partition]
@@ -141,6 +144,19 @@ def test_verify_is_clean_then_names_the_fault(archive: Path, tmp_path: Path) -> 
     assert len(faults) == 1
     assert log.name in faults[0]
     assert done.stdout.endswith(": 1 fault\n")
+    done = fetchproxy("verify", "--store", copy.as_uri(), "--json")
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert (said["verdict"], said["partitions"]) == ("1 fault", 4)
+    assert said["faults"][0]["object_key"].endswith(log.name)
+    refused = fetchproxy("verify", "--store", copy.as_uri(), "--json", "--repair")
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_the_exit_codes_of_verify_are_in_its_help() -> None:
+    said = " ".join(fetchproxy("verify", "--help").stdout.split())
+    for code in ("0 no faults", "1 faults", "2 it could not be checked", "130 interrupted"):
+        assert code in said
 
 
 def test_verify_repairs_what_the_log_says_again(archive: Path, tmp_path: Path) -> None:

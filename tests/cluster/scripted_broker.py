@@ -35,6 +35,10 @@ class ScriptedBroker:
     override: Answer | None = None
     asked: list[int] = field(default_factory=list)  # api keys
 
+    def answer_to(self, request: bytes) -> bytes | None:
+        """Without its size prefix."""
+        return self.answer(*struct.unpack_from(">hhi", request))
+
     def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         self.asked.append(api_key)
         if self.override is not None:
@@ -128,7 +132,7 @@ async def serving(broker: ScriptedBroker) -> AsyncIterator[str]:
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
                 request = await reader.readexactly(size)
-                frame = broker.answer(*struct.unpack_from(">hhi", request))
+                frame = broker.answer_to(request)
                 if frame is not None:
                     writer.write(frame)
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -137,6 +137,7 @@ async def test_edges_that_were_asked_for_too_early_do_not_count() -> None:
     async with serving(broker) as bootstrap, Cluster(config(bootstrap)) as cluster:
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.log_edges(TIP))
-            await asyncio.sleep(0)  # its request is under way
+            while not broker.asked.count(2):  # noqa: ASYNC110 - its requests are under way
+                await asyncio.sleep(0)
             group.create_task(cluster.log_edges(TIP, not_older_than=loop.time()))
         assert broker.asked.count(2) == 6

@@ -54,6 +54,7 @@ def test_every_key_can_be_set_by_its_variable(tmp_path: Path) -> None:
         "console.listen": "127.0.0.1:1",
         "gateway.node_map": "1=9301",
         "archive.log_dirs": "/a,/b",
+        "gateway.advertise_host": "proxy.example",
         "archive.retention_overrides": '{"t": {"local_retention_ms": 5}}',
     }
     for key in all_keys().values():

@@ -35,6 +35,8 @@ def test_the_three_forms() -> None:
         "1=9301,2=9301",
         "1=9301/x:443,2=9302/x:443",
         "1=x y:9301",
+        "1=0.0.0.0:9301",
+        "1=9301/[::]:443",
     ],
 )
 def test_what_is_refused(text: str) -> None:

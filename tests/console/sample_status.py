@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import UUID
 
 from fetchproxy.console.status import (
     ArchiverStatus,
@@ -15,6 +16,8 @@ from fetchproxy.console.status import (
     Status,
     StoreStatus,
 )
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.concerns import Finding, lost
 
 PARTITIONS = (
     PartitionStatus(
@@ -59,8 +62,20 @@ PARTITIONS = (
     PartitionStatus(topic="telemetry", partition=0, log_start_offset=0, log_end_offset=0),
 )
 
+STEP = Finding(
+    "retention_step_announced",
+    "orders",
+    1,
+    "orders-1: retention will hide 82 % of the archive, all below offset 1480000, at "
+    "2026-03-01 09:00 UTC; to stop it, set the retention or the clock right before then",
+    0,
+    1_479_999,
+)
+
 STATUS = Status(
     archiver=ArchiverStatus("group", "stable", leads=3, follows=1, members=2),
+    headlines=(STEP.what,),
+    concerns=(STEP, lost(TopicIdPartition(UUID(int=1), "orders", 1), 420_001, 500_000)),
     version="0.1.0",
     mode="serve",
     bootstrap="kafka-1:9092,kafka-2:9092",

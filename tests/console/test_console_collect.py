@@ -25,6 +25,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability import metrics
 from fetchproxy.observability.recent import RecentEvents
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
 from fetchproxy.storage.api import StoredObject
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -67,6 +68,7 @@ class Process:
         self.outage: tuple[float, str] | None = None
         self.faults: dict[TopicIdPartition, str] = {}
         self.managed: set[TopicIdPartition] = set()
+        self.concerns = ArchiverConcerns()
         self.events = RecentEvents(clock=lambda: "now")
         self.exits = AsyncExitStack()
 
@@ -83,8 +85,9 @@ class Process:
             outage=lambda: self.outage,
             faults=lambda tips: {tip: self.faults[tip] for tip in tips if tip in self.faults},
             manages=self.managed.__contains__,
+            concerns=lambda: self.concerns,
         )
-        self.collector = StatusCollector(CONFIG, self.rlmm, cluster, around, self.events)
+        self.collector = StatusCollector(CONFIG, rsm, self.rlmm, cluster, around, self.events)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -176,6 +179,20 @@ async def test_an_outage_seen_by_readers_counts_at_once(process: Process) -> Non
     process.outage = (12.04, "get_range: refused")
     store = process.collector().store
     assert store == StoreStatus("s3://•••@bucket", False, 12.0, "get_range: refused")
+
+
+async def test_what_an_operator_has_to_see_to_is_a_headline(process: Process) -> None:
+    assert process.collector().headlines == ()
+    process.concerns.hold(
+        Concern.LOCAL_TRIMMING_STOPPED,
+        TIP,
+        "nothing is trimmed: https://user:hunter2@store/x is missing",
+    )
+    status = process.collector()
+    [headline] = status.headlines
+    assert "nothing is trimmed" in headline
+    assert "hunter2" not in headline
+    assert [concern.what for concern in status.concerns] == [headline]
 
 
 async def test_a_deleted_partition_goes(process: Process) -> None:

@@ -21,7 +21,12 @@ from fetchproxy.model import (
 )
 from fetchproxy.storage.api import ObjectStore
 from fetchproxy.storage.layout import LAYOUT_OBJECT, SegmentFile
-from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+from fetchproxy.storage.remote_storage_manager import (
+    LogSegmentData,
+    LogStartObject,
+    RemoteStorageManager,
+    SegmentMetadataObject,
+)
 
 TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
 
@@ -207,16 +212,16 @@ class RemoteStorageManagerContract:
     async def test_a_topics_cluster(self, manager: RemoteStorageManager) -> None:
         """Beside its partitions, and no partition itself."""
         tip = segment().topic_id_partition
-        assert await manager.get_topic_cluster(tip.topic, tip.topic_id) is None
-        await manager.put_topic_cluster(tip.topic, tip.topic_id, "one")
-        await manager.put_topic_cluster(tip.topic, tip.topic_id, "two")
-        assert await manager.get_topic_cluster(tip.topic, tip.topic_id) == "two"
+        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) is None
+        await manager.retention.put_topic_cluster(tip.topic, tip.topic_id, "one")
+        await manager.retention.put_topic_cluster(tip.topic, tip.topic_id, "two")
+        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) == "two"
         assert await manager.list_partitions() == []
         await manager.put_segment_metadata(segment(), b"{}")
         assert await manager.list_topic(tip.topic_id) == [tip]
-        await manager.forget_topic(tip.topic, tip.topic_id)
-        await manager.forget_topic(tip.topic, tip.topic_id)
-        assert await manager.get_topic_cluster(tip.topic, tip.topic_id) is None
+        await manager.retention.forget_topic(tip.topic, tip.topic_id)
+        await manager.retention.forget_topic(tip.topic, tip.topic_id)
+        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) is None
 
     async def test_partitions_of_every_incarnation(
         self, manager: RemoteStorageManager, store: ObjectStore
@@ -243,6 +248,30 @@ class RemoteStorageManagerContract:
         assert await manager.list_topic(TOPIC_ID) == [t for t in every if t.topic_id == TOPIC_ID]
         assert await manager.list_topic(UUID(int=8)) == []
 
+    async def test_topics_and_all_that_says_how_one_stands(
+        self, manager: RemoteStorageManager, store: ObjectStore
+    ) -> None:
+        assert await manager.list_topics() == []
+        mine = [segment(20, partition=p, segment_id=p + 1) for p in (10, 2, 0)]
+        others = [segment(topic_id=UUID(int=7)), segment(topic="weather")]
+        for metadata in (*mine, *others):
+            await manager.put_segment_metadata(metadata, b"")
+            await store.put(manager.object_key(metadata, SegmentFile.LOG), b"1234567890")
+        raised = mine[1].segment_id.topic_id_partition
+        await manager.put_log_start_offset(raised, 5, b"")
+        await store.put("team/archive/stranger/0/x", b"")
+        assert sorted(await manager.list_topics()) == sorted(
+            {(m.topic_id_partition.topic, m.topic_id_partition.topic_id) for m in (*mine, *others)}
+        )
+        found = [f async for f in manager.list_topic_objects("weather-eu.v1_raw", TOPIC_ID)]
+        segments = {
+            (tip, one.segment_id) for tip, one in found if isinstance(one, SegmentMetadataObject)
+        }
+        assert segments == {(m.topic_id_partition, m.segment_id) for m in mine}
+        starts = [(tip, one.offset) for tip, one in found if isinstance(one, LogStartObject)]
+        assert starts == [(raised, 5)]
+        assert [f async for f in manager.list_topic_objects("weather-eu", TOPIC_ID)] == []
+
     async def test_a_later_layout_does_not_look_empty(
         self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
     ) -> None:
@@ -251,6 +280,10 @@ class RemoteStorageManagerContract:
             with pytest.raises(RemoteStorageError, match="layout") as caught:
                 await manager.list_partitions()
             assert not caught.value.retriable
+            with pytest.raises(RemoteStorageError, match="layout"):
+                await manager.list_topics()
+            with pytest.raises(RemoteStorageError, match="layout"):
+                [x async for x in manager.list_topic_objects("weather", TOPIC_ID)]
             with pytest.raises(RemoteStorageError, match="layout"):
                 [x async for x in manager.list_segment_metadata(segment().topic_id_partition)]
             with pytest.raises(RemoteStorageError, match="layout"):

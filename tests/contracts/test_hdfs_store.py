@@ -49,6 +49,10 @@ def open_folder(
     return HdfsObjectStore(location, create=create, config=config)
 
 
+def all_ours(key: str) -> bool:
+    return True
+
+
 @pytest.fixture(scope="module")
 def hdfs(hdfs_server: HdfsServer) -> HdfsServer:
     return hdfs_server
@@ -96,10 +100,10 @@ class TestHdfsObjectStore(ObjectStoreContract):
             await store._client.create(await store._client.place_for(path), 0, _slices(b""))
         assert await keys_of(store.list("")) == ["p/a"]
         assert [name async for name in store.list_folders("")] == ["p"]
-        assert await store.abort_stale_uploads("p/", older_than_epoch_ms=1000) == 0
-        assert await store.abort_stale_uploads("p/", LATER_MS) == 2
+        assert await store.abort_stale_uploads("p/", 1000, all_ours) == 0
+        assert await store.abort_stale_uploads("p/", LATER_MS, all_ours) == 2
         assert names_in(hdfs, f"{store._folder}/p") == ["a"]
-        assert await store.abort_stale_uploads("", LATER_MS) == 1
+        assert await store.abort_stale_uploads("", LATER_MS, all_ours) == 1
         assert names_in(hdfs, store._folder) == ["p"]
         assert await store.get("p/a") == b"x"
 
@@ -152,7 +156,7 @@ async def everything_fails(store: HdfsObjectStore, error: type[Exception], path:
         keys_of(store.list("")),
         keys_of(store.list("f/")),
         _folders(store),
-        store.abort_stale_uploads("", LATER_MS),
+        store.abort_stale_uploads("", LATER_MS, all_ours),
     ):
         with pytest.raises(error):
             await call
@@ -251,7 +255,7 @@ class TestHdfsOutages:
             module_hdfs_server.start()
             assert await store.get("f/before") == b"before"
             assert await keys_of(store.list("")) == ["f/before"]
-            assert await store.abort_stale_uploads("", LATER_MS) == 1
+            assert await store.abort_stale_uploads("", LATER_MS, all_ours) == 1
             assert names_in(module_hdfs_server, "/killed/f") == ["before"]
 
 

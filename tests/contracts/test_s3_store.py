@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import pytest
-from manager_contract import RemoteStorageManagerContract
+from manager_contract import RemoteStorageManagerContract, segment
 from storage_contract import (
     PART_BYTES,
     MiB,
@@ -21,6 +22,8 @@ from storage_contract import (
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.s3 import S3ObjectStore
 from lab.s3 import S3Server
 
@@ -35,6 +38,10 @@ def open_bucket(server: S3Server, bucket: str, config: StoreConfig = CONFIG) -> 
     return S3ObjectStore(
         bucket, endpoint_url=server.endpoint_url, region=server.region, config=config
     )
+
+
+def all_ours(key: str) -> bool:
+    return True
 
 
 @pytest.fixture
@@ -86,15 +93,24 @@ class TestS3ObjectStore(ObjectStoreContract):
         client = await store._opened()
         for key in ("p/a", "p/b", "q/c"):
             await client.create_multipart_upload(Bucket=store._bucket, Key=key)
-        assert await store.abort_stale_uploads("p/", older_than_epoch_ms=1000) == 0
-        assert await store.abort_stale_uploads("p/", LATER_MS) == 2
+        assert await store.abort_stale_uploads("p/", 1000, all_ours) == 0
+        assert await store.abort_stale_uploads("p/", LATER_MS, all_ours) == 2
         assert await uploads_of(store) == ["q/c"]
-        assert await store.abort_stale_uploads("", LATER_MS) == 1
+        assert await store.abort_stale_uploads("", LATER_MS, all_ours) == 1
         assert await keys_of(store.list("")) == []
 
 
 class TestRemoteStorageManagerOnS3(RemoteStorageManagerContract):
-    pass
+    async def test_uploads_of_other_applications_are_left_alone(self, store: S3ObjectStore) -> None:
+        """An archive may share its bucket, at the root, too."""
+        client = await store._opened()
+        manager = RemoteStorageManager(store)
+        ours = manager.object_key(segment(), SegmentFile.LOG)
+        others = ["backup/of-something.log", "orders-0.log", ours + ".part", "x/" + ours]
+        for key in (ours, *others):
+            await client.create_multipart_upload(Bucket=store._bucket, Key=key)
+        assert await manager.abort_stale_uploads(LATER_MS) == 1
+        assert sorted(await uploads_of(store)) == sorted(others)
 
 
 @pytest.fixture
@@ -120,7 +136,7 @@ async def everything_fails(store: S3ObjectStore, error: type[Exception], path: P
     with pytest.raises(error):
         [name async for name in store.list_folders("")]
     with pytest.raises(error):
-        await store.abort_stale_uploads("", LATER_MS)
+        await store.abort_stale_uploads("", LATER_MS, all_ours)
 
 
 class TestS3Outages:
@@ -174,7 +190,7 @@ class TestS3Outages:
                     await work
             own_s3_server.start()
             assert await keys_of(store.list("")) == []
-            assert await store.abort_stale_uploads("", LATER_MS) == 1
+            assert await store.abort_stale_uploads("", LATER_MS, all_ours) == 1
 
     async def test_nobody_has_to_be_there_when_the_store_is_opened(
         self, own_s3_server: S3Server
@@ -222,3 +238,9 @@ class TestS3Outages:
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
         async with open_bucket(s3_server, s3_bucket) as store:
             await everything_fails(store, StorageDenied, file)
+
+
+async def test_it_tells_the_time(store: S3ObjectStore) -> None:
+    told = await store.clock_ms("archive/")
+    assert told is not None
+    assert abs(told - time.time() * 1000) < 30_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, produce
 
+from fetchproxy.config.sections import StoreConfig
+from fetchproxy.remote_log.own_archive import state_metadata_topic
+from fetchproxy.storage.open import open_store
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -71,6 +75,11 @@ def test_what_one_process_archives_another_serves(
     verify(store)
 
 
+async def ruled_by_topic(store: str, topic: str) -> None:
+    async with open_store(store, StoreConfig()) as rsm:
+        await state_metadata_topic(rsm, topic)
+
+
 def test_an_archive_that_the_topic_does_not_know_is_neither_served_nor_skipped(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
@@ -86,6 +95,7 @@ def test_an_archive_that_the_topic_does_not_know_is_neither_served_nor_skipped(
     finally:
         archiver.stop()
     before = archived_ends(store, name)
+    asyncio.run(ruled_by_topic(store, "__e2e_lost_events"))  # which is then as if it were lost
     settings = by_topic("__e2e_lost_events", tmp_path / "p")
     with (
         ProxyProcess(

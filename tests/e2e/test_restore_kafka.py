@@ -26,15 +26,21 @@ BY_TOPIC = {
 
 
 def restore(bootstrap: str, store: str, *more: str) -> str:
-    command = [sys.executable, "-m", "fetchproxy", "restore", "--bootstrap", bootstrap]
+    code, told = run("restore", bootstrap, store, *more)
+    assert code == 0, told
+    return told
+
+
+def run(what: str, bootstrap: str, store: str, *more: str) -> tuple[int, str]:
+    """Exit code and output."""
+    command = [sys.executable, "-m", "fetchproxy", what, "--bootstrap", bootstrap]
     command += ["--store", store, *more]
     for key, value in BY_TOPIC.items():
         command += ["--set", f"{key}={value}"]
     done = subprocess.run(
         command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
@@ -51,6 +57,10 @@ def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
 
     planned = restore(broker, store, "--dry-run")
     assert "would be repaired: restored-0: " in planned
+    assert f"segments that would be restored: {len(metadata) - 1}; partitions: 1" in planned
+    by_manager = ("--set", "metadata.manager=topic")
+    code, told = run("verify", broker, store, *by_manager)
+    assert (code, "there is no metadata topic" in told) == (2, True), told
     assert METADATA_TOPIC not in AdminClient({"bootstrap.servers": broker}).list_topics().topics
     assert not metadata[1].exists()
 
@@ -58,6 +68,19 @@ def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
     assert f"segments restored: {len(metadata)}; partitions: 1" in done
     assert metadata[1].exists()
     assert "segments restored: 0; partitions: 1" in restore(broker, store)
+
+    code, told = run("verify", broker, store, *by_manager)
+    assert (code, told.splitlines()[-1].endswith("clean")) == (0, True), told
+    newest = metadata[-1].read_bytes()
+    metadata[-1].unlink()
+    (metadata[-1].parent / "finished-offsets").unlink()
+    for beside in metadata[-1].parent.glob(f"{metadata[-1].stem}.*"):
+        beside.rename(tmp_path / beside.name)
+    code, told = run("verify", broker, store, *by_manager)
+    assert (code, "the store has no metadata of it" in told) == (1, True), told
+    for beside in tmp_path.glob(f"{metadata[-1].stem}.*"):
+        beside.rename(metadata[-1].parent / beside.name)
+    metadata[-1].write_bytes(newest)
 
     by_topic = {**SETTINGS, **BY_TOPIC, "metadata.manager": "topic"}
     with ProxyProcess(broker, store, tmp_path, settings=by_topic) as proxy:

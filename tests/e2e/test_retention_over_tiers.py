@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ QUICK: dict[str, object] = {
     "archive.retention_check_interval_ms": 200,
     "archive.retention_clock_settle_ms": 0,
     "archive.retention_grace_ms": 0,
+    "archive.retention_step_grace_ms": 0,
 }
 DELETE_LAG = "kafka_server_brokertopicmetrics_remotedeletelagsegments"
 DELETIONS = "kafka_server_brokertopicmetrics_remotedeleterequests_total"
@@ -132,6 +135,35 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
             assert not archiver.logged("archive_gap")
 
 
+def test_a_large_step_is_announced_and_taken_back(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    name, store = "retention-step", (tmp_path / "store").as_uri()
+    with archiving(kafka_server, store, name, tmp_path):
+        archived(kafka_server, store, name)
+    before = log_files(store)
+    mistyped = {"archive__remote_log_retention_bytes": KEPT_BYTES}
+    day = {"archive__retention_step_grace_ms": 86_400_000}
+    with archiving(kafka_server, store, name, tmp_path, **mistyped, **day) as proxy:
+        wait_for("the headline", lambda: json.loads(proxy.get("/api/status"))["headlines"])
+        [line] = proxy.logged("retention_step_announced")
+        assert 50 < line["percent"] < 100
+        with RawConnection(proxy.bootstrap) as raw:
+            assert log_start(raw, name) == 0
+    with archiving(kafka_server, store, name, tmp_path, **day) as proxy:
+        announced = list((tmp_path / "store").rglob("retention-step"))
+        assert len(announced) <= 1
+        wait_for("it to be taken back", lambda: not any(path.exists() for path in announced))
+        assert json.loads(proxy.get("/api/status"))["headlines"] == []
+    # Meant, after all: it goes by itself.
+    soon = {"archive__retention_step_grace_ms": 2_000}
+    with archiving(kafka_server, store, name, tmp_path, **mistyped, **soon) as proxy:
+        wait_for("the headline", lambda: proxy.logged("retention_step_announced"))
+        assert log_files(store) == before
+        wait_for("it to go", lambda: log_files(store) < before)
+        wait_for("its end", lambda: not json.loads(proxy.get("/api/status"))["headlines"])
+
+
 def delete_records(bootstrap: str, topic: str, offset: int) -> tuple[int, int]:
     asked = DeleteRecordsRequest.DeleteRecordsTopic
     partition = asked.DeleteRecordsPartition(partition_index=0, offset=offset)
@@ -199,6 +231,54 @@ def test_local_retention_after_the_copy(kafka_server: KafkaServer, tmp_path: Pat
         with RawConnection(proxy.bootstrap) as raw:
             assert log_start(raw, name) == 0
         assert not proxy.logged("archive_gap")
+
+
+@pytest.mark.parametrize(
+    ("manager", "lost"),
+    [
+        pytest.param("store", "*.log", id="a lifecycle rule"),
+        pytest.param("topic", "*", id="an emptied folder", marks=pytest.mark.slow),
+    ],
+)
+def test_the_brokers_keep_what_the_store_has_lost(
+    kafka_server: KafkaServer, tmp_path: Path, manager: str, lost: str
+) -> None:
+    """Objects go behind the archiver's back; nothing says so but they themselves."""
+    name, folder = f"retention-lost-{manager}", tmp_path / "store"
+    store, away = folder.as_uri(), tmp_path / "away"
+    kafka_server.create_topic(name, 1, config={"retention.ms": "-1", "retention.bytes": "-1"})
+    data = TopicData(name)
+    settings: dict[str, Any] = {"metadata__manager": manager}
+    settings |= {"metadata__topic_name": f"{name}-metadata", "metadata__topic_partitions": 1}
+    settings["metadata__topic_replication_factor"] = 1
+    with archiving(kafka_server, store, name, tmp_path, **settings) as proxy:
+        produce(kafka_server.bootstrap, data, COUNT)
+        end = "fetchproxy_archive_end_offset"
+        wait_for("the archive", lambda: proxy.metric(end, name) == COUNT)
+    shutil.copytree(folder, away)
+    for path in [path for path in folder.rglob(lost) if path.is_file()]:
+        path.unlink()
+    settings["archive__local_retention_bytes"] = 50_000
+    with archiving(kafka_server, store, name, tmp_path, **settings) as proxy:
+        wait_for("the headline", lambda: json.loads(proxy.get("/api/status"))["headlines"])
+        [headline] = json.loads(proxy.get("/api/status"))["headlines"]
+        assert f"the brokers keep their records of {name}-0" in headline
+        assert "is missing" in headline
+        # Archiving goes on, and so does what is said.
+        produce(kafka_server.bootstrap, data, COUNT)
+        wait_for("the rest", lambda: proxy.metric(end, name) == 2 * COUNT)
+        time.sleep(1)
+        assert broker_start(kafka_server, name) == 0
+        assert len(proxy.logged("local_trimming_stopped")) == 1
+        place = ("fetchproxy_archive_concerns", "local_trimming_stopped")
+        wait_for("the gauge, at the next look", lambda: proxy.metric(*place) == 1)
+        [concern] = json.loads(proxy.get("/api/status"))["concerns"]
+        assert (concern["concern"], concern["topic"]) == ("local_trimming_stopped", name)
+        assert concern["what"] == headline
+        # What was lost is put back.
+        shutil.copytree(away, folder, dirs_exist_ok=True)
+        wait_for("the trimming", lambda: broker_start(kafka_server, name) > COUNT)
+        wait_for("its end", lambda: not json.loads(proxy.get("/api/status"))["headlines"])
 
 
 def test_local_retention_is_refused_where_the_broker_may_delete_first(

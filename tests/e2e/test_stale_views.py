@@ -15,6 +15,7 @@ from topic_data import archived_ends, produce, trim
 
 from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS
 from lab.kafka import KafkaServer
+from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 
@@ -63,7 +64,7 @@ def test_the_archive_grew_right_before_the_trim(
 
 
 def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """The archiver was away while the broker forgot: only those offsets are out of range."""
+    """The archiver was away while the broker forgot: only those offsets are passed over."""
     name = "with-a-gap"
     store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
@@ -91,19 +92,23 @@ def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -
             assert fetched.error == 0
             assert fetched.records
         for offset in (300, 350, 449):
-            assert raw.fetch_until_data(12, name, None, offset).error == OUT_OF_RANGE
+            behind = raw.fetch(12, name, None, offset)
+            assert behind.error == 0
+            assert next(walk(behind.records)).base_offset == 450, "the first batch at or above it"
+        assert len(proxy.logged("lost_offsets_skipped")) == 1
         assert raw.list_offset(6, name, -2) == (0, -1, 0)
     found = [(row["base_offset"], row["last_offset"]) for row in segments(store, name)]
     assert [last + 1 for _, last in found if last < 450][-1] == 300
     assert next(base for base, _ in found if base >= 300) == 450
-    assert f"recorded gap: {name}-0: offsets 300 to 449" in verify(store)
+    assert f"archive_gap: {name}-0: offsets 300 to 449" in verify(store)
 
 
-def test_a_gap_ends_a_stock_consumer_that_may_not_reset(
-    kafka_server: KafkaServer, tmp_path: Path
+@pytest.mark.parametrize("policy", ["skip", "error"])
+def test_a_stock_consumer_reads_across_a_gap_or_stops_there(
+    policy: str, kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    """One that reads across a gap is told, as at a broker, and not silently moved on."""
-    name = "read-into-a-gap"
+    """As across a hole that compaction left; by the other policy it stops and is not led back."""
+    name = f"read-into-a-gap-{policy}"
     store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 100)
@@ -118,12 +123,18 @@ def test_a_gap_ends_a_stock_consumer_that_may_not_reset(
         wait_for("the rest", lambda: archived_ends(store, name) == {0: 200})
     finally:
         archiver.stop()
-    with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
+    settings = {"gateway.gap_policy": policy}
+    with ProxyProcess(kafka_server.bootstrap, store, tmp_path, settings=settings) as proxy:
         for client in ("kafka-python", "confluent-kafka"):
             with HeldReader(client, proxy.bootstrap, name, {0: 200}) as reader:
-                wait_for("the error", lambda reader=reader: reader.finished)
-                assert [offset for offset, _, _ in reader.read[0]] == list(range(100))
-                assert len(reader.errors) == 1
+                wait_for("the end", lambda reader=reader: reader.finished)
+                read = [offset for offset, _, _ in reader.read[0]]
+                if policy == "skip":
+                    assert read == [*range(100), *range(150, 200)]
+                    assert not reader.errors
+                else:
+                    assert read == list(range(100))
+                    assert reader.errors
 
 
 def test_a_topic_that_was_made_anew_has_no_past(kafka_server: KafkaServer, tmp_path: Path) -> None:

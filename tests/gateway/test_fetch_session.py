@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,3 +265,58 @@ def test_a_session_that_only_the_archive_serves_has_an_id_of_its_own() -> None:
 def test_epochs_wrap_to_one() -> None:
     assert next_epoch(EPOCH_MAX) == 1
     assert next_epoch(1) == 2
+
+
+@pytest.mark.parametrize("epoch", [-1, 0])
+def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: int) -> None:
+    """The client's own answer must list all, and its session begins with that."""
+    mirror = FetchSessionMirror(lambda: 7)
+    mirror.on_request(asks(0, epoch, {KEYS[0]: 1, KEYS[1]: 2}))
+    mirror.on_answer(0, 9 if epoch == 0 else 0)
+    mirror.on_withheld_answer(9 if epoch == 0 else 0)
+    assert not mirror.in_lockstep
+    sent = mirror.upstream_request(frozenset([KEYS[0]]))
+    assert sent is not None
+    assert list(sent.partitions) == [KEYS[1]]
+    assert (sent.session_id, sent.session_epoch) == ((9, 0) if epoch == 0 else (0, -1))
+    assert mirror.on_own_answer() == (7 if epoch == 0 else 0)
+    if epoch == 0:
+        assert mirror.on_request(asks(7, 1, {})) is FetchKind.INCREMENTAL
+
+
+def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its() -> None:
+    mirror = FetchSessionMirror(lambda: 7)
+    mirror.on_request(asks(0, 0, {KEYS[0]: 1, KEYS[1]: 2}))
+    mirror.on_answer(0, 9)
+    mirror.on_request(asks(9, 1, {KEYS[0]: 5}))
+    mirror.on_answer(0, 9)
+    mirror.on_withheld_answer(9)
+    sent = mirror.upstream_request(frozenset([KEYS[0]]))
+    assert sent is not None
+    assert (sent.session_id, sent.session_epoch) == (9, 2), "the broker's session has gone on"
+    assert (dict(sent.partitions), sent.forgotten) == ({}, (KEYS[0],))
+    assert mirror.on_answer(0, 9) == 9
+    assert mirror.on_request(asks(9, 2, {KEYS[0]: 6})) is FetchKind.INCREMENTAL, "and so has its"
+
+
+def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
+    mirror = FetchSessionMirror(lambda: 7)
+    raw = struct.pack(">iiqqi", 0, -1, 5, 0, 1)  # v11: partition, epoch, offset, log start, bytes
+    request = asks(0, 0, {KEYS[0]: 5, KEYS[1]: 2})
+    partitions = {**request.partitions, KEYS[0]: request.partitions[KEYS[0]]._replace(raw=raw)}
+    mirror.on_request(request._replace(partitions=partitions))
+    mirror.on_answer(0, 9)
+    mirror.on_request(asks(9, 1, {}))
+    mirror.lead({KEYS[0]: 80})
+    assert not mirror.rejoin()
+    assert mirror.pass_on(asks(9, 1, {})) is None
+    sent = mirror.upstream_request(frozenset())
+    assert sent is not None
+    assert {key: p.fetch_offset for key, p in sent.partitions.items()} == {KEYS[0]: 80}
+    assert sent.partitions[KEYS[0]].raw == struct.pack(">iiqqi", 0, -1, 80, 0, 1)
+    assert mirror.on_answer(0, 9) == 9
+    mirror.on_request(asks(9, 2, {KEYS[0]: 90}))
+    mirror.lead({})
+    sent = mirror.upstream_request(frozenset())
+    assert sent is not None
+    assert {key: p.fetch_offset for key, p in sent.partitions.items()} == {KEYS[0]: 90}

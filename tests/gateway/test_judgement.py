@@ -24,10 +24,10 @@ TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
 
 
-def view(*ranges: tuple[int, int], started: bool = False) -> PartitionView:
+def view(*ranges: tuple[int, int], copying: tuple[int, int] | None = None) -> PartitionView:
     states = [RemoteLogSegmentState.COPY_SEGMENT_FINISHED] * len(ranges)
-    if started:
-        ranges, states = (*ranges, (10**6, 10**6)), [*states, RemoteLogSegmentState(0)]
+    if copying is not None:
+        ranges, states = (*ranges, copying), [*states, RemoteLogSegmentState(0)]
     segments = [
         RemoteLogSegmentMetadata(
             RemoteLogSegmentId(TIP, UUID(int=i + 1)), a, b, 0, 0, (), 1, state, False
@@ -38,46 +38,87 @@ def view(*ranges: tuple[int, int], started: bool = False) -> PartitionView:
 
 
 EDGES = LogEdges(log_start_offset=500, high_watermark=900, last_stable_offset=900)
+NOBODY = None  # gathers it
 
+LOST = (Verdict.LOST, 500)
+REMOTE, LOCAL, PASS_ON, HOLD = (
+    (verdict, -1) for verdict in (Verdict.REMOTE, Verdict.LOCAL, Verdict.PASS_ON, Verdict.HOLD)
+)
 CASES = {
-    "archived": (7, view((0, 499)), Verdict.REMOTE),
-    "archived and still local": (600, view((0, 700)), Verdict.REMOTE),
-    "above the end": (901, view((0, 499)), Verdict.PASS_ON),
-    "above the end, nothing archived": (901, view(), Verdict.PASS_ON),
-    "the broker has it": (600, view((0, 499)), Verdict.LOCAL),
-    "at the end": (900, view((0, 499)), Verdict.LOCAL),
-    "below both tiers": (7, view((100, 499)), Verdict.PASS_ON),
-    "a recorded gap": (150, view((0, 99), (200, 499)), Verdict.PASS_ON),
-    "between the tiers, perhaps on its way": (450, view((0, 399)), Verdict.HOLD),
-    "never archived": (7, view(), Verdict.PASS_ON),
-    "its first copy is under way": (7, view(started=True), Verdict.HOLD),
-    "deleted": (7, build_view(TIP, view((0, 499)).segments, 0.0, (), 8), Verdict.PASS_ON),
-    "deleted before a first copy": (7, build_view(TIP, (), 0.0, (9,), 8), Verdict.PASS_ON),
+    "archived": (7, view((0, 499)), NOBODY, REMOTE),
+    "archived and still local": (600, view((0, 700)), NOBODY, REMOTE),
+    "above the end": (901, view((0, 499)), NOBODY, PASS_ON),
+    "the archive's end, above that of a log that began again": (990, view((0, 989)), NOBODY, HOLD),
+    "above the end, nothing archived": (901, view(), NOBODY, PASS_ON),
+    "the broker has it": (600, view((0, 499)), NOBODY, LOCAL),
+    "at the end": (900, view((0, 499)), NOBODY, LOCAL),
+    "below both tiers": (7, view((100, 499)), NOBODY, PASS_ON),
+    "in a recorded gap": (150, view((0, 99), (200, 499)), NOBODY, REMOTE),
+    "in what cannot be read": (150, build_view(TIP, view((0, 99)).segments, 0, (100,)), 0, REMOTE),
+    "deleted": (7, build_view(TIP, view((0, 499)).segments, 0.0, (), 8), NOBODY, PASS_ON),
+    "deleted before a first copy": (7, build_view(TIP, (), 0.0, (), 8), 8, PASS_ON),
+    # Between the archive's end and the broker's log start.
+    "an archiver has it": (450, view((0, 399)), 400, HOLD),
+    "an archiver has not looked yet": (450, view((0, 399)), -1, HOLD),
+    "nobody gathers the partition": (450, view((0, 399)), NOBODY, LOST),
+    "the archiver is past it": (450, view((0, 399)), 500, LOST),
+    "the archiver has what comes next": (420, view((0, 399)), 450, HOLD),
+    "its copy is under way": (450, view((0, 399), copying=(400, 499)), NOBODY, HOLD),
+    "a copy of what comes next is": (420, view((0, 399), copying=(450, 499)), NOBODY, HOLD),
+    "a copy that was left below it": (450, view((0, 399), copying=(380, 420)), NOBODY, LOST),
+    # Nothing of it is archived.
+    "never archived": (7, view(), NOBODY, PASS_ON),
+    "its first copy is under way": (7, view(copying=(0, 99)), NOBODY, HOLD),
+    "its first segment is gathered": (7, view(), 0, HOLD),
+    "stale, and the archiver began behind it": (7, view(), 500, PASS_ON),
+    "and the log has gone on since": (7, view(), 400, PASS_ON),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_decide(name: str) -> None:
-    offset, seen, verdict = CASES[name]
-    assert decide(offset, seen, EDGES, archiving=False) is verdict
+    offset, seen, gathered_from, decided = CASES[name]
+    assert decide(offset, seen, EDGES, gathered_from) == decided
 
 
-def test_while_a_first_segment_is_gathered_nobody_is_sent_away() -> None:
-    assert decide(7, view(), EDGES, archiving=True) is Verdict.HOLD
-    empty = LogEdges(log_start_offset=900, high_watermark=900, last_stable_offset=900)
-    assert decide(7, view(), empty, archiving=True) is Verdict.PASS_ON, "nothing will ever come"
-
-
-@given(st.integers(-1, 1200), st.integers(0, 400), st.integers(400, 600))
-def test_what_any_tier_has_is_never_called_out_of_range(
-    offset: int, archive_start: int, archive_end: int
+@pytest.mark.parametrize(
+    ("seen", "gathered_from"),
+    [(view((0, 399)), 400), (view((0, 399), copying=(400, 499)), NOBODY)],
+    ids=["gathered", "copied"],
+)
+def test_what_is_on_its_way_for_too_long_is_not_waited_for(
+    seen: PartitionView, gathered_from: int | None
 ) -> None:
-    verdict = decide(offset, view((archive_start, archive_end)), EDGES, False)
+    assert decide(450, seen, EDGES, gathered_from, patient=False) == LOST
+
+
+def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:
+    empty = LogEdges(log_start_offset=500, high_watermark=500, last_stable_offset=500)
+    assert decide(450, view((0, 399)), empty, NOBODY) == (Verdict.END, -1)
+    assert decide(450, view((0, 399)), empty, 500) == (Verdict.END, -1)
+    assert decide(450, view((0, 399)), empty, 400) == HOLD, "an archiver has it in its spool"
+
+
+@given(
+    st.integers(-1, 1200),
+    st.integers(0, 400),
+    st.integers(400, 600),
+    st.none() | st.integers(-1, 900),
+    st.booleans(),
+)
+def test_what_any_tier_has_is_never_called_out_of_range(
+    offset: int, archive_start: int, archive_end: int, gathered_from: int | None, patient: bool
+) -> None:
+    seen = view((archive_start, archive_end))
+    verdict, forward_to = decide(offset, seen, EDGES, gathered_from, patient=patient)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
         assert verdict in (Verdict.REMOTE, Verdict.LOCAL)
     if verdict is Verdict.PASS_ON:
         assert offset < archive_start or offset > 900
+    if verdict is Verdict.LOST:
+        assert archive_end < offset < forward_to == 500, "only ever forward, past nothing that is"
+        assert not patient or gathered_from is None or gathered_from >= 500
 
 
 class Known:
@@ -100,7 +141,6 @@ def caught(offset: int, verdict: Verdict, now: float = 0.0) -> FetchMarks:
     assert mark is not None
     assert mark.judgement is None
     mark.judgement = Judgement(verdict, TIP)
-    mark.withheld_until = now + 0.5
     return marks
 
 
@@ -147,12 +187,42 @@ def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
     assert marks.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
 
 
-@pytest.mark.parametrize("verdict", [Verdict.HOLD, Verdict.LOCAL])
-def test_what_is_undecided_is_not_asked_again_at_network_speed(verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [Verdict.HOLD, Verdict.END, Verdict.REFUSED])
+def test_what_the_broker_cannot_answer_is_not_asked_of_it(verdict: Verdict) -> None:
     marks = caught(7, verdict)
     known = Known(view(), None).knowledge()
     assert marks.split(asked(7), 0.4, known).judging == {KEY}
-    assert not marks.split(asked(7), 0.6, known).withheld
+    assert marks.split(asked(7), 59.0, known).judging == {KEY}
+    assert not marks.split(asked(8), 0.4, known).withheld, "the client has gone elsewhere"
+
+
+def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> None:
+    marks = FetchMarks(permit_ttl_s=60)
+    mark = marks.catch(KEY, 450, 0.0)
+    assert mark is not None
+    mark.judgement = Judgement(Verdict.LOST, TIP, forward_to=500)
+    known = Known(view((0, 399)), EDGES).knowledge()
+    split = marks.split(asked(450), 0.1, known)
+    assert (split.ahead, split.withheld) == ({KEY: 500}, frozenset())
+    assert not marks.led_on, "it has nothing yet"
+    assert not marks.split(asked(520), 0.2, known).ahead
+    assert marks.led_on == [(TIP, 450, 499)]
+    assert not marks.marks
+
+
+def test_what_the_broker_has_again_is_its_to_answer_at_once() -> None:
+    marks = caught(7, Verdict.LOCAL)
+    assert not marks.split(asked(7), 0.1, Known(view(), None).knowledge()).withheld
+
+
+def test_what_the_client_was_told_is_judged_anew_when_it_asks_again() -> None:
+    for verdict in (Verdict.PASS_ON, Verdict.REFUSED):
+        marks = caught(7, verdict)
+        marks.told(KEY)
+        assert not marks.marks
+    marks = caught(7, Verdict.REMOTE)
+    marks.told(KEY)
+    assert marks.marks, "an error of the store says nothing about the offset"
 
 
 def test_partitions_take_turns() -> None:

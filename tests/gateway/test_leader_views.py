@@ -15,6 +15,7 @@ from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import (
     EpochStart,
     LogEdges,
+    LogHistory,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -193,3 +194,33 @@ async def test_brokers_that_tell_no_epochs_are_believed() -> None:
     assert await check(views)
     assert await check(views)
     assert (end(views), leader.asked) == (100, [1])
+
+
+async def test_of_a_log_that_begins_again_the_whole_archive_is_shown() -> None:
+    archive = Archive(view((0, 99, 1), (100, 199, 2)))
+    leader = Leader(4, {2: EpochEnd(2, 0), 1: EpochEnd(1, 0)})
+    leader.log_start_epoch = 4
+    views = over(archive, leader)
+    assert await check(views)
+    assert views.begins_again(TIP)
+    assert views.view(TIP) is archive.shown
+    leader.log_start_epoch = 1
+    leader.known = leader.epoch = 5  # the old broker is back
+    leader.ends = {2: EpochEnd(2, 150)}
+    assert await check(views)
+    assert not views.begins_again(TIP)
+    assert end(views) == 150
+
+
+async def test_what_was_kept_is_not_compared() -> None:
+    history = LogHistory(kept_below=100, kept_epoch=1)
+    both = view((0, 99, 1), (100, 199, 4))
+    archive = Archive(build_view(TIP, both.segments, 0.0, history=history))
+    leader = Leader(6, {4: EpochEnd(4, 150)})
+    views = over(archive, leader)
+    assert await check(views)
+    assert (end(views), views.begins_again(TIP)) == (150, False)
+    leader.known = leader.epoch = 7
+    leader.ends = {4: EpochEnd(4, 60)}  # it shares only what is below the joint
+    assert await check(views)
+    assert (end(views), views.begins_again(TIP)) == (200, True)

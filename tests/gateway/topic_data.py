@@ -11,7 +11,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fetchproxy.config.sections import MetadataConfig, StoreConfig
+from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.open import open_store
 
 Position = tuple[int, int]  # partition, offset
@@ -126,6 +128,16 @@ def trim(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:
         done.result()
 
 
+def make_archive(store: str) -> None:
+    """One that has nothing yet: a place without an archive is not known to have nothing."""
+
+    async def make() -> None:
+        async with open_store(store, StoreConfig(), create=True) as rsm:
+            await rsm.identity.state(ArchiveIdentity())
+
+    asyncio.run(make())
+
+
 async def _archived(store: str, topic: str) -> dict[int, int]:
     async with (
         open_store(store, StoreConfig()) as rsm,
@@ -141,8 +153,14 @@ async def _archived(store: str, topic: str) -> dict[int, int]:
 
 
 def archived_ends(store: str, topic: str) -> dict[int, int]:
-    """One past the last archived offset of each partition that has any."""
-    return asyncio.run(_archived(store, topic))
+    """One past the last archived offset of each partition that has any.
+
+    An archive that is yet to be made is no failure: callers wait for what it will hold.
+    """
+    try:
+        return asyncio.run(_archived(store, topic))
+    except StorageUnavailable:
+        return {}
 
 
 def checksum(records: list[tuple[int, bytes, bytes]]) -> int:

@@ -1,6 +1,6 @@
 """The matrix's brokers, one version at a time, and its result, written down where the docs show it.
 
-The modules beside the end-to-end and the gateway's tests are used here too.
+The modules beside the end-to-end, the gateway's and archive-only's tests are used here too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
 sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
+sys.path.insert(3, str(Path(__file__).parents[1] / "archive_only"))
 
 import pytest
 from folder_fixture import folder_fixture
+from gap_stack import GapStack
 from matrix_results import MatrixResults
 from matrix_stack import MatrixStack, StackOf
 
@@ -44,4 +46,13 @@ def stack_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackOf]:
                 current[version] = parts.enter_context(MatrixStack(kafka, folder))
             return current[version]
 
+        yield stack
+
+
+@folder_fixture
+def gap_stack(
+    kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GapStack]:
+    """Topics with a gap; what serves them is started when a test first asks for it."""
+    with GapStack(kafka_server, tmp_path_factory.mktemp("gap")) as stack:
         yield stack

@@ -49,4 +49,20 @@ class MatrixClient:
     # librdkafka's automatic commit at close takes control records that were fetched ahead as read,
     # and so skips what is before them (its issue 3400): nobody can go on from the middle.
     commits_ahead: bool = False
+    # It cannot be told to stop after some records.
+    reads_on: bool = False
+    sees_keys: bool = True  # else they are "" in its lines
+    sees_offsets: bool = True  # else they are -1 in its lines
     lacks: dict[str, str] = field(default_factory=dict)
+
+
+def as_client(client: MatrixClient, lines: list[Line]) -> list[Line]:
+    """The lines in the form in which this client shows them."""
+
+    def shown(line: Line) -> Line:
+        p, offset, key, value = line
+        if client.in_crc32:
+            key, value = crc32(key), crc32(value)
+        return p, offset if client.sees_offsets else -1, key if client.sees_keys else "", value
+
+    return [shown(line) for line in lines]

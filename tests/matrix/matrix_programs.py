@@ -10,7 +10,7 @@ from pathlib import Path
 from matrix_client import Line, MatrixClient
 
 from lab import node_client
-from lab.go_client import franz_reader, franz_reader_command
+from lab.go_client import franz_reader, franz_reader_command, module_version
 from lab.kafka import run_tool
 from lab.kafka_versions import KAFKA_VERSION
 from lab.kcat import find_kcat
@@ -118,12 +118,20 @@ def kcat_version() -> str:
     return f"{found[1]} (librdkafka {found[2]})"
 
 
-def java_console(bootstrap: str, topic: str, count: int, level: str, *where: str) -> list[Line]:
+def java_console(
+    bootstrap: str,
+    topic: str,
+    count: int,
+    level: str,
+    *where: str,
+    reset: str = "none",
+    timeout_ms: int = 60_000,
+) -> list[Line]:
     done = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic, *where),
-        *("--max-messages", str(count), "--timeout-ms", "60000", "--isolation-level", level),
-        *("--consumer-property", "auto.offset.reset=none"),
+        *("--max-messages", str(count), "--timeout-ms", str(timeout_ms)),
+        *("--isolation-level", level, "--consumer-property", f"auto.offset.reset={reset}"),
         *("--property", "print.offset=true", "--property", "print.partition=true"),
         *("--property", "print.key=true", "--property", "key.separator= "),
         timeout_s=PROGRAM_S,
@@ -172,13 +180,6 @@ def java_times(bootstrap: str, topic: str, partition: int, timestamp: int) -> in
     return int(done.stdout.strip().rpartition(":")[2] or "-1")
 
 
-def franz_version() -> str:
-    module = (LAB_CLIENTS / "franz_reader/go.mod").read_text()
-    found = re.search(r"franz-go v(\S+)", module)
-    assert found
-    return found[1]
-
-
 def kafkajs_version() -> str:
     package = json.loads((LAB_CLIENTS / "kafkajs_client/package.json").read_text())
     return str(package["dependencies"]["kafkajs"])
@@ -197,7 +198,7 @@ JAVA = MatrixClient(
 )
 FRANZ_GO = MatrixClient(
     name="franz-go",
-    version=franz_version,
+    version=lambda: module_version("franz_reader", "github.com/twmb/franz-go"),
     assign=franz_assign,
     group=franz_group,
     produce=franz_produce,

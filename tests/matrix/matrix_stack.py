@@ -55,7 +55,7 @@ class MatrixStack:
         self._parts.close()
 
     def new_topic(self, name: str) -> str:
-        return self.kafka.create_topic(name, 1)
+        return self.kafka.create_topic(name.replace(" ", "-"), 1)
 
     def commit_zero(self, group: str) -> None:
         """The group's committed offset is 0: its readers need no reset, and so can forbid one."""

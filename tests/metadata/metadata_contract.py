@@ -18,6 +18,7 @@ from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import (
     EpochStart,
+    LogHistory,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -190,8 +191,7 @@ class MetadataContract:
             assert list(await manager.list_partitions()) == [TIP, OTHER]
         async with backing.manager() as fresh:
             assert list(await fresh.list_partitions()) == [TIP, OTHER]
-            assert await fresh.topic_partitions(TIP.topic_id, now()) == {0, 1}
-            assert await fresh.topic_partitions(UUID(int=9), now()) == frozenset()
+            assert set(await fresh.refresh_topic(TIP.topic_id, now())) == {0, 1}
 
     async def test_a_cached_view_serves_whoever_asks_for_no_fresher_one(
         self, backing: Backing
@@ -281,8 +281,6 @@ class MetadataContract:
             assert await manager.refresh(TIP, old.read_at) is old
             with pytest.raises(StorageUnavailable):
                 await manager.list_partitions()
-            with pytest.raises(StorageUnavailable):
-                await manager.topic_partitions(TIP.topic_id, now())
             backing.heal()
             asked_at = now()
             fresh = await manager.refresh(TIP, asked_at)
@@ -361,6 +359,42 @@ class MetadataContract:
                 assert view.log_start_offset == 12
             assert len(manager.list_remote_log_segments(TIP)) == 2
 
+    async def test_what_a_person_says_of_a_log_that_began_again_is_seen_by_all(
+        self, backing: Backing
+    ) -> None:
+        """A new history has log starts of its own, and the old one is there to be shown again."""
+
+        def of_epoch(number: int, first: int, last: int, epoch: int) -> RemoteLogSegmentMetadata:
+            epochs = (EpochStart(epoch, first),)
+            return replace(segment(number, first, last), segment_leader_epochs=epochs)
+
+        new, kept = LogHistory(after_epoch=3), LogHistory(-1, kept_below=20, kept_epoch=3)
+        async with backing.manager() as manager, backing.manager() as other:
+            below = await copied(manager, of_epoch(1, 0, 9, 2))
+            old = await copied(manager, of_epoch(2, 10, 19, 3))
+            await manager.raise_log_start_offset(TIP, 10)
+            await other.refresh(TIP, now())
+            said = await manager.put_log_history(TIP, new)
+            assert (said.history, tuple(said.segments), said.raised_log_start) == (new, (), 0)
+            first = await copied(manager, of_epoch(3, 0, 7, 5))
+            over = await copied(manager, of_epoch(4, 8, 25, 6))
+            for reader in (manager, other):
+                assert tuple((await reader.refresh(TIP, now())).segments) == (first, over)
+            await other.raise_log_start_offset(TIP, 8)
+            for reader in (manager, other):
+                view = await reader.refresh(TIP, now())
+                assert (tuple(view.segments), view.log_start_offset) == ((over,), 8)
+            await manager.put_log_history(TIP, kept)
+            for reader in (manager, other):
+                view = await reader.refresh(TIP, now())
+                assert (view.history, view.log_start_offset) == (kept, 10)
+                assert tuple(view.segments) == (old, over), "the old one below 20, then the new one"
+                assert view.segment_at_or_after(19) == old
+                assert view.segment_at_or_after(20) == over
+            assert set(manager.list_remote_log_segments(TIP)) == {below, old, first, over}
+        async with backing.manager() as fresh:
+            assert tuple((await fresh.refresh(TIP, now())).segments) == (old, over)
+
     async def test_a_deletion_of_a_partition_is_seen_by_all_from_mark_to_end(
         self, backing: Backing
     ) -> None:
@@ -386,7 +420,8 @@ class MetadataContract:
             for reader in (manager, other):
                 assert await reader.partition_deletion(TIP, now()) is None
                 assert list(await reader.list_partitions()) == []
-                assert await reader.topic_partitions(TIP.topic_id, now()) == frozenset()
+                views = await reader.refresh_topic(TIP.topic_id, now())
+                assert not any(view.segments for view in views.values())
         async with backing.manager() as fresh:
             view = await fresh.refresh(TIP, now())
             assert (view.segments, view.raised_log_start) == ((), 0)
@@ -420,3 +455,138 @@ class MetadataContract:
                 await manager.put_partition_deletion(marked)
             backing.heal()
             assert await manager.partition_deletion(TIP, now()) == marked
+
+    # --- topics ---
+    async def test_archived_topics_are_those_that_have_anything(self, backing: Backing) -> None:
+        async with backing.manager() as writer, backing.manager() as reader:
+            assert writer.known_archived_topics() is None
+            asked_at = now()
+            assert await writer.archived_topics(asked_at) == frozenset()
+            known = writer.known_archived_topics()
+            assert known is not None
+            assert known[0] == frozenset()
+            assert asked_at <= known[1] <= now()
+            await reader.archived_topics(now())
+            await writer.put(segment(1, 0, 9))
+            # At once for who has put it, for others with their next look.
+            assert await writer.archived_topics(asked_at) == {TIP.topic_id}
+            known = writer.known_archived_topics()
+            assert known is not None
+            assert known[0] == {TIP.topic_id}
+            assert await reader.archived_topics(asked_at) == frozenset()
+            assert await reader.archived_topics(now()) == {TIP.topic_id}
+
+    async def test_a_topic_put_while_topics_are_listed_is_among_them(
+        self, backing: Backing
+    ) -> None:
+        async with backing.manager() as manager:
+            await manager.refresh(TIP, now())
+            backing.hold()
+            async with asyncio.TaskGroup() as group:
+                listing = group.create_task(manager.archived_topics(now()))
+                await asyncio.sleep(0.005)
+                putting = group.create_task(manager.put(segment(1, 0, 9)))
+                await asyncio.sleep(0.005)
+                backing.release()
+            assert putting.done()
+            assert listing.done()
+            assert await manager.archived_topics(now()) == {TIP.topic_id}
+            known = manager.known_archived_topics()
+            assert known is not None
+            assert known[0] == {TIP.topic_id}
+
+    async def test_an_outage_leaves_the_last_list_of_topics(self, backing: Backing) -> None:
+        async with backing.manager() as manager:
+            await copied(manager, segment(1, 0, 9))
+            await manager.archived_topics(now())
+            known = manager.known_archived_topics()
+            backing.fail()
+            with pytest.raises(StorageUnavailable):
+                await manager.archived_topics(now())
+            assert manager.known_archived_topics() == known
+            with pytest.raises(StorageUnavailable):
+                await manager.refresh_topic(TIP.topic_id, now())
+            backing.heal()
+            assert await manager.archived_topics(now()) == {TIP.topic_id}
+
+    async def test_a_topic_is_read_as_its_partitions_are(self, backing: Backing) -> None:
+        third = replace(TIP, partition=12)
+        other_topic = TopicIdPartition(UUID(int=5), "orders", 1)
+        async with backing.manager() as writer, backing.manager() as reader:
+            await copied(writer, segment(1, 0, 9))
+            await copied(writer, segment(2, 20, 29))
+            await copied(writer, segment(3, 5, 9, tip=OTHER))
+            await writer.raise_log_start_offset(OTHER, 7)
+            await writer.put(segment(4, 0, 9, tip=third))
+            await copied(writer, segment(5, 0, 9, tip=other_topic))
+            asked_at = now()
+            views = await reader.refresh_topic(TIP.topic_id, asked_at)
+            for tip in (TIP, OTHER, third):
+                assert views[tip.partition].read_at >= asked_at
+                alone = await writer.refresh(tip, now())
+                assert replace(alone, read_at=0.0) == replace(views[tip.partition], read_at=0.0)
+                assert reader.view(tip) is views[tip.partition]
+                assert await reader.refresh(tip, asked_at) is views[tip.partition]
+            assert set(views) == {0, 1, 12}
+            assert views[0].gaps() == [(10, 19)]
+            assert views[12].copies_started
+            assert await reader.refresh_topic(UUID(int=99), now()) == {}
+
+    async def test_a_topic_that_was_read_says_what_is_not_in_it(self, backing: Backing) -> None:
+        async with backing.manager() as manager:
+            await copied(manager, segment(1, 0, 9))
+            asked_at = now()
+            await manager.refresh_topic(TIP.topic_id, asked_at)
+            assert (await manager.refresh(OTHER, asked_at)).segments == ()
+            # What is put then is not hidden by that.
+            finished = await copied(manager, segment(2, 0, 9, tip=OTHER))
+            for _ in range(2):
+                assert tuple((await manager.refresh(OTHER, asked_at)).segments) == (finished,)
+            assert tuple((await manager.refresh_topic(TIP.topic_id, now()))[1].segments) == (
+                finished,
+            )
+
+    async def test_what_is_put_while_a_topic_is_read_stays_seen(self, backing: Backing) -> None:
+        async with backing.manager() as manager:
+            await copied(manager, segment(1, 0, 9))
+            await manager.refresh(OTHER, now())
+            await manager.archived_topics(now())
+            backing.hold()
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(manager.refresh_topic(TIP.topic_id, now()))
+                await asyncio.sleep(0.005)
+                putting = group.create_task(copied(manager, segment(2, 0, 9, tip=OTHER)))
+                await asyncio.sleep(0.005)
+                backing.release()
+            finished = putting.result()
+            assert reading.done()
+            view = manager.view(OTHER)
+            assert view is not None
+            assert tuple(view.segments) == (finished,)
+            assert tuple((await manager.refresh(OTHER, now())).segments) == (finished,)
+
+    async def test_who_asks_for_a_topic_at_the_same_time_shares_one_read(
+        self, backing: Backing
+    ) -> None:
+        async with backing.manager() as manager:
+            await copied(manager, segment(1, 0, 9))
+            since = now()
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(manager.refresh_topic(TIP.topic_id, since)) for _ in range(9)
+                ]
+            assert len({id(task.result()[0]) for task in tasks}) == 1
+
+    async def test_what_another_has_deleted_leaves_the_topic(self, backing: Backing) -> None:
+        async with backing.manager() as manager, backing.manager() as other:
+            finished = await copied(manager, segment(1, 0, 9))
+            assert (await other.refresh_topic(TIP.topic_id, now()))[0].segments == (finished,)
+            deleting = finished.with_state(State.DELETE_SEGMENT_STARTED, 1)
+            await manager.put(deleting)
+            await self.delete_data(backing, deleting)
+            await manager.put(deleting.with_state(State.DELETE_SEGMENT_FINISHED, 2))
+            views = await other.refresh_topic(TIP.topic_id, now())
+            assert not any(view.segments for view in views.values())
+            view = other.view(TIP)
+            assert view is not None
+            assert view.segments == ()

@@ -7,10 +7,11 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.records import LogStartOffset, MetadataEvent
+from fetchproxy.metadata.records import LogHistorySaid, LogStartOffset, MetadataEvent
 from fetchproxy.metadata.states import check_deletion, check_update
 from fetchproxy.model import (
     EpochStart,
+    LogHistory,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -54,6 +55,7 @@ def segment(
 
 offsets = st.integers(0, INT64_MAX) | st.integers(0, 300)
 timestamps = st.integers(-1, INT64_MAX)
+log_histories = st.builds(LogHistory, st.integers(-1, 9), offsets, st.integers(-1, 9))
 uuids = st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw))
 
 
@@ -87,7 +89,10 @@ def any_events(tip: TopicIdPartition = TIP) -> st.SearchStrategy[MetadataEvent]:
         st.integers(-1, 2**31 - 1),
     )
     return (
-        any_segments(tip) | deletions | st.builds(LogStartOffset, st.just(tip), offsets, timestamps)
+        any_segments(tip)
+        | deletions
+        | st.builds(LogStartOffset, st.just(tip), offsets, timestamps, st.integers(-1, 9))
+        | st.builds(LogHistorySaid, st.just(tip), log_histories, timestamps)
     )
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -57,15 +58,16 @@ def test_golden_bytes(path: Path, tmp_path: Path) -> None:
     file.load()
     file.append(FIRST, 258)
     raw = path.read_bytes()
-    assert raw[:26] == bytes.fromhex(
-        "0000"  # magic
+    assert raw[:30] == bytes.fromhex(
+        "0001"  # magic
         "0102030405060708090a0b0c0d0e0f10"  # topic-id
+        "00000003"  # partition
         "0000000000000102"  # metadata-topic-offset
     )
     entry = encode_entry(FIRST[0])
-    assert raw[26 : 26 + len(entry)] == entry
-    assert raw[26 + len(entry) :][:11] == bytes.fromhex("0e 03 00 0000000000000102")
-    assert len(raw) == 26 + len(entry) + 15
+    assert raw[30 : 30 + len(entry)] == entry
+    assert raw[30 + len(entry) :][:11] == bytes.fromhex("0e 03 00 0000000000000102")
+    assert len(raw) == 30 + len(entry) + 15
 
 
 def test_what_was_appended_is_there(written: CacheFile, tmp_path: Path) -> None:
@@ -282,12 +284,15 @@ def test_to_be_loaded_first(tmp_path: Path) -> None:
 
 def test_another_magic_and_another_topic(written: CacheFile, tmp_path: Path, path: Path) -> None:
     other = TopicIdPartition(UUID(int=9), "orders", 3)
-    with pytest.raises(CorruptSegment, match="no cache file of orders-3"):
-        CacheFile(path, other).load()
+    for tip in (other, replace(TIP, partition=TIP.partition + 1)):
+        assert CacheFile(path, tip).load() == CachedEntries(b"", 0, damaged=True)
     good = path.read_bytes()
-    newer = b"\x00\x01" + good[2:-15]
+    older = b"\x00\x00" + good[2:-15]
+    path.write_bytes(older + cache_file._checkpoint(300, cache_file.crc32c.crc32c(older)))
+    assert file_at(tmp_path).load() == CachedEntries(b"", 0, damaged=True)
+    newer = b"\x00\x02" + good[2:-15]
     path.write_bytes(newer + cache_file._checkpoint(300, cache_file.crc32c.crc32c(newer)))
-    with pytest.raises(NewerMetadataVersion, match="magic 1, known are those up to 0"):
+    with pytest.raises(NewerMetadataVersion, match="magic 2, known are those up to 1"):
         file_at(tmp_path).load()
 
 

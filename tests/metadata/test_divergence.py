@@ -16,6 +16,7 @@ from fetchproxy.metadata.divergence import (
     LeaderKnowledge,
     Shared,
     Undecided,
+    begins_again,
     compare,
 )
 from fetchproxy.metadata.lineage import EpochEnd, end_offset_for, from_log_start
@@ -168,3 +169,32 @@ def test_the_usual_case_takes_one_question() -> None:
     assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, LeaderKnowledge()) == AskEpoch(4)
     knows = LeaderKnowledge({4: EpochEnd(4, 9)})
     assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, knows) == Shared(9)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "start", "anew"),
+    [
+        ([], 0, True),  # a disk without a record
+        ([7] * 3, 0, True),
+        ([7] * 50, 0, True),  # it has grown beyond the copy
+        ([1, 7, 7], 0, False),  # one record in common
+        ([1] * 4 + [7], 4, True),  # all that they have in common is below where the copy begins
+        ([1] * 5 + [7], 4, False),
+    ],
+)
+def test_a_log_that_begins_again_has_nothing_of_the_copy(
+    epochs: list[int], start: int, anew: bool
+) -> None:
+    copy = [EpochStart(1, start), EpochStart(2, 6)]
+    assert begins_again(copy, 9, Leader(epochs, 7).compare(copy, 9)) is anew
+
+
+@given(histories(), st.data())
+def test_what_shares_anything_never_begins_again(
+    history: tuple[list[list[int]], list[int], int], data: st.DataObject
+) -> None:
+    seen, log, epoch = history
+    copy = data.draw(st.sampled_from(seen))
+    lineage = lineage_of(copy)
+    found = Leader(log, epoch).compare(lineage, len(copy))
+    assert begins_again(lineage, len(copy), found) is (bool(copy) and common(copy, log) == 0)

@@ -158,8 +158,8 @@ def test_the_archives_own_answer_is_kafkas(log: Log, requested: int) -> None:
     assert [(e.epoch, e.start_offset) for e in lineage] == archive.cache(log.start)
     assert end_offset_for(lineage, requested, archive_end) == wanted
     for offset in range(log.start, archive_end):
-        assert epoch_of(lineage, offset) == log.epochs[offset]
-    assert epoch_of(lineage, log.start - 1) == -1
+        assert epoch_of(log.view(), offset) == log.epochs[offset]
+    assert epoch_of(log.view(), log.start - 1) == -1
 
 
 def test_another_lineage_than_the_brokers_is_not_believed() -> None:
@@ -188,3 +188,11 @@ def test_a_segment_repeats_the_epoch_that_it_begins_in() -> None:
         *before,
         EpochStart(4, 120),
     )
+
+
+def test_of_a_log_that_began_again_the_archive_knows_its_own_epochs() -> None:
+    archived = (EpochStart(1, 0), EpochStart(2, 40))
+    for epoch, known in ((1, (1, 40)), (2, (2, 90))):
+        assert merged_end_offset(archived, epoch, EpochEnd(epoch, 0), None, 90) == known
+    assert merged_end_offset(archived, 7, EpochEnd(7, 12), 7, 90) == (7, 12)
+    assert merged_end_offset(archived, 2, EpochEnd(2, 95), 2, 90) == (2, 95)

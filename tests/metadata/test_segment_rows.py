@@ -83,6 +83,10 @@ def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> 
     for offset in range(-1, (plain[-1].end_offset if plain else 0) + 2):
         expected = [i for i, s in enumerate(plain) if s.end_offset >= offset]
         assert rows.index_at_or_after(offset) == (expected or [len(plain)])[0]
+        begun = [
+            e.epoch for s in plain for e in s.segment_leader_epochs if e.start_offset <= offset
+        ]
+        assert rows.epoch_at(offset) == rows.epoch_at(offset) == max(begun, default=-1)
     for timestamp in range(-2, 42):
         for index in range(len(plain) + 1):
             late = [i for i, s in enumerate(plain) if s.max_timestamp_ms >= timestamp]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from metadata_contract import (
@@ -171,6 +172,29 @@ async def test_a_read_that_takes_too_long_is_an_outage_and_keeps_what_it_got(
         assert memory.store.count("get", ".metadata") == before + 3
 
 
+class SlowStore(ScriptedStore):
+    """Each page and each object takes a while."""
+
+    async def _pass(self, verb: str, what: str) -> None:
+        await asyncio.sleep(0.02)
+        await super()._pass(verb, what)
+
+
+@pytest.mark.parametrize("whole_topic", [False, True])
+async def test_a_read_that_takes_long_but_goes_on_is_not_given_up(whole_topic: bool) -> None:
+    inner = MemoryObjectStore()
+    async with StoreBacking(ScriptedStore(inner)).manager() as writer:
+        for i in range(20):
+            await copied(writer, segment(i, 10 * i, 10 * i + 9))
+    config = MetadataConfig(metadata_read_max_ms=200, metadata_reads_max=1)
+    async with StoreBacking(SlowStore(inner)).manager(config) as reader:
+        begun = now()
+        if whole_topic:
+            await reader.refresh_topic(TIP.topic_id, begun)
+        assert len((await reader.refresh(TIP, begun)).segments) == 20
+        assert now() - begun > 0.4
+
+
 @pytest.mark.parametrize("fault", ["garbage", "foreign", "newer"])
 async def test_one_unreadable_object_hides_nothing_else(memory: StoreBacking, fault: str) -> None:
     async with memory.manager() as writer, memory.manager() as reader:
@@ -212,27 +236,10 @@ async def test_an_object_deleted_between_list_and_get_is_gone(memory: StoreBacki
         assert (await reading).segments == (segments[1],)
 
 
-async def test_topic_partitions_are_shared_and_cached(memory: StoreBacking) -> None:
-    async with memory.manager() as manager:
-        await copied(manager, segment(1, 0, 9))
-        calls = memory.store.count("list_folders")
-        since = now()
-        answers = await asyncio.gather(
-            *(manager.topic_partitions(TIP.topic_id, since) for _ in range(20))
-        )
-        assert set(answers) == {frozenset({0})}
-        assert memory.store.count("list_folders") == calls + 2  # topics, then partitions
-        await manager.topic_partitions(TIP.topic_id, since)
-        assert memory.store.count("list_folders") == calls + 2
-        await manager.put(segment(2, 0, 9, tip=OTHER))
-        assert await manager.topic_partitions(TIP.topic_id, since) == {0, 1}
-
-
 async def test_a_deleted_partition_is_no_longer_known(memory: StoreBacking) -> None:
     async with memory.manager() as manager:
         finished = await copied(manager, segment(1, 0, 9))
         await memory.rsm.delete_log_segment_data(finished)
-        assert await manager.topic_partitions(TIP.topic_id, now()) == frozenset()
         assert list(await manager.list_partitions()) == []
 
 
@@ -241,13 +248,11 @@ async def test_what_is_put_during_a_listing_is_in_its_answer(memory: StoreBackin
         await manager.refresh(OTHER, now())
         memory.hold()
         calls = memory.store.count("list_folders")
-        topic = group.create_task(manager.topic_partitions(TIP.topic_id, now()))
         archive = group.create_task(manager.list_partitions())
-        await until(lambda: memory.store.count("list_folders") == calls + 2)
+        await until(lambda: memory.store.count("list_folders") == calls + 1)
         await manager.put(segment(1, 0, 9, tip=OTHER))
         await memory.store.inner.delete(memory.key(segment(1, 0, 9, tip=OTHER)))  # listed too early
         memory.release()
-        assert await topic == {1}
         assert list(await archive) == [OTHER]
 
 
@@ -281,3 +286,103 @@ async def test_what_is_put_during_a_read_is_not_lost_by_it(memory: StoreBacking)
         assert manager.view(TIP) is reading.result()
         view = await manager.refresh(TIP, now())
         assert view.segments == (kept, finished)
+
+
+# --- whole topics ---
+async def test_a_topic_takes_one_listing_whatever_its_partitions(memory: StoreBacking) -> None:
+    tips = [TopicIdPartition(TIP.topic_id, TIP.topic, n) for n in range(300)]
+    async with memory.manager() as writer, memory.manager() as reader:
+        for tip in tips:
+            await copied(writer, segment(tip.partition, 0, 9, tip=tip))
+        await reader.archived_topics(now())
+        memory.store.calls.clear()
+        views = await reader.refresh_topic(TIP.topic_id, now())
+        assert sorted(views) == list(range(300))
+        assert memory.store.count("list") == 1
+        assert memory.store.count("list_folders") == 0
+        assert memory.store.count("get", ".metadata") == 300
+        memory.store.calls.clear()
+        again = await reader.refresh_topic(TIP.topic_id, now())
+        assert [verb for verb, _ in memory.store.calls] == ["list"]
+        assert all(again[n].segments is views[n].segments for n in range(300))
+        absent = TopicIdPartition(TIP.topic_id, TIP.topic, 300)
+        view = await reader.refresh(absent, again[0].read_at)
+        assert (view.segments, view.read_at) == ((), again[0].read_at)
+        assert memory.store.count("list") == 1  # nobody has listed that one
+
+
+async def test_a_topic_that_is_not_archived_is_not_listed(memory: StoreBacking) -> None:
+    async with memory.manager() as manager:
+        assert await manager.refresh_topic(UUID(int=44), now()) == {}
+        assert [verb for verb, _ in memory.store.calls if verb.startswith("list")] == [
+            "list_folders"
+        ]
+
+
+async def test_the_top_level_alone_is_listed_for_topics(memory: StoreBacking) -> None:
+    async with memory.manager() as writer, memory.manager() as reader:
+        for n in range(20):
+            tip = TopicIdPartition(UUID(int=n % 4 + 1), f"topic-{n % 4}", n)
+            await copied(writer, segment(n, 0, 9, tip=tip))
+        memory.store.calls.clear()
+        assert len(await reader.archived_topics(now())) == 4
+        assert [call for call in memory.store.calls if call[0] != "get"] == [
+            ("list_folders", "archive/")
+        ]
+
+
+async def test_a_partition_read_and_its_topic_read_at_once_lose_nothing(
+    memory: StoreBacking,
+) -> None:
+    """The topic was listed before a segment was there, and lands after who has seen it."""
+    async with memory.manager() as writer, memory.manager() as reader:
+        first = await copied(writer, segment(1, 0, 9))
+        await reader.archived_topics(now())
+        memory.store.door.clear()
+        async with asyncio.TaskGroup() as group:
+            topic = group.create_task(reader.refresh_topic(TIP.topic_id, now()))
+            await until(lambda: memory.store.count("list") == 2)
+            memory.store.door.set()  # for puts, whose manager looks first
+            await asyncio.sleep(0)
+            memory.store.door.clear()
+            second = segment(2, 10, 19)
+            await memory.rsm.put_segment_metadata(second, encode_segment(second))
+            finished = second.with_state(State.COPY_SEGMENT_FINISHED, 0)
+            await memory.rsm.put_segment_metadata(finished, encode_segment(finished))
+            alone = group.create_task(reader.refresh(TIP, now()))
+            await asyncio.sleep(0.01)
+            memory.store.door.set()
+        assert tuple(alone.result().segments) == (first, finished)
+        assert topic.done()
+        view = reader.view(TIP)
+        assert view is not None
+        assert tuple(view.segments) == (first, finished)
+
+
+async def test_a_folder_that_is_not_there_is_never_an_empty_archive(tmp_path: Path) -> None:
+    async with ScriptedStore(FilesystemObjectStore(tmp_path / "later")) as store:
+        backing = StoreBacking(store)
+        async with backing.manager() as manager:
+            with pytest.raises(StorageUnavailable):
+                await manager.archived_topics(now())
+            assert manager.known_archived_topics() is None
+            with pytest.raises(StorageUnavailable):
+                await manager.refresh(TIP, now())
+
+
+async def test_a_folder_that_was_there_and_is_gone_is_an_outage(tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    async with (
+        ScriptedStore(FilesystemObjectStore(root, create=True)) as own,
+        ScriptedStore(FilesystemObjectStore(root)) as store,
+        StoreBacking(own).manager() as writer,
+        StoreBacking(store).manager() as reader,
+    ):
+        await copied(writer, segment(1, 0, 9))
+        assert await reader.archived_topics(now()) == {TIP.topic_id}
+        root.rename(tmp_path / "away")
+        with pytest.raises(StorageUnavailable):
+            await reader.archived_topics(now())
+        known = reader.known_archived_topics()
+        assert known is not None
+        assert known[0] == {TIP.topic_id}

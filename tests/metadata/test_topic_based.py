@@ -239,6 +239,25 @@ async def test_segments_that_the_topic_does_not_know_are_no_empty_archive(
         assert len((await manager.refresh(TIP, now())).segments) == 1
 
 
+async def test_a_topic_that_only_the_store_knows_does_not_pass_for_never_archived(
+    backing: TopicBacking,
+) -> None:
+    async with backing.in_store() as before, backing.manager() as manager:
+        await copied(before, segment(1, 0, 9))
+        assert await manager.archived_topics(now()) == {TIP.topic_id}
+        with pytest.raises(RemoteStorageError, match=r"orders-0 .*fetchproxy restore"):
+            await manager.refresh_topic(TIP.topic_id, now())
+
+
+async def test_topics_are_told_while_the_store_is_away(backing: TopicBacking) -> None:
+    async with backing.manager() as writer, backing.manager() as reader:
+        await copied(writer, segment(1, 0, 9))
+        backing.store.error = StorageUnavailable("the store is away")
+        assert await reader.archived_topics(now()) == {TIP.topic_id}
+        assert len((await reader.refresh_topic(TIP.topic_id, now()))[0].segments) == 1
+        backing.store.error = None
+
+
 async def test_a_copy_begun_while_the_store_is_looked_at_is_no_false_alarm(
     backing: TopicBacking,
 ) -> None:

@@ -22,6 +22,7 @@ from fetchproxy import app
 from fetchproxy.config.sections import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.remote_log.archive_records import ArchiveRecords
 from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.remote_log.partition_archiver import PartitionArchiver
 from fetchproxy.remote_log.sources.api import LogGap, LogRead, LogSource
@@ -91,6 +92,7 @@ class SteeredManager(RemoteLogManager):
                 rlmm=self._rlmm,
                 copier=self._copier,
                 truncation=self._truncation,
+                records=ArchiveRecords(self._rsm, tip),
                 spool=self._spool,
             )
             self._archivers[tip] = archiver, source

@@ -106,7 +106,8 @@ def archived_end(store: Path) -> int:
         text=True,
         check=True,
     )
-    return max((row["last_offset"] + 1 for row in json.loads(done.stdout)), default=0)
+    rows = json.loads(done.stdout)
+    return max((row["last_offset"] + 1 for row in rows), default=0)
 
 
 def write_scripts(folder: Path) -> None:

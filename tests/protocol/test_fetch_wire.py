@@ -16,7 +16,13 @@ from protocol import addresses
 from protocol import fetch_response as fr
 from protocol import fetch_scan as fs
 from protocol.errors import WireError
-from protocol.fetch_request import encode_fetch_request, parse_fetch_request
+from protocol.fetch_request import (
+    FetchPartition,
+    any_request,
+    encode_fetch_request,
+    parse_fetch_request,
+    plain_request,
+)
 from protocol.primitives import Buffer
 
 VERSIONS = st.integers(4, 18)
@@ -103,6 +109,28 @@ def test_a_damaged_request_raises_only_wire_errors(
             )
     with suppress(WireError):
         parse_fetch_request(bytes(payload), start)
+
+
+@given(requests(), st.data())
+def test_what_is_read_in_one_pass_is_what_the_cursor_reads(
+    case: tuple[int, OracleRequest], data: st.DataObject
+) -> None:
+    version, oracle = case
+    oracle.with_header(correlation_id=7, client_id="me")
+    payload = bytearray(oracle.encode(header=True, framed=False))
+    start = header_end(version, "me")
+    if version >= 7:  # with sessions, nothing forgotten, no tags: such is plain
+        assert plain_request(bytes(payload), start, version) is not None
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(start, len(payload) - 1))
+        payload[at] = data.draw(st.sampled_from([0, 1, 2, 3, 127, 128, 255]))
+    kept = data.draw(st.integers(start, len(payload)) | st.just(len(payload)))
+    damaged = bytes(payload[:kept])
+    found = plain_request(damaged, start, version)
+    if found is None:
+        return
+    assert found == any_request(damaged, start, version)
+    assert all(type(each) is FetchPartition for each in found.partitions.values())
 
 
 @st.composite

@@ -99,13 +99,15 @@ class ReadSide:
 
 
 @asynccontextmanager
-async def read_side(config: RemoteFetchConfig = SMALL, seed: int = 1) -> AsyncIterator[ReadSide]:
+async def read_side(
+    config: RemoteFetchConfig = SMALL, seed: int = 1, *, skips_gaps: bool = True
+) -> AsyncIterator[ReadSide]:
     rng = Random(seed)
     store = FaultyObjectStore(MemoryObjectStore(), rng)
     rsm = RemoteStorageManager(store)
     async with (
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
-        RemoteFetchPurgatory(config, rlmm, rsm, rng) as purgatory,
+        RemoteFetchPurgatory(config, rlmm, rsm, rng, skips_gaps=skips_gaps) as purgatory,
     ):
         yield ReadSide(rng, store, rsm, rlmm, purgatory, random_tip(rng))
 

@@ -16,7 +16,7 @@ from read_side import (
 )
 from virtual_loop import run_virtual
 
-from fetchproxy.errors import OffsetNotArchived
+from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel
 from fetchproxy.remote_fetch.api import CompletionReason
 
@@ -88,9 +88,27 @@ def test_a_read_never_crosses_a_recorded_gap() -> None:
             fetch = await fetched(side, 0)
             assert fetch.results()[0].size_bytes == 3 * BATCH_BYTES
             lost = await fetched(side, 30)
+            assert lost.reason is CompletionReason.DATA
+            first, last = stored[2].last_offset + 1, 49
+            assert lost.results()[0].skipped == (first, last)
+            assert b"".join(lost.results()[0].records) == b"".join(b.content for b in stored[5:])
+            beyond = await fetched(side, 500)
+            assert isinstance(beyond.results()[0].error, OffsetNotArchived)
+
+    run_virtual(main)
+
+
+def test_who_would_rather_stop_has_an_error_in_a_recorded_gap() -> None:
+    async def main() -> None:
+        async with read_side(skips_gaps=False) as side:
+            stored = batches(side.rng, 0, 8)
+            await side.segment(stored[:3])
+            await side.segment(stored[5:], start_offset=50)
+            lost = await fetched(side, 30)
             assert lost.reason is CompletionReason.ERROR
-            assert isinstance(lost.results()[0].error, OffsetNotArchived)
+            assert isinstance(lost.results()[0].error, OffsetLost)
             assert lost.results()[0].records == ()
+            assert (await fetched(side, 50)).results()[0].size_bytes
 
     run_virtual(main)
 

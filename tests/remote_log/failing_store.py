@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fetchproxy.errors import StorageUnavailable
+from fetchproxy.model import ByteRange
 from fetchproxy.storage.memory import MemoryObjectStore
 
 
@@ -15,6 +16,7 @@ class FailingStore(MemoryObjectStore):
         self.answer_lost = False
         self.failed = False
         self.away = False  # as a whole, for reads as well
+        self.logs_away = False  # what is read by ranges cannot be read
         self._count = 0
 
     def fail(self, at: int | None, *, answer_lost: bool = False) -> None:
@@ -29,6 +31,11 @@ class FailingStore(MemoryObjectStore):
         self._maybe_fail(key, before=True)
         await super().delete(key)
         self._maybe_fail(key, before=False)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        if self.logs_away:
+            raise StorageUnavailable(f"{key}: away, as the test has it")
+        return await super().get_range(key, byte_range)
 
     async def _turn(self) -> None:
         if self.away:

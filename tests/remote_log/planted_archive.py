@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import crc32c
@@ -13,6 +13,11 @@ from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.index.leader_epochs import encode_epochs
 from fetchproxy.index.remote_log_index import RemoteLogIndexBuilder
 from fetchproxy.index.transaction_index import encode_aborted
+from fetchproxy.metadata.finished_offsets_json import (
+    FinishedOffsets,
+    encode_archive_gap,
+    encode_finished_offsets,
+)
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -63,6 +68,7 @@ def batch(
 class PlantedArchive:
     store: MemoryObjectStore = field(default_factory=MemoryObjectStore)
     chunk_bytes: int = 1_000
+    recorded: bool = True  # False: as it was written before archivers put it on record
 
     def __post_init__(self) -> None:
         self.rsm = RemoteStorageManager(self.store, "archive")
@@ -107,7 +113,27 @@ class PlantedArchive:
             await self.store.put(self.key(metadata, SegmentFile.TXN), encode_aborted(aborted))
         await self.rsm.put_segment_metadata(metadata, encode_segment(metadata))
         self.segments.append(metadata)
+        if self.recorded:
+            await self.state(tip)
         return metadata
+
+    async def state(self, tip: TopicIdPartition = TIP, **changes: int) -> None:
+        """All segments of the partition are on record, as an archiver leaves it."""
+        own = [s for s in self.segments if s.topic_id_partition == tip]
+        last = max(own, key=lambda s: s.end_offset)
+        stated = FinishedOffsets(
+            tip,
+            recorded_from=min(s.start_offset for s in own),
+            end_offset=last.end_offset,
+            leader_epoch=max((e.epoch for s in own for e in s.segment_leader_epochs), default=-1),
+        )
+        await self.rsm.records.put_finished_offsets(
+            tip, encode_finished_offsets(replace(stated, **changes))
+        )
+
+    async def record_gap(self, first: int, last: int, tip: TopicIdPartition = TIP) -> None:
+        content = encode_archive_gap(tip, first, last)
+        await self.rsm.records.put_archive_gap(tip, first, last, content)
 
     def key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
         return self.rsm.object_key(metadata, file)

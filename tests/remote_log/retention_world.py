@@ -22,6 +22,7 @@ from fetchproxy.metadata.records import encode_message
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
+from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.retention.expirer import Expirer
 from fetchproxy.storage.api import ObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -34,6 +35,7 @@ QUICK: dict[str, Any] = {
     "retention_clock_settle_ms": 0,
     "retention_check_interval_ms": 10_000,
     "retention_grace_ms": 60_000,
+    "retention_step_grace_ms": 0,
     "copy_max_ms": 30_000,
     "orphan_check_interval_ms": 100_000_000,
 }
@@ -58,7 +60,8 @@ class World:
     topic_config: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        self.planted = PlantedArchive(self.store)
+        self.planted = PlantedArchive(self.store, recorded=False)
+        self.concerns = ArchiverConcerns()  # of the last process
 
     def wall_clock_ms(self) -> int:
         return START_MS + self.skew_ms + round(1000 * asyncio.get_running_loop().time())
@@ -83,9 +86,13 @@ class World:
         return metadata
 
     async def start(
-        self, opened: AsyncExitStack, store: ObjectStore | None = None, **changes: Any
+        self,
+        opened: AsyncExitStack,
+        store: ObjectStore | None = None,
+        **changes: Any,
     ) -> tuple[Expirer, RemoteLogMetadataManager]:
         rsm = RemoteStorageManager(store or self.store, "archive")
+        self.concerns = ArchiverConcerns(rsm.concerns)
         config = MetadataConfig()
         rlmm: RemoteLogMetadataManager
         if self.manager == "store":
@@ -102,8 +109,13 @@ class World:
             rlmm,
             topic_config=lambda _: self.topic_config,
             wall_clock_ms=self.wall_clock_ms,
+            concerns=self.concerns,
         )
         return expirer, rlmm
+
+    def told(self) -> list[str]:
+        """What the last process wants seen to."""
+        return [str(found) for found in self.concerns.findings()]
 
     def bases(self) -> list[int]:
         """Base offsets of the segments that have any object left."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -20,9 +22,13 @@ from archive_harness import (
     until_true,
 )
 from confluent_kafka import Producer
+from test_segment_writer import small_disk
 
+from fetchproxy.cluster.client import Cluster
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.storage.api import ObjectStore
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
 from lab.mock_cluster import MockCluster
@@ -49,16 +55,26 @@ def produce(producer: Producer, count: int, partitions: int = 1, size: int = 100
     producer.flush(10)
 
 
+@asynccontextmanager
+async def archiving(
+    mock: MockCluster, store: Path | ObjectStore, **changes: Any
+) -> AsyncIterator[tuple[Archive, RemoteLogManager, Cluster]]:
+    """An archive, and one archiver of the topic."""
+    async with (
+        open_archive(store) as archive,
+        running_archiver(mock.bootstrap, archive, TOPIC, **changes) as (manager, cluster),
+    ):
+        yield archive, manager, cluster
+
+
 async def test_segments_hold_what_the_broker_has(
     mock_cluster: MockCluster, producer: Producer, tmp_path: Path
 ) -> None:
     produce(producer, 3_000, partitions=4)
-    async with (
-        open_archive(tmp_path / "store") as archive,
-        running_archiver(mock_cluster.bootstrap, archive, TOPIC, segment_bytes_max=65_536) as (
-            manager,
-            cluster,
-        ),
+    async with archiving(mock_cluster, tmp_path / "store", segment_bytes_max=65_536) as (
+        archive,
+        manager,
+        cluster,
     ):
         await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(4), 3_000)))
         for tip in await tips(cluster, TOPIC):
@@ -83,12 +99,10 @@ async def test_a_batch_larger_than_a_segment(
 ) -> None:
     for _ in range(3):
         produce(producer, 1, size=50_000)
-    async with (
-        open_archive(tmp_path / "store") as archive,
-        running_archiver(mock_cluster.bootstrap, archive, TOPIC, segment_bytes_max=4_096) as (
-            manager,
-            cluster,
-        ),
+    async with archiving(mock_cluster, tmp_path / "store", segment_bytes_max=4_096) as (
+        archive,
+        manager,
+        cluster,
     ):
         await until(manager, archived_up_to(TOPIC, {0: 3}))
         tip = (await tips(cluster, TOPIC))[0]
@@ -102,16 +116,9 @@ async def test_resumes_where_the_archive_ends(
 ) -> None:
     for round_number in range(3):
         produce(producer, 500)
-        async with (
-            open_archive(tmp_path / "store") as archive,
-            running_archiver(
-                mock_cluster.bootstrap,
-                archive,
-                TOPIC,
-                segment_bytes_max=16_384,
-                spool_dir=tmp_path / "spool",
-            ) as (manager, cluster),
-        ):
+        async with archiving(
+            mock_cluster, tmp_path / "store", segment_bytes_max=16_384, spool_dir=tmp_path / "spool"
+        ) as (archive, manager, cluster):
             end = 500 * (round_number + 1)
             await until(manager, archived_up_to(TOPIC, {0: end}))
             tip = (await tips(cluster, TOPIC))[0]
@@ -173,11 +180,8 @@ async def test_an_archive_that_goes_on_above_its_log_is_truncated(
                 produce(producer, 10)
                 await until(manager, archived_up_to(TOPIC, {0: 110}))
         (cut,) = [entry for entry in logs if entry["event"] == "archive_truncated"]
-        assert (cut["log_level"], cut["truncation_offset"], cut["archive_end"]) == (
-            "error",
-            100,
-            1000,
-        )
+        assert cut["log_level"] == "error"
+        assert (cut["truncation_offset"], cut["archive_end"]) == (100, 1000)
         clipped, after = (await archive.view(tip)).segments
         assert (clipped.end_offset, clipped.copied_end_offset) == (99, 999)
         assert (after.start_offset, after.copied_end_offset) == (100, None)
@@ -241,10 +245,7 @@ async def test_a_failing_store_is_retried_with_new_ids(
     produce(producer, 200)
     store = FailingStore()
     store.error = StorageUnavailable("out of order")
-    async with (
-        open_archive(store) as archive,
-        running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, cluster),
-    ):
+    async with archiving(mock_cluster, store) as (archive, manager, cluster):
         await until_true(lambda: store.failures >= 3)
         tip = (await tips(cluster, TOPIC))[0]
         assert (await archive.view(tip)).segments == ()
@@ -261,13 +262,7 @@ async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer
     produce(producer, 200)
     store = FailingStore()
     store.hang = True
-    async with (
-        open_archive(store) as archive,
-        running_archiver(mock_cluster.bootstrap, archive, TOPIC, copy_max_ms=300) as (
-            manager,
-            cluster,
-        ),
-    ):
+    async with archiving(mock_cluster, store, copy_max_ms=300) as (archive, manager, cluster):
         await until(manager, lambda found: any(s.last_error for s in found))
         store.hang = False
         await until(manager, archived_up_to(TOPIC, {0: 200}))
@@ -361,17 +356,13 @@ async def test_a_spool_file_that_is_damaged_is_read_again(
 ) -> None:
     produce(producer, 100)
     spool = tmp_path / "spool"
-    async with (
-        open_archive(tmp_path / "store") as archive,
-        running_archiver(
-            mock_cluster.bootstrap,
-            archive,
-            TOPIC,
-            segment_age_max_ms=600_000,
-            segment_bytes_max=30_000,
-            spool_dir=spool,
-        ) as (manager, cluster),
-    ):
+    async with archiving(
+        mock_cluster,
+        tmp_path / "store",
+        segment_age_max_ms=600_000,
+        segment_bytes_max=30_000,
+        spool_dir=spool,
+    ) as (archive, manager, cluster):
         await until(manager, lambda found: any(s.gathered_bytes > 0 for s in found))
         for path in spool.glob("*/*.log"):
             path.write_bytes(damage(path.read_bytes()))
@@ -380,3 +371,29 @@ async def test_a_spool_file_that_is_damaged_is_read_again(
         tip = (await tips(cluster, TOPIC))[0]
         archived = await archive.batches(tip)
         assert (await broker_batches(cluster, tip, 0, 1_100)).startswith(archived)
+
+
+async def test_on_a_disk_smaller_than_a_segment_shorter_ones_are_cut(
+    mock_cluster: MockCluster,
+    producer: Producer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spool = tmp_path / "spool"
+    small_disk(monkeypatch, spool, 40_000)
+    for _ in range(10):
+        produce(producer, 100)
+    async with archiving(
+        mock_cluster,
+        tmp_path / "store",
+        segment_age_max_ms=600_000,
+        fetch_bytes_max=16_384,
+        spool_dir=spool,
+    ) as (archive, manager, cluster):
+        await until(manager, lambda found: any((s.archive_end or 0) > 500 for s in found))
+        tip = (await tips(cluster, TOPIC))[0]
+        segments = (await archive.view(tip)).segments
+        assert len(segments) > 1
+        assert all(segment.segment_size_bytes <= 40_000 for segment in segments)
+        archived = await archive.batches(tip)
+        assert (await broker_batches(cluster, tip, 0, 1_000)).startswith(archived)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,7 +23,9 @@ from fetchproxy.config.sections import ClusterConfig, MetadataConfig
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.concerns import ArchiverConcerns, headlines
 from fetchproxy.remote_log.retention.local_retention import LocalRetention
+from fetchproxy.storage.layout import SegmentFile
 
 TIP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
 LIST_OFFSETS, DELETE_RECORDS, EPOCH_END = 2, 21, 23
@@ -105,14 +107,17 @@ class Trimming:
     broker: TrimmedBroker
     store: FailingStore
     local: LocalRetention
-    topic_config: dict[str, str] = field(default_factory=dict)
+    topic_config: dict[str, str]
+    planted: PlantedArchive
+    concerns: ArchiverConcerns
 
 
 @asynccontextmanager
 async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     """Three segments of ten offsets are archived, and local retention keeps none of it."""
     store, broker, topic_config = FailingStore(), TrimmedBroker(), dict(UNLIMITED)
-    planted = PlantedArchive(store)
+    planted = PlantedArchive(store, recorded=False)
+    concerns = ArchiverConcerns(planted.rsm.concerns)
     for base in (0, 10, 20):
         await planted.add([batch(base)], tip=TIP)
     config = ArchiveConfig(
@@ -131,11 +136,13 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
         local = LocalRetention(
             config,
             cluster,
+            planted.rsm,
             rlmm,
             topic_config=lambda _: topic_config,
             wall_clock_ms=lambda: 1_000_000,
+            concerns=concerns,
         )
-        yield Trimming(broker, store, local, topic_config)
+        yield Trimming(broker, store, local, topic_config, planted, concerns)
 
 
 async def test_it_is_sent_at_an_interval() -> None:
@@ -207,3 +214,50 @@ async def test_without_local_retention_nobody_is_asked() -> None:
     async with trimming(local_retention_ms=-1) as world:
         await world.local.trim(TIP)
         assert world.broker.asked == []
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize(
+    ("file", "edit", "said"),
+    [
+        (SegmentFile.LOG, None, "is missing"),
+        (SegmentFile.LOG, lambda log: log[:-1], "is shorter"),
+        (SegmentFile.LOG, lambda log: log[:-50], "is shorter"),
+        (SegmentFile.LOG, lambda log: log + b"x", "is longer"),
+        (SegmentFile.INDEX, None, "is missing"),
+        (SegmentFile.INDEX, lambda index: b"", "no entry"),
+        (SegmentFile.INDEX, lambda index: index[:-1], "entry 0"),
+    ],
+)
+async def test_not_where_the_store_has_lost_what_was_copied(
+    file: SegmentFile, edit: Any, said: str, number: int
+) -> None:
+    async with trimming() as world:
+        segment = world.planted.segments[number]
+        key = world.planted.key(segment, file)
+        before = await world.store.get(key)
+        if edit is None:
+            await world.store.delete(key)
+        else:
+            await world.planted.change(segment, file, edit)
+        for _ in range(3):
+            await world.local.trim(TIP)
+            await asyncio.sleep(0.01)
+        assert world.broker.deletions == 0
+        [headline] = headlines(world.concerns.findings())
+        assert said in headline
+        assert key in headline
+        # Mended, it goes on by itself.
+        await world.store.put(key, before)
+        await world.local.trim(TIP)
+        assert world.broker.deletions == 1
+        assert headlines(world.concerns.findings()) == ()
+
+
+async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
+    async with trimming() as world:
+        world.store.logs_away = True
+        with pytest.raises(RemoteStorageError):
+            await world.local.trim(TIP)
+        assert world.broker.deletions == 0
+        assert headlines(world.concerns.findings()) == ()

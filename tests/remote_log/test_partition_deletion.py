@@ -26,6 +26,14 @@ from fetchproxy.metadata.records import encode_message
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.remote_log.concerns import ArchiverConcerns, headlines
+from fetchproxy.remote_log.retention.cluster_topics import (
+    ClusterTopics,
+    decode_cluster_topics,
+    doubt_of_cluster,
+    encode_cluster_topics,
+    moved_on,
+)
 from fetchproxy.remote_log.retention.partition_deletion import PartitionDeletion
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -79,9 +87,14 @@ class Life:
     log: MemoryMetadataLog | None  # None: metadata are managed in the store
 
     @asynccontextmanager
-    async def process(self, grace_ms: int = 0) -> AsyncIterator[PartitionDeletion]:
+    async def process(
+        self,
+        grace_ms: int = 0,
+        topic_deletion: Any = "delete",
+        concerns: ArchiverConcerns | None = None,
+    ) -> AsyncIterator[PartitionDeletion]:
         rsm = RemoteStorageManager(self.store, "archive")
-        config = ArchiveConfig(topic_deletion_grace_ms=grace_ms)
+        config = ArchiveConfig(topic_deletion_grace_ms=grace_ms, topic_deletion=topic_deletion)
         async with AsyncExitStack() as opened:
             rlmm: RemoteLogMetadataManager
             if self.log is None:
@@ -94,7 +107,9 @@ class Life:
                         self.log, rsm, MetadataConfig(), wall_clock_ms=lambda: 1_000
                     )
                 )
-            yield PartitionDeletion(config, self.cluster, rsm, rlmm, wall_clock_ms=lambda: 1_000)
+            yield PartitionDeletion(
+                config, self.cluster, rsm, rlmm, wall_clock_ms=lambda: 1_000, concerns=concerns
+            )
 
     async def look(self) -> None:
         """Of a process of its own, which has seen nothing before."""
@@ -109,7 +124,7 @@ class Life:
 async def life(manager: str = "store") -> AsyncIterator[Life]:
     store = FailingStore()
     log = MemoryMetadataLog() if manager == "topic" else None
-    planted = PlantedArchive(store)
+    planted = PlantedArchive(store, recorded=False)
     for tip in (*TIPS, BYSTANDER):
         await planted.add([batch(0)], tip=tip)
     await planted.add([batch(10)], tip=TIPS[0])
@@ -276,3 +291,121 @@ async def test_two_at_once(manager: str) -> None:
             tasks.create_task(two.look())
         await world.look()
         assert world.of_the_topic() == set()
+
+
+# --- the same id, another cluster ---
+NEW: Topic = ("orders", UUID(int=101), 0)
+NEW_OTHER: Topic = ("other", UUID(int=102), 0)
+NO_OTHER_ID: Topic = (None, BYSTANDER.topic_id, UNKNOWN_ID)
+WIPED = (NO_NAME, NO_ID, ("other", UUID(int=0), UNKNOWN_TOPIC), NO_OTHER_ID)
+
+
+@with_both
+@pytest.mark.parametrize(
+    "topics",
+    [
+        pytest.param(WIPED, id="empty"),
+        pytest.param((NEW, NEW_OTHER, NO_ID, NO_OTHER_ID), id="all made again"),
+        pytest.param((NEW_OTHER, NO_NAME, NO_ID, NO_OTHER_ID), id="one made again"),
+    ],
+)
+async def test_a_cluster_that_was_formatted_anew_with_its_id(
+    topics: tuple[Topic, ...], manager: str
+) -> None:
+    """Also after restarts, and when the topics of the new one are archived themselves."""
+    async with life(manager) as world:
+        await world.look()
+        for number in (101, 102):
+            await world.planted.add([batch(0)], tip=TopicIdPartition(UUID(int=number), "orders", 0))
+        before = {key for key in world.store.objects() if not key.endswith("/cluster-id")}
+        world.broker.topics = topics
+        concerns = ArchiverConcerns()
+        for _ in range(3):
+            async with world.process(concerns=concerns) as deletion:
+                for _ in range(3):
+                    await deletion.look()
+            assert before <= world.store.objects()
+            [headline] = headlines(concerns.findings())
+            assert "none of the 2 topics" in headline
+            assert "archive.topic_deletion=delete-all" in headline
+        # A person's word.
+        async with world.process(topic_deletion="delete-all", concerns=concerns) as deletion:
+            await deletion.look()
+        assert headlines(concerns.findings()) == ()
+        logs = [world.planted.key(s, SegmentFile.LOG) for s in world.planted.segments]
+        assert not set(logs[:4]) & world.store.objects()
+
+
+async def test_kept_by_a_persons_word_for_good() -> None:
+    async with life() as world:
+        await world.look()
+        before = world.store.objects()
+        world.broker.topics = (NEW, NEW_OTHER, NO_ID, NO_OTHER_ID)
+        async with world.process(topic_deletion="keep") as deletion:
+            await deletion.keep()
+        concerns = ArchiverConcerns()
+        async with world.process(concerns=concerns) as deletion:
+            for _ in range(3):
+                await deletion.look()
+        assert headlines(concerns.findings()) == ()
+        assert before <= world.store.objects()
+
+
+async def test_it_shows_itself_again() -> None:
+    async with life() as world:
+        await world.look()
+        before = world.store.objects()
+        concerns = ArchiverConcerns()
+        async with world.process(concerns=concerns) as deletion:
+            world.broker.topics = WIPED
+            await deletion.look()
+            assert len(headlines(concerns.findings())) == 1
+            world.broker.topics = (ALIVE, OTHER)
+            await deletion.look()
+            assert headlines(concerns.findings()) == ()
+        assert world.store.objects() == before
+
+
+async def test_an_archive_from_before_the_topics_were_noted_stays() -> None:
+    async with life() as world:
+        await world.look()
+        [noted] = [key for key in world.store.objects() if "/clusters/" in key]
+        await world.store.delete(noted)
+        world.broker.topics = GONE
+        await world.look()
+        assert len(world.of_the_topic()) == 3 * 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("alive", "denied", "stops"),
+    [
+        ({1, 2, 3}, set(), False),
+        ({2, 3, 9}, {1}, False),
+        ({9}, {1, 2, 3}, True),  # one that is not archived is there as ever
+        ({3, 9}, {1, 2}, True),
+        (set(), {1, 2, 3}, True),
+        ({20}, {1}, True),  # 2 and 3 may not be seen
+        ({20}, set(), False),
+        ({1, 2, 20}, {3}, False),
+    ],
+)
+def test_how_many_at_once(alive: set[int], denied: set[int], stops: bool) -> None:
+    before = ClusterTopics(frozenset(map(uuid, (1, 2, 3, 9))))
+    sets = [frozenset(map(uuid, some)) for some in (alive, denied, {1, 2, 3})]
+    assert (doubt_of_cluster(before, *sets) is not None) == stops
+
+
+def test_one_by_one_all_may_go() -> None:
+    topics = ClusterTopics(frozenset(map(uuid, range(10))))
+    archived = frozenset(map(uuid, range(9)))
+    for number in range(9):
+        alive = frozenset(map(uuid, range(number + 1, 10)))
+        denied = frozenset(map(uuid, range(number + 1)))
+        assert doubt_of_cluster(topics, alive, denied, archived) is None
+        topics = moved_on(topics, alive, denied, archived)
+        assert topics == ClusterTopics(alive, denied)
+        assert decode_cluster_topics(encode_cluster_topics("c", topics)) == topics
+
+
+def uuid(number: int) -> UUID:
+    return UUID(int=number)

@@ -12,11 +12,11 @@ from fetchproxy.config.sections import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     ARCHIVE_LEADER_PARTITIONS,
-    ARCHIVE_MARGIN_WARNINGS,
     ARCHIVE_OLDEST_COPY_SECONDS,
     ARCHIVE_RETENTION_USED_SHARE,
     ARCHIVE_STALLED_COPIES,
 )
+from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import CopyProgress
 from fetchproxy.remote_log.margin import (
     UNLIMITED,
@@ -78,12 +78,14 @@ def test_the_larger_share_counts() -> None:
     assert retention_used(UNLIMITED, age_ms=900, unarchived_bytes=50) is None
 
 
-def watch() -> PartitionWatch:
-    return PartitionWatch(ArchiveConfig(margin_warn_share=0.5, copy_max_ms=60_000))
+def watch(concerns: ArchiverConcerns | None = None) -> PartitionWatch:
+    config = ArchiveConfig(margin_warn_share=0.5, copy_max_ms=60_000)
+    return PartitionWatch(config, concerns or ArchiverConcerns())
 
 
 async def test_warned_once_per_episode_by_the_records_own_time() -> None:
-    seen = watch()
+    concerns = ArchiverConcerns()
+    seen = watch(concerns)
     status = replace(LAGGING, first_unarchived_ms=1_000 * HOUR)
     with capture_logs() as logs:
         for hours in (1_004, 1_005, 1_006, 1_007):
@@ -92,13 +94,17 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
     assert logs[0]["log_level"] == "error"
     assert seen.retention_used(TIP) == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
-    assert ARCHIVE_MARGIN_WARNINGS._value.get() == 1
+    assert [str(found) for found in concerns.findings()] == [
+        "archive_margin_small: orders-3: what is not archived, from offset 100 on, has used up "
+        "70 % of the brokers' retention; at 100 % they delete it"
+    ]
     caught_up = replace(LAGGING, archive_end=150)
     with capture_logs() as logs:
         await seen.look([caught_up], 0.0, 1_008 * HOUR)
         await seen.look([status], 0.0, 1_009 * HOUR)
-    assert [e["event"] for e in logs] == ["archive_margin_restored", "archive_margin_small"]
+    assert [e["event"] for e in logs] == ["archive_margin_small_no_more", "archive_margin_small"]
     seen.forget(TIP)
+    assert concerns.findings() == ()
     assert ("orders", "3") not in ARCHIVE_RETENTION_USED_SHARE._metrics
 
 
@@ -165,9 +171,5 @@ def test_trouble_in_words() -> None:
     assert trouble(copying, config, 1_047.0) == (
         "a copy has been under way for 40 s; it is ended after 60 s"
     )
-    assert trouble(replace(LAGGING, retention_used=0.49), config, 0.0) is None
-    assert trouble(replace(LAGGING, retention_used=0.72), config, 0.0) == (
-        "the oldest record not archived has used up 72 % of the brokers' retention"
-    )
-    failing = replace(copying, retention_used=0.9, last_error="the store is away")
+    failing = replace(copying, last_error="the store is away")
     assert trouble(failing, config, 1_047.0) == "the store is away"

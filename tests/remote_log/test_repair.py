@@ -10,7 +10,7 @@ import pytest
 from derivable_archive import GeneratedLog, archived, logs
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from planted_archive import ABORT, TIP, PlantedArchive, batch, flip
+from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch, flip
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.index.remote_log_index import INTERVAL_BYTES
@@ -289,3 +289,108 @@ async def test_a_brokers_own_files_are_checked_and_left() -> None:
     assert [fault.object_key for fault in found.faults] == [key]
     assert (done.repairs, done.refusals) == ([], [])
     assert (await archive.verify()).faults == found.faults
+
+
+async def test_a_log_that_lost_a_marker_says_nothing_of_later_transactions() -> None:
+    """Producer 7 commits 0-9 at 20 and aborts 21-30 at 31; the COMMIT is cut off."""
+    archive = PlantedArchive()
+    first = await archive.add([batch(0, txn=7), batch(10), batch(20, txn=7, control=COMMIT)])
+    aborted = (AbortedTxn(21, 31, 7, 32),)
+    second = await archive.add(
+        [batch(21, txn=7), batch(31, txn=7, control=ABORT), batch(32)], aborted=aborted
+    )
+    before = await contents(archive)
+    marker = len(batch(20, txn=7, control=COMMIT))
+    await archive.change(first, LOG, lambda content: content[:-marker])
+    await archive.store.delete(archive.key(first, EPOCHS))
+    await archive.store.delete(archive.key(second, TXN))
+    _, done = await repair(archive)
+    after = await contents(archive)
+    assert done.repairs == []
+    assert "which transactions were open at offset 21" in " ".join(done.refusals)
+    assert {key for key in after if after[key] != before[key]} == {archive.key(first, LOG)}
+
+
+async def test_a_leader_epoch_that_was_flipped_in_the_log_is_no_news() -> None:
+    """A batch's CRC does not cover it: metadata and epochs both say otherwise."""
+    archive = await three_segments()
+    before = await contents(archive)
+    await archive.change(archive.segments[2], LOG, flip(2 * len(batch(0)) + 15, 2))
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "leader epochs" in done.refusals[0]
+    await archive.store.delete(archive.key(archive.segments[2], INDEX))
+    assert (await repair(archive))[1].repairs == []
+    await archive.store.delete(archive.key(archive.segments[2], METADATA))
+    assert (await repair(archive))[1].repairs == []
+    assert (await contents(archive)).items() <= before.items() | {
+        (archive.key(archive.segments[2], LOG), await logged(archive, 2))
+    }
+
+
+async def logged(archive: PlantedArchive, number: int) -> bytes:
+    return await archive.store.get(archive.key(archive.segments[number], LOG))
+
+
+async def test_metadata_and_index_that_are_both_short_do_not_prove_a_short_log() -> None:
+    """The segment behind it begins where the whole one has ended."""
+    archive = await three_segments()
+    segment = archive.segments[1]
+    await archive.change(segment, LOG, lambda content: content[: -len(batch(0))])
+    short = await archived_alone(30, 40)
+    await archive.store.put(archive.key(segment, INDEX), short)
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "nothing begins there" in done.refusals[0]
+
+
+async def archived_alone(*bases: int) -> bytes:
+    """The index of the second segment, had it only these batches."""
+    archive = PlantedArchive()
+    await archive.add([batch(0)])
+    segment = await archive.add(
+        (batch(base) for base in bases), index_interval_bytes=INTERVAL_BYTES
+    )
+    return await archive.store.get(archive.key(segment, INDEX))
+
+
+async def test_a_log_that_goes_on_is_not_made_a_longer_segment() -> None:
+    archive = await three_segments()
+    segment = archive.segments[2]
+    await archive.change(segment, LOG, lambda content: content + batch(90))
+    _, done = await repair(archive)
+    assert done.repairs == []
+    await archive.store.delete(archive.key(segment, METADATA))
+    await archive.store.delete(archive.key(segment, INDEX))
+    _, done = await repair(archive)
+    assert done.repairs == []
+
+
+async def test_right_epochs_are_not_made_poorer_by_what_is_lost_before_them() -> None:
+    """Epoch 1 was in a segment that is gone: only the epochs beside the last one still say it."""
+    archive = PlantedArchive()
+    await archive.add([batch(0)])
+    gone = await archive.add([batch(10, epoch=1)], lineage=(EpochStart(0, 0), EpochStart(1, 10)))
+    whole = (EpochStart(0, 0), EpochStart(1, 10), EpochStart(2, 20))
+    last = await archive.add([batch(20, epoch=2)], lineage=whole)
+    for file in SegmentFile:
+        await archive.store.delete(archive.key(gone, file))
+    before = await archive.store.get(archive.key(last, EPOCHS))
+    await archive.restate(replace(last, segment_leader_epochs=(EpochStart(1, 20),)))
+    await repair(archive)
+    assert await archive.store.get(archive.key(last, EPOCHS)) == before
+    await archive.store.delete(archive.key(last, EPOCHS))
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "nothing says which leader epochs" in done.refusals[0]
+
+
+async def test_what_was_never_finished_does_not_come_back() -> None:
+    """A copy of a dead log above the archive's end, of which the metadata are lost."""
+    archive = await three_segments()
+    archive.recorded = False
+    above = await archive.add([batch(90), batch(100)])
+    await archive.store.delete(archive.key(above, METADATA))
+    _, done = await repair(archive)
+    assert done.repairs == []
+    assert "nothing says that it was finished" in done.refusals[0]

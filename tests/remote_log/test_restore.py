@@ -20,6 +20,8 @@ from memory_metadata_log import MemoryMetadataLog
 from planted_archive import TIP, PlantedArchive, batch
 
 from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.metadata.records import encode_message
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_follower import TopicFollower
@@ -32,6 +34,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.remote_log.verification.restore import (
     RestoredPartition,
+    bracketed,
     missing_deletion,
     missing_states,
     restore_archive,
@@ -202,3 +205,93 @@ def test_the_steps_of_a_deletion() -> None:
 
 def _segment(state: State) -> RemoteLogSegmentMetadata:
     return replace(SEGMENT, state=state)
+
+
+async def known_to(rlmm: TopicBasedRemoteLogMetadataManager) -> int:
+    """The number of segments that a reader is shown. Raises RemoteStorageError."""
+    view = await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+    return len(view.segments)
+
+
+@pytest.mark.parametrize("killed_at", range(1, 8))
+async def test_a_restore_that_was_killed_is_not_half_an_archive(killed_at: int) -> None:
+    """Three segments are six events, and two that stand around them; it ends with any of them."""
+    archive, log = await two_segments(), MemoryMetadataLog(partitions=1)
+    await archive.add([batch(40)])
+    await restore(archive, log)
+    assert len(log.logs[0]) == 8
+    del log.logs[0][killed_at:]
+    async with topic_based(archive, log) as rlmm:
+        with pytest.raises(RemoteStorageError, match="fetchproxy restore` again"):
+            await known_to(rlmm)
+        now = asyncio.get_running_loop().time()
+        with pytest.raises(RemoteStorageError):
+            await rlmm.put(replace(SEGMENT, state=State.COPY_SEGMENT_STARTED))
+        with pytest.raises(RemoteStorageError):
+            await rlmm.partition_deletion(TIP, now)
+        assert list(await rlmm.list_partitions()) == [TIP]
+        with pytest.raises(RemoteStorageError):
+            await rlmm.refresh_topic(TIP.topic_id, now)
+        report = await archive.verify(metadata_topic=rlmm)
+        assert [fault.object_key for fault in report.faults] == [archive.rsm.records.folder(TIP)]
+        await restore(archive, log)
+        assert await known_to(rlmm) == 3
+        assert (await archive.verify(metadata_topic=rlmm)).clean
+    await same_view_of_both(archive, log)
+
+
+async def test_whoever_is_running_is_not_shown_half_of_it(tmp_path: Path) -> None:
+    """What it was shown before stays what it sees; and a file keeps that it is not complete."""
+    archive, log = await two_segments(), MemoryMetadataLog(partitions=1)
+    await restore(archive, log)
+    config = MetadataConfig(cache_dir=tmp_path)
+    wall_clock_ms = lambda: 1  # noqa: E731
+    manager = TopicBasedRemoteLogMetadataManager(log, archive.rsm, config, wall_clock_ms)
+    async with manager as rlmm:
+        assert await known_to(rlmm) == 2
+        third, fourth = await archive.add([batch(40)]), await archive.add([batch(50)])
+        events = bracketed(
+            TIP, [*missing_states(None, third), *missing_states(None, fourth)], False, 1
+        )
+        for event in events[:3]:
+            log.logs[0].append(encode_message(event))
+        with pytest.raises(RemoteStorageError):
+            await known_to(rlmm)
+        shown = rlmm.view(TIP)
+        assert shown is not None
+        assert len(shown.segments) == 2
+    manager = TopicBasedRemoteLogMetadataManager(log, archive.rsm, config, wall_clock_ms)
+    async with manager as rlmm:
+        with pytest.raises(RemoteStorageError):
+            await known_to(rlmm)
+        for event in events[3:]:
+            log.logs[0].append(encode_message(event))
+        assert await known_to(rlmm) == 4
+
+
+async def test_verify_asks_the_metadata_topic_what_there_should_be() -> None:
+    archive, log = await two_segments(), MemoryMetadataLog()
+    await restore(archive, log)
+    first, last = archive.segments
+    for file in SegmentFile:
+        await archive.store.delete(archive.key(last, file))
+    await archive.store.delete(archive.rsm.records.finished_offsets_key(TIP))
+    async with topic_based(archive, log) as rlmm:
+        [fault] = (await archive.verify(metadata_topic=rlmm)).faults
+        assert (fault.object_key, fault.offset) == (archive.key(last, METADATA), last.start_offset)
+        assert "the store has no metadata of it" in fault.what
+        # Retention deletes it by and by: first in the topic.
+        gone = last.with_state(State.DELETE_SEGMENT_STARTED, 1)
+        await rlmm.put(gone)
+        await archive.store.delete(archive.key(last, METADATA))
+        assert (await archive.verify(metadata_topic=rlmm)).clean
+        # What the topic has never heard of is served to nobody.
+        stranger = await archive.add([batch(90)])
+        await archive.state(TIP, recorded_from=90, end_offset=99)
+        [fault] = (await archive.verify(metadata_topic=rlmm)).faults
+        assert fault.object_key == archive.key(stranger, METADATA)
+        await archive.store.delete(archive.key(stranger, METADATA))
+        await archive.state(TIP, recorded_from=90, end_offset=-1)
+        await archive.restate(replace(first, end_offset=first.end_offset - 1))
+        faults = (await archive.verify(metadata_topic=rlmm)).faults
+        assert any("the metadata topic COPY_SEGMENT_FINISHED up to" in f.what for f in faults)

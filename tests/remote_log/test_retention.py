@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from retention_segments import DELETING, FINISHED, STARTED, TIP, archives, segment
 
-from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
 from fetchproxy.remote_log.retention.plan import (
@@ -17,6 +16,7 @@ from fetchproxy.remote_log.retention.plan import (
     retained_from,
 )
 from fetchproxy.remote_log.retention.retention_settings import Retention
+from fetchproxy.remote_log.verification.segment_check import epoch_at
 
 Every = list[RemoteLogSegmentMetadata]
 LIMITS = st.integers(-1, 40)
@@ -25,7 +25,7 @@ LIMITS = st.integers(-1, 40)
 def served(view: PartitionView) -> dict[int, int]:
     """Every offset that is served, with the leader epoch that it is served with."""
     return {
-        offset: epoch_of(s.segment_leader_epochs, offset)
+        offset: epoch_at(s.segment_leader_epochs, offset)
         for s in view.segments
         for offset in range(max(s.start_offset, view.raised_log_start), s.end_offset + 1)
     }

@@ -35,6 +35,7 @@ RETENTION = {
     "remote_log_retention_bytes": 20_000,
     "retention_deletes_per_turn_max": 2,
     "retention_check_interval_ms": 50,
+    "retention_step_grace_ms": 0,
 }
 SOME = ["after put metadata DELETE_SEGMENT_STARTED", "after delete log", "before delete metadata"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from errno import ENOSPC
 from pathlib import Path
 from uuid import UUID
 
@@ -12,7 +14,8 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
-from fetchproxy.remote_log.sources.segment_writer import SegmentWriter
+from fetchproxy.remote_log.sources import segment_writer
+from fetchproxy.remote_log.sources.segment_writer import SegmentWriter, SpoolFull
 from fetchproxy.remote_log.sources.spool import Spool
 from protocol.record_batch import walk
 
@@ -80,6 +83,48 @@ async def test_a_log_that_goes_back_is_refused(tmp_path: Path) -> None:
             await append(writer, batch(0, epoch=3))
             with pytest.raises(CorruptSegment, match="t-0"):
                 await append(writer, second)
+
+
+def small_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, room_bytes: int) -> None:
+    """A disk of that size, which holds `folder` alone: as Linux, it takes what fits first."""
+
+    def write_all(file: io.FileIO, chunk: memoryview) -> None:
+        used = sum(path.stat().st_size for path in folder.rglob("*.log"))
+        fits = chunk[: max(room_bytes - used, 0)]
+        file.write(fits)
+        if len(fits) < len(chunk):
+            raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(segment_writer, "_write_all", write_all)
+
+
+@pytest.mark.parametrize("short_by", [1, 40, 10_000])
+async def test_what_a_full_disk_has_no_room_for_leaves_the_rest_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_by: int
+) -> None:
+    parts = [batch(0), batch(10), batch(20)]
+    whole = b"".join(parts)
+    small_disk(monkeypatch, tmp_path, max(len(whole) - short_by, len(parts[0])))
+    async with Spool(tmp_path) as spool:
+        writer = SegmentWriter(TIP, 0, spool)
+        await append(writer, parts[0])
+        for _ in range(2):
+            with pytest.raises(SpoolFull):
+                await append(writer, *parts[1:])
+        assert (writer.position, writer.size_bytes, spool.size_bytes) == (10, *[len(parts[0])] * 2)
+        segment = writer.close()
+        assert segment.log.read_bytes() == parts[0]
+        assert (segment.start_offset, segment.end_offset) == (0, 9)
+        await segment.check_log()
+
+
+async def test_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_disk(monkeypatch, tmp_path, 0)
+    async with Spool(tmp_path) as spool:
+        writer = SegmentWriter(TIP, 0, spool)
+        with pytest.raises(SpoolFull, match="no room in the spool"):
+            await append(writer, batch(0))
+        assert (writer.size_bytes, spool.size_bytes, writer.began_at) == (0, 0, None)
 
 
 def test_lineage_keeps_each_epochs_first_offset() -> None:

@@ -30,6 +30,7 @@ from fetchproxy.config.sections import ArchiveConfig, ClusterConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_ENDED
 from fetchproxy.remote_log import manager as module
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
 from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
 from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.remote_log.sources.api import LogGap, SegmentGatherer, SegmentSource
@@ -166,6 +167,23 @@ async def test_a_follower_knows_what_the_leader_copies_and_copies_nothing(
             segments = archive_two.rlmm.list_remote_log_segments(tip)
             assert len(segments) == len((await archive_two.view(tip)).segments)  # none twice
             assert await archive_two.batches(tip) == await broker_batches(cluster, tip, 0, 400)
+
+
+async def test_a_follower_takes_back_nothing_that_the_leader_says(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    produce(mock_cluster, 50)
+    async with cluster_of(mock_cluster) as cluster, open_archive(tmp_path / "store") as archive:
+        led, followed, *_ = await tips(cluster, TOPIC)
+        before = ArchiverConcerns(archive.rsm.concerns)
+        for tip in (led, followed):
+            before.hold(Concern.PARTITION_STOPPED, tip, "as the one before has said")
+        await before.publish()
+        async with managed(cluster, archive, GivenLeadership(0)) as manager:
+            await until(manager, archived_up_to(TOPIC, {0: 50}))
+            await until(manager, lambda found: all(s.last_success_ms for s in found))
+            await manager.concerns.publish()
+        assert [found.tip for found in await archive.rsm.concerns.list_concerns()] == [followed]
 
 
 async def test_gauges_are_the_leaders(mock_cluster: MockCluster, tmp_path: Path) -> None:

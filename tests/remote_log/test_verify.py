@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted_archive import ABORT, COMMIT, PlantedArchive, batch, flip
+from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch, flip
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
@@ -24,6 +24,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     AbortedTxn,
     EpochStart,
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     TopicIdPartition,
@@ -52,6 +53,7 @@ async def sound() -> PlantedArchive:
         (batch(base, epoch=1) for base in range(150, 210, 10)),
         lineage=(EpochStart(0, 0), EpochStart(1, 90)),
     )
+    await archive.record_gap(GAP.first_offset, GAP.last_offset)
     return archive
 
 
@@ -289,7 +291,7 @@ async def test_overlapping_segments_of_two_lineages() -> None:
     lineage = (EpochStart(0, 0), EpochStart(7, 20))
     await archive.add((batch(base, epoch=7) for base in range(20, 60, 10)), lineage=lineage)
     told = [fault.what for fault in (await archive.verify()).faults]
-    assert "overlaps the segment before it, of another lineage from 20 on" in told
+    assert "overlaps the segment from 20, whose leader epoch is newer from 20 on" in told
 
 
 async def test_a_first_batch_below_the_start_is_right_only_after_a_trim() -> None:
@@ -302,6 +304,23 @@ async def test_a_first_batch_below_the_start_is_right_only_after_a_trim() -> Non
     (fault,) = (await follows.verify()).faults
     assert (fault.byte_position, fault.offset) == (0, 5)
     assert "overlap" in fault.what
+
+
+async def test_where_a_kept_archive_ends_the_new_logs_batch_may_reach_over_it() -> None:
+    """`resolve --keep`: up to 20 the old log counts, from there on one that began again."""
+    archive = PlantedArchive(chunk_bytes=250)
+    await archive.add([batch(0), batch(10)])
+    await archive.add(
+        [batch(13, epoch=1), batch(23, epoch=1)],
+        start=20,
+        lineage=(EpochStart(0, 0), EpochStart(1, 20)),
+    )
+    assert [fault.what for fault in (await archive.verify()).faults] == [
+        "overlap: batch begins at offset 13, expected 20"
+    ]
+    async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+        await rlmm.put_log_history(TIP, LogHistory(-1, kept_below=20, kept_epoch=0))
+    assert (await archive.verify()).faults == ()
 
 
 async def test_a_lost_last_batch_also_makes_the_index_wrong() -> None:
@@ -394,6 +413,7 @@ async def test_transactions_that_began_below_the_archive_are_believed() -> None:
 
 async def test_only_finished_segments_of_the_topics_asked_for() -> None:
     archive = await sound()
+    archive.recorded = False
     payments = await archive.add([batch(0)], tip=OTHER)
     started = replace(payments, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
     await archive.change(archive.segments[0], LOG, flip(100))
@@ -423,8 +443,14 @@ async def test_progress_counts_every_byte_once() -> None:
 async def test_what_is_deleted_meanwhile_is_no_fault() -> None:
     archive = await sound()
 
+    elsewhere = PlantedArchive()
+    await elsewhere.rsm.put_log_start_offset(TIP, 120, b"{}")
+    raised = {k: v for k, v in elsewhere.store._objects.items() if k.endswith(".log-start-offset")}
+
     def delete_soon(done: int, total: int) -> None:
+        """As retention does: the log start is raised before."""
         if done == 0:
+            archive.store._objects |= raised
             for file in SegmentFile:
                 archive.store._objects.pop(archive.key(archive.segments[1], file), None)
 
@@ -548,6 +574,7 @@ async def test_a_clipped_segment_is_checked_to_its_end_and_counts_to_its_clip() 
     clipped = replace(copied.clipped(29), max_timestamp_ms=29)
     assert clipped.segment_leader_epochs == (EpochStart(0, 0),)
     await archive.restate(clipped)
+    archive.segments[0] = clipped
     new = (EpochStart(0, 0), EpochStart(2, 30))
     await archive.add(
         [batch(30, epoch=2), batch(40, txn=7, control=ABORT, epoch=2)],
@@ -558,7 +585,7 @@ async def test_a_clipped_segment_is_checked_to_its_end_and_counts_to_its_clip() 
     assert not report.faults, report.faults
     assert report.gaps == ()
     await archive.restate(replace(clipped, end_offset=25, max_timestamp_ms=19))
-    (inside, *_) = (await archive.verify()).faults
+    (_, inside, *_) = (await archive.verify()).faults  # the first one: 26 to 29 are missing
     assert "clipped at offset 25, inside a batch to 29" in inside.what
     await archive.restate(clipped)
     await archive.change(copied, SegmentFile.LOG, flip(-100))

@@ -91,6 +91,7 @@ def draw_world(rng: Random, folder: Path) -> ArchiveWorld:
             retention_check_interval_ms=rng.choice([500, 2_000]),
             retention_grace_ms=rng.choice([1, 2_000]),
             retention_clock_settle_ms=0,
+            retention_step_grace_ms=500,
             orphan_check_interval_ms=3_000,
             orphan_age_min_ms=ORPHAN_AGE_MS,
         ),

@@ -28,6 +28,7 @@ from fetchproxy.config.sections import ClusterConfig, Config, GatewayConfig, Rem
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
@@ -38,6 +39,7 @@ BOOTSTRAP = ("127.0.0.1", 9192)
 BATCH_BYTES = 1_000
 BATCH_OFFSETS = 10
 VERSION = 12
+JITTERY = Conditions()
 GATEWAY = GatewayConfig(listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}")
 
 
@@ -61,6 +63,7 @@ def run_replay(
     tail_batches: int = 0,
     latency_s: float = 0.0,
     gateway: GatewayConfig = GATEWAY,
+    conditions: Conditions = JITTERY,
 ) -> None:
     """All but the last `tail_batches` are archived and trimmed; the tail is not produced yet.
 
@@ -74,7 +77,7 @@ def run_replay(
 
     async def whole() -> None:
         rng = Random(7)
-        loops[-1].network = network = SimulatedNetwork(Random(1), Conditions())
+        loops[-1].network = network = SimulatedNetwork(Random(1), conditions)
         logs = whole_logs(rng, partitions, batches)
         cluster = SimulatedCluster(network, Random(2), logs, nodes=1)
         store = FaultyObjectStore(MemoryObjectStore(), Random(3))
@@ -132,7 +135,10 @@ async def _gateway(
             rsm,
             Random(5),
         ) as purgatory,
-        GatewayServer(config, own, rlmm, views, purgatory, rng=Random(6)) as gateway,
+        ArchiverPositions(
+            rsm, config.metadata.metadata_read_max_ms, asyncio.get_running_loop().time
+        ) as positions,
+        GatewayServer(config, own, rlmm, views, purgatory, positions, rng=Random(6)) as gateway,
     ):
         yield gateway
 

@@ -253,7 +253,15 @@ def _check_records(
     assert got == stored
     limit = min(left, request.bytes_max)
     assert len(got) <= limit or (first and len(served) == 1)
-    gap = partition.next_archived(request.fetch_offset)
+    wanted = request.fetch_offset
+    if partition.is_archived(wanted):
+        assert result.skipped is None or not partition.is_archived(result.skipped[0])
+    else:
+        assert result.skipped is not None, "the reader is led behind a recorded gap"
+        assert result.skipped[0] <= wanted <= result.skipped[1]
+        wanted = result.skipped[1] + 1
+        assert wanted == partition.next_archived(request.fetch_offset)
+    gap = partition.next_archived(wanted)
     if gap is not None and not partition.is_archived(gap - 1):
         assert served[-1].last_offset < gap, "a read crossed a recorded gap"
     overlapping = {

@@ -35,6 +35,7 @@ from fetchproxy.config.sections import KiB, MetadataConfig
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
@@ -136,6 +137,12 @@ class _Simulation:
             RemoteFetchPurgatory(
                 config.remote_fetch, views := self._views(rlmm, cluster), rsm, Random(rng.random())
             ) as self._purgatory,
+            ArchiverPositions(
+                rsm,
+                config.metadata.metadata_read_max_ms,
+                asyncio.get_running_loop().time,
+                self._gathered_from,
+            ) as positions,
             asyncio.TaskGroup() as tasks,
         ):
             if config.archive.topics is not None:
@@ -148,6 +155,7 @@ class _Simulation:
                 rlmm,
                 views,
                 self._purgatory,
+                positions,
                 self._is_archiving,
                 Random(rng.random()),
             ) as gateway:
@@ -160,6 +168,11 @@ class _Simulation:
 
     def _is_archiving(self, tip: TopicIdPartition) -> bool:
         return self._manager is not None and any(s.tip == tip for s in self._manager.status())
+
+    def _gathered_from(self, tip: TopicIdPartition) -> int | None:
+        if self._manager is None:
+            return None if self.world.config.archive.topics is None else NOT_KNOWN
+        return self._manager.gathered_from(tip)
 
     async def _archive(
         self,

@@ -14,7 +14,7 @@ from network import Conditions, SimulatedNetwork
 from virtual_loop import START_S
 
 from fetchproxy.config.sections import Config
-from fetchproxy.gateway.apis.fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
+from fetchproxy.gateway.served_fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
 from fetchproxy.model import TopicIdPartition
 
 PARKED_S = PARKED_WAIT_MAX_MS / 1000

@@ -14,7 +14,9 @@ from virtual_loop import run_virtual
 
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import ClusterConfig, MetadataConfig
+from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.archived_topics import ArchivedTopics, TopicsOfConnection
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -46,8 +48,10 @@ def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
             Cluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
             StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
         ):
-            archived = ArchivedTopics(cluster, rlmm, clock, max_age_s)
-            TopicsOfConnection(archived).asked([(b"weather", 0)], by_id=False, only_these=True)
+            loop_clock = loops[-1].time
+            knowledge = ArchivedKnowledge(rlmm, loop_clock, SparingWarnings(loop_clock))
+            archived = ArchivedTopics(cluster, rlmm, knowledge, clock, max_age_s)
+            TopicsOfConnection(archived).asked({(b"weather", 0)}, by_id=False, only_these=True)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout((LOOKS - 0.5) * max_age_s):
                     await archived.run()

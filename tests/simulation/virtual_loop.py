@@ -41,7 +41,10 @@ class VirtualClockSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """`turns`: how often it has looked for events, and run what was ready."""
+
     def __init__(self) -> None:
+        self.turns = 0
         self._virtual_clock = VirtualClockSelector()
         super().__init__(self._virtual_clock)
 
@@ -49,6 +52,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         # asyncio lets a timer fire less than this before its time. Whoever then looks and waits for
         # the rest would do so for ever: unlike a real clock, this one stands still meanwhile.
         self._clock_resolution = math.ulp(self.time())
+        self.turns += 1
         super()._run_once()  # type: ignore[misc]
 
     def time(self) -> float:

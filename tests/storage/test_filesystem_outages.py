@@ -37,6 +37,10 @@ def permissions_are_ignored() -> bool:
         return os.access(folder, os.R_OK)
 
 
+def all_ours(key: str) -> bool:
+    return True
+
+
 needs_permissions = pytest.mark.skipif(permissions_are_ignored(), reason="root reads everything")
 
 
@@ -71,7 +75,7 @@ async def everything_is_unavailable(store: FilesystemObjectStore) -> None:
         with pytest.raises(StorageUnavailable):
             [name async for name in store.list_folders(prefix)]
     with pytest.raises(StorageUnavailable):
-        await store.abort_stale_uploads("", 0)
+        await store.abort_stale_uploads("", 0, all_ours)
 
 
 async def test_a_renamed_folder_is_an_outage(store: FilesystemObjectStore, root: Path) -> None:
@@ -175,11 +179,11 @@ async def test_stale_temporaries_are_removed(store: FilesystemObjectStore, root:
     stale, other = root / "t" / "0" / "~put-1-0", root / "~put-1-1"
     stale.write_bytes(b"half")
     other.write_bytes(b"half")
-    assert await store.abort_stale_uploads("t/", older_than_epoch_ms=1000) == 0
-    assert await store.abort_stale_uploads("t/", LATER_MS) == 1
+    assert await store.abort_stale_uploads("t/", 1000, all_ours) == 0
+    assert await store.abort_stale_uploads("t/", LATER_MS, all_ours) == 1
     assert not stale.exists()
     assert other.exists()
-    assert await store.abort_stale_uploads("", LATER_MS) == 1
+    assert await store.abort_stale_uploads("", LATER_MS, all_ours) == 1
     assert await store.get("t/0/k") == b"content"
     await store.put("after", b"x")  # the marker is still there
 

@@ -12,6 +12,7 @@ from fetchproxy.storage.layout import (
     LAYOUT_OBJECT,
     SegmentFile,
     SegmentKey,
+    cluster_topics_key,
     key_after_base_offset,
     layout_text,
     log_start_key,
@@ -23,6 +24,7 @@ from fetchproxy.storage.layout import (
     parse_topic_folder,
     parse_uuid,
     partition_folder,
+    retention_step_key,
     segment_key,
     topic_folder,
     uuid_text,
@@ -68,7 +70,10 @@ def test_a_log_start_says_what_it_was_made_from(
     key = log_start_key(prefix, tip, offset)
     assert check_key(key) == key
     assert key.startswith(partition_folder(prefix, tip))
-    assert parse_log_start_key(prefix, key) == offset
+    assert parse_log_start_key(prefix, key) == (offset, -1)
+    later = log_start_key(prefix, tip, offset, 7)
+    assert parse_log_start_key(prefix, later) == (offset, 7)
+    assert parse_log_start_key(prefix, later.replace("-7", "-07")) is None
     assert parse_segment_key(prefix, key) is None
     assert parse_log_start_key(prefix, key.replace(".log-start", ".log_start")) is None
     assert parse_log_start_key(prefix, key + "s") is None
@@ -183,3 +188,19 @@ def test_the_layout_object_says_its_version() -> None:
     assert parse_layout_text(layout_text(12)) == 12
     for content in (b"", b"remote-log-layout", b"remote-log-layout x\n", b"remote-log-layout 1"):
         assert parse_layout_text(content) is None
+
+
+@pytest.mark.parametrize("cluster_id", ["MkU3OEVBNTcwNTJENDM2Qk", "a/../b c", "Ü" * 60])
+def test_any_cluster_has_a_key_for_its_topics(cluster_id: str) -> None:
+    key = cluster_topics_key("archive/", cluster_id)
+    assert check_key(key).startswith("archive/clusters/")
+    assert parse_topic_folder("clusters") is None
+    assert key != cluster_topics_key("archive/", cluster_id + "b")
+
+
+def test_what_retention_announces_is_no_segments_object() -> None:
+    tip = TopicIdPartition(UUID(int=1), "orders", 0)
+    key = check_key(retention_step_key("archive/", tip))
+    assert key.startswith(partition_folder("archive/", tip))
+    assert parse_segment_key("archive/", key) is None
+    assert parse_log_start_key("archive/", key) is None

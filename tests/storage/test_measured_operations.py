@@ -17,6 +17,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import LISTED_AT_ONCE, RemoteStorageManager
@@ -55,7 +56,8 @@ async def test_operations_are_timed_and_failures_counted() -> None:
 async def test_what_succeeds_is_no_error(tmp_path: Path) -> None:
     count = "fetchproxy_store_request_seconds_count"
     seen = sample(count, operation="list_partitions")
-    async with open_store(tmp_path.as_uri(), StoreConfig()) as rsm:
+    async with open_store(tmp_path.as_uri(), StoreConfig(), create=True) as rsm:
+        await rsm.identity.state(ArchiveIdentity())
         assert await rsm.list_partitions() == []
     assert sample(count, operation="list_partitions") == seen + 1
 

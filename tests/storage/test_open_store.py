@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fetchproxy.config.sections import StoreConfig
-from fetchproxy.errors import ConfigError, StorageUnavailable
+from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
+from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.hdfs_client import HdfsLocation
 from fetchproxy.storage.open import FileLocation, S3Location, open_store, parse_store_url
 
@@ -84,7 +85,10 @@ async def test_a_mistyped_path_is_no_empty_archive(tmp_path: Path) -> None:
 async def test_who_writes_an_archive_makes_its_folder(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/new/archive"
     async with open_store(url, StoreConfig(), create=True) as manager:
-        assert await manager.list_partitions() == []
+        with pytest.raises(ArchiveMissing):
+            await manager.list_partitions()
+        assert list(tmp_path.iterdir()) == [], "a look makes nothing"
+        await manager.identity.state(ArchiveIdentity())
     async with open_store(url, StoreConfig()) as manager:
         assert await manager.list_partitions() == []
 

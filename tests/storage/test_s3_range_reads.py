@@ -17,7 +17,7 @@ from certificates import Authority
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.s3 import S3ObjectStore
+from fetchproxy.storage.s3 import SMALL_OBJECT, S3ObjectStore
 from fetchproxy.storage.s3_range_reads import NEEDLESS_MAX, open_range_reads
 
 CONTENT = b"0123456789" * 100
@@ -94,6 +94,31 @@ async def test_a_range_takes_one_request_with_a_signed_url() -> None:
         for _ in range(3):
             assert await s3.get_range("k", PART) == b"0123456789"
         assert asked == [True] * 3
+
+
+async def test_a_small_object_takes_one_request_and_a_large_one_two() -> None:
+    sizes = iter((1, 1000, SMALL_OBJECT.length, SMALL_OBJECT.length + 1))
+    size = 0
+
+    def answer(head: str) -> bytes:
+        content = bytes(size)
+        if not signed_url(head):
+            return http("200 OK", content)
+        sent = content[: SMALL_OBJECT.length]
+        content_range = f"Content-Range: bytes 0-{len(sent) - 1}/{size}"
+        return http("206 Partial Content", sent, content_range)
+
+    async with store(answer) as (s3, asked):
+        for size in sizes:
+            assert await s3.get("k") == bytes(size)
+        assert asked == [True] * 3 + [True, False]
+
+
+async def test_whole_objects_of_a_store_without_ranges() -> None:
+    async with store(lambda _: http("200 OK", CONTENT)) as (s3, asked):
+        for _ in range(NEEDLESS_MAX + 2):
+            assert await s3.get("k") == CONTENT
+        assert asked == [True, False] * NEEDLESS_MAX + [False] * 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -188,3 +188,23 @@ def test_a_tls_client_on_a_plaintext_listener(authority: Authority, tmp_path: Pa
             tls_connection(process, authority)
         wait_for("log", lambda: process.logged("client_connection_closed"))
         assert "it speaks TLS" in process.logged("client_connection_closed")[0]["error"]
+
+
+@pytest.mark.parametrize("how", ["close_notify", "FIN"])
+def test_a_client_that_ends_its_sending_ends_its_connection(
+    authority: Authority, proxy: ProxyProcess, how: str
+) -> None:
+    """There is no half of a TLS connection here: what is not sent by then is not waited for."""
+    with tls_connection(proxy, authority) as peer:
+        assert answers(peer)
+        for correlation in range(8, 12):
+            peer.sendall(request(API_VERSIONS, 0, correlation=correlation))
+        if how == "FIN":
+            socket.socket.shutdown(peer, socket.SHUT_WR)
+            while peer.recv(4096):
+                pass
+        else:
+            with suppress(OSError):  # answers may be on their way
+                peer.unwrap()
+        wait_for("its end", lambda: proxy.metric("fetchproxy_connections") == 0)
+    assert not proxy.logged("library_message"), proxy.logged("library_message")

@@ -3,9 +3,10 @@
 Every fetch is a full one: session id 0 says that there are no fetch sessions (KIP-227). A fetch is
 answered as soon as anything is there (`min_bytes` is not waited for), at the latest after its
 `max_wait_ms`. OffsetOutOfRange is said of offsets that a look at the store, taken after the request
-came, has in no segment: below the beginning, above the end, in a recorded gap. While the store does
-not answer, answers are empty, and KAFKA_STORAGE_ERROR after `remote_fetch.remote_error_after_ms`.
-Leader epochs are not checked, as nobody leads.
+came, has in no segment: below the beginning, above the end. A recorded gap is read as a hole that
+compaction left (`gateway.gap_policy`). While the store does not answer, answers are empty, and
+KAFKA_STORAGE_ERROR after `remote_fetch.remote_error_after_ms`. Leader epochs are not checked, as
+nobody leads.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     every = [_partition_answer(parts, key, tip, found) for key, tip in tips.items()]
     room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
     answers, _ = within(every, room, first_whole=not parts.answers.full)
+    for part in answers:
+        if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
+            parts.skipped.note(tip, *part.skipped)
     topics = encode_topics(fetch.version, IsolationLevel(fetch.isolation_level), answers)
     owed_ms = request.pace.spend(request.client, sum(a.size for a in answers), told=True)
     return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics, owed_ms)
@@ -222,7 +226,7 @@ def _partition_answer(
     result = found.records.get(key)
     if result is None:
         return PartitionAnswer(key, marks)
-    return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns)
+    return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
 
 
 def _marks(view: PartitionView) -> PartitionPatch:

@@ -12,13 +12,15 @@ A time later than all records is answered with offset -1, as by a broker.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from fetchproxy.archive_only.catalogue import log_edges
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
-from fetchproxy.metadata.lineage import epoch_of, lineage_of
+from fetchproxy.many_items import each_of
+from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from protocol import list_offsets as wire
 from protocol.apis import ApiKey
@@ -30,6 +32,9 @@ from protocol.primitives import Buffer
 _KNOWN_FROM = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, wire.EARLIEST_PENDING_UPLOAD: 11}
 _ENDS = (wire.LATEST, wire.EARLIEST_LOCAL, wire.EARLIEST_PENDING_UPLOAD)
 
+# Partitions whose records are looked for side by side; reads are bounded by the fetchers.
+LOOKED_UP_AT_ONCE = 32
+
 Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
 
@@ -39,10 +44,24 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     catalogue = parts.archive.catalogue
     tips = [catalogue.partition(one.topic, one.partition) for one in asked]
     views = await parts.archive.views(tip for tip in tips if tip is not None)
+    waiting = [
+        (one, None if tip is None else views[tip]) for one, tip in zip(asked, tips, strict=True)
+    ]
+    results: dict[tuple[str, int], tuple[ErrorCode, Found]] = {}
+
+    async def look_some_up() -> None:
+        while waiting:
+            one, view = waiting.pop()
+            key = (one.topic, one.partition)
+            results[key] = await _look_up(parts, one, view, request.version)
+            await asyncio.sleep(0)  # what is in memory is found without waiting
+
+    async with asyncio.TaskGroup() as looking:
+        for _ in range(min(len(waiting), LOOKED_UP_AT_ONCE)):
+            looking.create_task(look_some_up(), name="look-up")
     topics: dict[str, list[dict[str, Any]]] = {}
-    for one, tip in zip(asked, tips, strict=True):
-        view = None if tip is None else views[tip]
-        error, (timestamp, offset, epoch) = await _look_up(parts, one, view, request.version)
+    async for one in each_of(asked):
+        error, (timestamp, offset, epoch) = results[one.topic, one.partition]
         topics.setdefault(one.topic, []).append(
             {
                 "partition_index": one.partition,
@@ -97,7 +116,7 @@ async def _find(parts: ArchiveOnlyParts, view: PartitionView, timestamp: int) ->
 
 
 def _edge(view: PartitionView, offset: int, epoch_at: int) -> Found:
-    return wire.UNKNOWN_TIMESTAMP, offset, epoch_of(lineage_of(view), epoch_at)
+    return wire.UNKNOWN_TIMESTAMP, offset, epoch_of(view, epoch_at)
 
 
 LIST_OFFSETS = ServedApi(ApiKey.LIST_OFFSETS, 1, 11, answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, RequestRefused, ServedApi
 from protocol.apis import ApiKey
 from protocol.error_codes import ErrorCode
 from protocol.message_codec import elements
@@ -26,10 +26,13 @@ REASON = "this node serves an archive, which cannot be written to"
 
 
 async def refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Without acknowledgement there is no answer: such records are lost unheard."""
+    """Raises RequestRefused where no acknowledgement is wanted: as a broker does on an error.
+
+    There is no answer then, and silence would mean success.
+    """
     asked = request.read(PRODUCE_REQUEST)
     if asked["acks"] == 0:
-        return ()
+        raise RequestRefused("PRODUCE", request.version, f"{REASON}; acks=0 wants no answer")
     refusal = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": REASON}
     topics = [
         {

@@ -36,6 +36,7 @@ def archive(
     bootstrap: options.Bootstrap = None,
     store: options.Store = None,
     archive: options.Archive = None,
+    create: options.Create = False,
     dry_run: DryRun = False,
     master: Master = None,
     spark_settings: SparkSettings = None,
@@ -56,7 +57,9 @@ def archive(
         "archive",
         master,
         spark_settings,
-        lambda spark, on_progress: job.archive(spark, config, on_progress=on_progress),
+        lambda spark, on_progress: job.archive(
+            spark, config, create=create, on_progress=on_progress
+        ),
     )
     segments = sum(partition.segments for partition in done.partitions)
     size = decimal(sum(partition.size_bytes for partition in done.partitions))

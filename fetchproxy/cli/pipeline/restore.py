@@ -48,7 +48,7 @@ def restore(
         typer.echo(f"{'would be repaired' if dry_run else 'repaired'}: {repair}")
     for refusal in done.refusals:
         typer.echo(f"not repaired: {refusal}")
-    print_restored(list(done.partitions), Console())
+    print_restored(list(done.partitions), Console(), dry_run=dry_run)
     say_failures(done.failures)
     if any(partition.unreadable or partition.not_in_store for partition in done.partitions):
         raise typer.Exit(EXIT_FAULTS)

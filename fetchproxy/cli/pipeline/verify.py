@@ -12,9 +12,12 @@ from fetchproxy.cli.pipeline.spark_run import (
     run_job,
     say_failures,
 )
-from fetchproxy.cli.running import EXIT_FAULTS
-from fetchproxy.cli.verify import print_fault, print_summary
+from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run
+from fetchproxy.cli.verify import print_fault, print_summary, with_concerns
+from fetchproxy.config.sections import Config
 from fetchproxy.pipeline.jobs import verify as job
+from fetchproxy.remote_log.verification.verify_report import VerifyReport
+from fetchproxy.storage.open import open_store
 
 
 def verify(
@@ -40,7 +43,15 @@ def verify(
     )
     for fault in done.report.faults:
         print_fault(fault)
-    print_summary(done.report)
+    report = run(_with_concerns(config, topic, done.report))
+    if report is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    print_summary(report)
     say_failures(done.failures)
     if not done.report.clean:
         raise typer.Exit(EXIT_FAULTS)
+
+
+async def _with_concerns(config: Config, topic: str | None, report: VerifyReport) -> VerifyReport:
+    async with open_store(options.store_url(config), config.store) as rsm:
+        return await with_concerns(rsm, report, topic)

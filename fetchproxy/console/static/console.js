@@ -69,6 +69,21 @@ function drawMissing(missing) {
   setText($("missing"), `Not ready yet: ${missing.join(", ")}`);
 }
 
+function drawHeld(partitions) {
+  $("held").hidden = partitions === 0;
+  setText($("held"), `Readers of ${count(partitions)} partition${partitions === 1 ? "" : "s"} wait for the archiver: ` +
+    "the brokers have deleted what they ask for, and it is not archived yet.");
+}
+
+function drawHeadlines(headlines) {
+  const node = $("headlines");
+  const key = JSON.stringify(headlines);
+  node.hidden = headlines.length === 0;
+  if (node.dataset.key === key) return;
+  node.dataset.key = key;
+  node.replaceChildren(...headlines.map((text) => make("p", "", text)));
+}
+
 function drawRefusal(refusal) {
   $("refusal").hidden = refusal === null;
   setText($("refusal"), `The proxy's own credentials are refused: ${refusal}`);
@@ -105,6 +120,7 @@ function tiles(now, before) {
     ["Fetches that wait", count(remote.waiting), "in the RemoteFetchPurgatory"],
     ["Read from the store", perSecond(rate(now, before, (s) => s.remote_reads.read_bytes)), `${size(remote.read_bytes)} since the start`],
     ["Catches", count(remote.catches), `${count(remote.held_stale)} held for fresh knowledge, ${count(remote.passed_on)} passed on`],
+    ["Readers led on", count(remote.led_on), remote.led_on ? `behind ${count(remote.offsets_skipped)} lost offsets` : "no reader met lost offsets", remote.led_on > 0],
     ["Chunk cache", size(cache.bytes), looked ? `of ${size(cache.bytes_max)}; ${Math.round((100 * cache.hits) / looked)} % hits` : `of ${size(cache.bytes_max)}; not used yet`],
     ["Back-offs", count(remote.backoffs), "pauses after storage errors"],
     ["Corrupt chunks", count(remote.corrupt_chunks), remote.corrupt_chunks ? "run fetchproxy verify" : "none seen", remote.corrupt_chunks > 0],
@@ -165,7 +181,7 @@ function bar(partition) {
 
 function barLabel({ archived, gaps, log_start_offset: start, log_end_offset: end }) {
   const parts = [archived.length ? `archived ${archived.map((r) => range(r.first, r.last)).join(", ")}` : "nothing archived"];
-  if (gaps.length) parts.push(`lost ${gaps.map((r) => range(r.first, r.last)).join(", ")}`);
+  if (gaps.length) parts.push(`not there ${gaps.map((r) => range(r.first, r.last)).join(", ")}`);
   if (start !== null && end !== null) parts.push(`on the brokers ${range(start, end - 1)}`);
   return parts.join("; ");
 }
@@ -195,12 +211,13 @@ function row(p) {
   return tr;
 }
 
-function faults(p) {
-  const texts = p.gaps.map((r) => `Lost before it was copied: ${range(r.first, r.last)}`);
+// What there is to know of a partition, by its names in log, metrics and commands.
+function faults(p, concerns) {
+  const texts = concerns.map((c) => `${c.concern}: ${c.what}`);
   if (p.margin_offsets !== null && p.margin_offsets < 0 && !p.gaps.length) {
     texts.push("The brokers have deleted offsets that are not archived.");
   }
-  if (p.error) texts.push(p.error);
+  if (p.error && !concerns.some((c) => c.what === p.error)) texts.push(p.error);
   if (!texts.length) return [];
   const tr = make("tr", "fault");
   const td = make("td");
@@ -210,14 +227,25 @@ function faults(p) {
   return [tr];
 }
 
-function drawPartitions(partitions) {
+function byPartition(concerns) {
+  const found = new Map();
+  concerns.forEach((c) => {
+    const name = `${c.topic}-${c.partition}`;
+    found.set(name, [...(found.get(name) ?? []), c]);
+  });
+  return found;
+}
+
+function drawPartitions({ partitions, concerns }) {
   const wanted = $("filter").value.trim().toLowerCase();
   const shown = partitions.filter((p) => `${p.topic}-${p.partition}`.toLowerCase().includes(wanted));
-  const key = JSON.stringify([wanted, partitions]);
+  const key = JSON.stringify([wanted, partitions, concerns]);
   const body = $("partitions");
   if (body.dataset.key !== key) {
     body.dataset.key = key;
-    body.replaceChildren(...shown.slice(0, ROWS_MAX).flatMap((p) => [row(p), ...faults(p)]));
+    const told = byPartition(concerns);
+    body.replaceChildren(...shown.slice(0, ROWS_MAX)
+      .flatMap((p) => [row(p), ...faults(p, told.get(`${p.topic}-${p.partition}`) ?? [])]));
   }
   const empty = $("no-partitions");
   const more = shown.length - ROWS_MAX;
@@ -257,8 +285,10 @@ function draw(now) {
   drawStore(status.store);
   drawMissing(status.missing);
   drawRefusal(status.cluster_refusal);
+  drawHeadlines(status.headlines);
+  drawHeld(status.remote_reads.held_partitions);
   drawTiles(now, previous);
-  drawPartitions(status.partitions);
+  drawPartitions(status);
   drawEvents(status.events);
 }
 
@@ -294,5 +324,5 @@ async function poll() {
   setTimeout(poll, POLL_MS);
 }
 
-$("filter").addEventListener("input", () => { if (latest) drawPartitions(latest.status.partitions); });
+$("filter").addEventListener("input", () => { if (latest) drawPartitions(latest.status); });
 poll();

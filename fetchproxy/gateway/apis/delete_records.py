@@ -110,7 +110,13 @@ async def _raise_log_start(parts: GatewayParts, result: DeletionResult, offset: 
     """The archive's log start after it; None: the archive holds nothing there."""
     topic = await parts.cluster.topic_by_name(result.topic, max_age_ms=0)
     tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
-    view = await parts.rlmm.refresh(tip, parts.clock())
+    try:
+        view = await parts.rlmm.refresh(tip, parts.clock())
+    except RemoteStorageError:
+        # What was never archived is no matter of the store's.
+        if parts.is_archiving(tip) or await parts.knowledge.may_be_archived(tip.topic_id):
+            raise
+        return None
     if not (view.segments or view.copies_started or parts.is_archiving(tip)):
         return None
     if offset == wire.HIGH_WATERMARK:

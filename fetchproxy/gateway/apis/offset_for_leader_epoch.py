@@ -21,16 +21,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.errors import ClusterError
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
+from fetchproxy.gateway.archive_lookup import ArchiveLookup
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS
+from fetchproxy.many_items import chosen, collected, each_of
 from fetchproxy.metadata.lineage import EpochEnd, lineage_of, merged_end_offset
 from fetchproxy.model import EpochStart, TopicIdPartition
 from protocol import offset_for_leader_epoch as wire
 from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.headers import RequestHead
+from protocol.headers import RequestHead, response_body
 from protocol.offset_for_leader_epoch import EpochResult
 from protocol.primitives import Buffer
 
@@ -39,6 +40,14 @@ if TYPE_CHECKING:
 
 # So long a whole answer may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0
+# Of that for partitions that were never read: what else is asked for is answered all the same.
+FIRST_READ_WAIT_MAX_S = 1.0
+# A request that names more than some 500 partitions is read when its answer is there, bit by bit.
+READ_AT_ONCE_BYTES_MAX = 8_192
+# Lineages looked through between two breaths of the event loop.
+LINEAGES_AT_ONCE = 50
+
+Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
 def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
@@ -47,68 +56,127 @@ def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at
 
 
 def _expect(parts: GatewayParts, frame: bytes, head: RequestHead, body_at: int) -> Answer:
-    request = wire.parse_request(memoryview(frame)[4:], body_at, head.api_version)
-    if request.replica_id >= 0:  # a follower must get its leader's own answer
-        return Answer(head.correlation_id)
-    asked = {(a.topic, a.partition): a.leader_epoch for a in request.asked}
+    request, version = memoryview(frame)[4:], head.api_version
+    asked: Asked | None = None
+    if len(frame) <= READ_AT_ONCE_BYTES_MAX:
+        parsed = wire.parse_request(request, body_at, version)
+        asked = {(a.topic, a.partition): a.leader_epoch for a in parsed.asked}
+    if wire.replica_id(request, body_at, version) >= 0:
+        return Answer(head.correlation_id)  # a follower must get its leader's own answer
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
-        return [await _correct(parts, payload, head.api_version, asked)]
+        wanted = asked
+        if wanted is None:
+            every = each_of(wire.asked_in(request, body_at, version))
+            wanted = {(a.topic, a.partition): a.leader_epoch async for a in every}
+        return [await _correct(parts, payload, version, wanted)]
 
     return HeldAnswer(head.correlation_id, rewrite)
 
 
-async def _correct(
-    parts: GatewayParts, payload: bytes, version: int, asked: Mapping[tuple[str, int], int]
-) -> Buffer:
-    corrected = bytearray(payload)
+async def _correct(parts: GatewayParts, payload: bytes, version: int, asked: Asked) -> Buffer:
     deadline = parts.clock() + ARCHIVE_WAIT_MAX_S
-    for result in wire.parse_response(payload, version):
-        requested = asked.get((result.topic, result.partition))
+    body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
+
+    def may_change(result: EpochResult) -> bool:
         # Otherwise the broker found the epoch in its own log, or knows that it cannot be.
-        if requested == result.leader_epoch and not result.error_code and result.end_offset >= 0:
-            wire.patch(corrected, await _both_tiers(parts, result, deadline))
+        requested = asked.get((result.topic, result.partition))
+        return requested == result.leader_epoch and not result.error_code and result.end_offset >= 0
+
+    results = await chosen(await collected(wire.results_in(body, version)), may_change)
+    if not results:
+        return payload
+    corrected = bytearray(payload)
+    try:
+        async with asyncio.timeout_at(deadline):
+            async for answer in each_of(await _both_tiers(parts, results)):
+                wire.patch(corrected, answer)
+    except TimeoutError as error:
+        for topic in {result.topic for result in results}:
+            _warn(parts, topic, error)
     return corrected
 
 
-async def _both_tiers(parts: GatewayParts, result: EpochResult, deadline: float) -> EpochResult:
-    try:
-        async with asyncio.timeout_at(deadline):
-            topic = await parts.cluster.topic_by_name(result.topic, IDENTITY_AGE_MAX_MS)
-            tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
-            if parts.rlmm.view(tip) is None:
-                await parts.rlmm.refresh(tip, parts.clock())
-            if await parts.views.check([tip], deadline):
-                return result
-            view = parts.views.view(tip)
-            assert view is not None  # it was read above
-            archived = lineage_of(view)
-            local_epoch = await _local_epoch(parts, tip, archived, result.leader_epoch)
-    except (ClusterError, RemoteStorageError, TimeoutError) as error:
-        parts.warnings.warn(
-            "epoch_answered_by_broker_alone",
-            result.topic,
-            topic=result.topic,
-            partition=result.partition,
-            error=str(error) or "not known in time",
-        )
-        return result
+async def _both_tiers(parts: GatewayParts, results: Sequence[EpochResult]) -> list[EpochResult]:
+    """The results that the archive changes."""
+    lookup = ArchiveLookup(parts, parts.clock(), FIRST_READ_WAIT_MAX_S)
+    found = await lookup.identify({result.topic for result in results})
+    for name, error in found.unknown.items():
+        _warn(parts, name, error)
+    asked: dict[TopicIdPartition, EpochResult] = {}
+    async for result in each_of(results):
+        topic = found.archived.get(result.topic)
+        if topic is not None:
+            asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
+    lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
+    looked = await lookup.last_views(asked)
+    async for tip, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
+        if failure is not None:
+            _warn(parts, tip.topic, failure)
+        elif view is not None:
+            lineages[tip] = lineage_of(view)
+    local_epochs = await _local_epochs(parts, lineages, asked)
+    return [
+        _merged(asked[tip], lineages[tip], epoch, _apart_to(parts, tip))
+        async for tip, epoch in each_of(local_epochs.items())
+        if not isinstance(epoch, ClusterError)
+    ]
+
+
+def _merged(
+    result: EpochResult,
+    archived: Sequence[EpochStart],
+    local_epoch: int | None,
+    apart_to: int | None,
+) -> EpochResult:
     broker = EpochEnd(result.leader_epoch, result.end_offset)
-    merged = merged_end_offset(archived, result.leader_epoch, broker, local_epoch)
+    merged = merged_end_offset(archived, result.leader_epoch, broker, local_epoch, apart_to)
     return result._replace(leader_epoch=merged.epoch, end_offset=merged.end_offset)
 
 
-async def _local_epoch(
-    parts: GatewayParts, tip: TopicIdPartition, archived: Sequence[EpochStart], requested: int
-) -> int | None:
-    """Where the broker's own log begins; asked for only where the archive does not settle it."""
-    if not archived or any(entry.epoch >= requested for entry in archived):
+def _apart_to(parts: GatewayParts, tip: TopicIdPartition) -> int | None:
+    """The archive's end where its log is not the broker's all the way."""
+    view = parts.views.view(tip)
+    if view is None or not (view.history.kept_below or parts.views.begins_again(tip)):
         return None
-    edges = parts.cluster.cached_log_edges(tip)
-    # An epoch only leaves the local log, so the last known beginning is too low at most.
-    if edges is None or not 0 <= edges.log_start_epoch <= requested:
-        edges = await parts.cluster.log_edges(tip, not_older_than=parts.clock())
-    return None if edges.log_start_epoch < 0 else edges.log_start_epoch
+    return view.log_end_offset
+
+
+async def _local_epochs(
+    parts: GatewayParts,
+    lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
+    asked: Mapping[TopicIdPartition, EpochResult],
+) -> dict[TopicIdPartition, int | ClusterError | None]:
+    """Where the brokers' own logs begin; asked for only where the archive does not settle it."""
+    epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
+    open_ones: list[TopicIdPartition] = []
+    async for tip, archived in each_of(lineages.items()):
+        requested = asked[tip].leader_epoch
+        edges = parts.cluster.cached_log_edges(tip)
+        if not archived or any(entry.epoch >= requested for entry in archived):
+            epochs[tip] = None
+        # An epoch only leaves the local log, so the last known beginning is too low at most.
+        elif edges is not None and 0 <= edges.log_start_epoch <= requested:
+            epochs[tip] = edges.log_start_epoch
+        else:
+            open_ones.append(tip)
+    told = await parts.cluster.log_edges_of(open_ones, not_older_than=parts.clock())
+    async for tip, now in each_of(told.items()):
+        if isinstance(now, ClusterError):
+            epochs[tip] = now
+            _warn(parts, tip.topic, now)
+        else:
+            epochs[tip] = None if now.log_start_epoch < 0 else now.log_start_epoch
+    return epochs
+
+
+def _warn(parts: GatewayParts, topic: str, error: Exception) -> None:
+    parts.warnings.warn(
+        "epoch_answered_by_broker_alone",
+        topic,
+        topic=topic,
+        error=str(error) or "not known in time",
+    )
 
 
 API = Api(

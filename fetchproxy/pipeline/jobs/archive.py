@@ -28,6 +28,7 @@ from fetchproxy.pipeline.jobs.opened_archive import (
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress, quiet, spread
 from fetchproxy.remote_log.archive_once import archive_partitions
 from fetchproxy.remote_log.discovery import TopicDiscovery
+from fetchproxy.remote_log.own_archive import OwnArchive
 
 # Asked at once while planning: each is one request to a leader and a look at the archive.
 PLANNED_AT_ONCE = 16
@@ -85,12 +86,16 @@ class Archived:
     failures: tuple[Failure, ...]
 
 
-def archive(spark: Any, config: Config, *, on_progress: OnProgress = quiet) -> Archived:
+def archive(
+    spark: Any, config: Config, *, create: bool = False, on_progress: OnProgress = quiet
+) -> Archived:
     """Copy what `archive.topics` matches, up to the last stable offsets of this moment.
 
+    `create`: as of `OwnArchive`.
     Raises ConfigError, ClusterError, RemoteStorageError where it cannot be planned; PipelineFailed.
     """
     config = for_executors(config)
+    begin_archive(config, create=create)
     plan = plan_archive(config)
     done = spread(
         spark,
@@ -107,6 +112,22 @@ def archive(spark: Any, config: Config, *, on_progress: OnProgress = quiet) -> A
     return Archived(plan, done.results, frame, done.failures)
 
 
+def begin_archive(config: Config, *, create: bool = False) -> None:
+    """Runs on the driver, first of all: the archive is there and our own, or is made where it may.
+
+    Raises as `OwnArchive.confirm`.
+    """
+
+    async def confirmed() -> None:
+        async with managed_archive(config, brokers=True, create=True) as opened:
+            assert opened.cluster is not None
+            rsm, rlmm, cluster = opened.rsm, opened.rlmm, opened.cluster
+            own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=True, create=create)
+            await own.confirm()
+
+    in_loop(confirmed())
+
+
 def plan_archive(config: Config) -> ArchivePlan:
     """Runs on the driver. Those with the most to copy come first. Raises as `archive`."""
     if config.archive.topics is None:
@@ -118,7 +139,7 @@ def plan_archive(config: Config) -> ArchivePlan:
         )
 
     async def planned() -> ArchivePlan:
-        async with managed_archive(config, brokers=True, create=True) as opened:
+        async with managed_archive(config, brokers=True, create=True, must_exist=False) as opened:
             assert opened.cluster is not None  # brokers were asked for
             return await _plan(config, opened.cluster, opened.rlmm)
 
@@ -132,7 +153,7 @@ def archive_partition(config: Config, planned: PlannedPartition) -> ArchivedPart
     """
 
     async def archived() -> ArchivedPartition:
-        async with managed_archive(config, brokers=True, create=True) as opened:
+        async with managed_archive(config, brokers=True) as opened:
             assert opened.cluster is not None
             await archive_partitions(
                 config.archive,

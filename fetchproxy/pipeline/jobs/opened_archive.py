@@ -76,14 +76,18 @@ async def stored_archive(config: Config) -> AsyncIterator[StoredArchive]:
 
 @asynccontextmanager
 async def managed_archive(
-    config: Config, *, brokers: bool = False, create: bool = False
+    config: Config, *, brokers: bool = False, create: bool = False, must_exist: bool = True
 ) -> AsyncIterator[ManagedArchive]:
     """`brokers`: the work needs them. Without, they are dialled for a metadata topic alone.
+
+    `create`, `must_exist`: as of `open_archive`.
 
     Raises ConfigError, RemoteStorageError, ClusterError.
     """
     async with AsyncExitStack() as opened:
-        rsm = await opened.enter_async_context(open_archive(config, create=create))
+        rsm = await opened.enter_async_context(
+            open_archive(config, create=create, must_exist=must_exist)
+        )
         if not brokers and config.metadata.manager == "store":
             stored = StoreBackedRemoteLogMetadataManager(rsm, config.metadata)
             yield ManagedArchive(rsm, await opened.enter_async_context(stored), None)

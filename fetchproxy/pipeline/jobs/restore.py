@@ -28,6 +28,7 @@ from fetchproxy.pipeline.jobs.opened_archive import (
     wall_clock_ms,
 )
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress, quiet, spread
+from fetchproxy.remote_log.own_archive import state_metadata_topic
 from fetchproxy.remote_log.verification.repair import repair_archive
 from fetchproxy.remote_log.verification.restore import RestoredPartition, restore_archive
 from fetchproxy.remote_log.verification.verify import metadata_faults
@@ -84,6 +85,8 @@ def restore(
         on_progress=on_progress,
         log=config.log,
     )
+    if topic is None and there and not dry_run and not done.failures:
+        in_loop(_state_metadata_topic(config))
     partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tip))
     return Restored(
         partitions,
@@ -133,6 +136,11 @@ def restore_group(config: Config, dry_run: bool, topic_is_there: bool, tips: Tip
         return RestoredGroup(tuple(done), repairs, tuple(repaired.refusals))
 
     return asyncio.run(restored())
+
+
+async def _state_metadata_topic(config: Config) -> None:
+    async with stored_archive(config) as archive:
+        await state_metadata_topic(archive.rsm, config.metadata.topic_name)
 
 
 async def _metadata_topic(config: Config, *, create: bool) -> bool:

@@ -20,6 +20,7 @@ from fetchproxy.pipeline.jobs.opened_archive import (
     stored_partitions,
 )
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress, quiet, spread
+from fetchproxy.remote_log.concerns import in_order
 from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.remote_log.verification.verify_report import Fault, VerifyReport
 
@@ -83,6 +84,8 @@ def together(reports: Iterable[VerifyReport]) -> VerifyReport:
         faults=tuple(fault for report in every for fault in report.faults),
         orphans=tuple(sorted(orphan for report in every for orphan in report.orphans)),
         segments_overlapping=sum(report.segments_overlapping for report in every),
+        not_known=tuple(sorted(what for report in every for what in report.not_known)),
+        concerns=in_order(found for report in every for found in report.concerns),
     )
 
 

@@ -99,6 +99,7 @@ def _may_be_merged(segment: RemoteLogSegmentMetadata, view: PartitionView) -> bo
     return (
         segment.copied_end_offset is None
         and segment.start_offset >= view.raised_log_start
+        and view.history.shows(segment)
         and segment.max_timestamp_ms >= 0
         and not unreadable_inside
     )

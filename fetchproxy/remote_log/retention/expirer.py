@@ -1,9 +1,11 @@
 """Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a partition.
 
 The order keeps every reader safe, and every step may be the last before a crash:
+0. what retention would hide of it at once is announced before, if it is much (`retention_step`);
 1. the log start is raised and published: from then on nobody begins to read below it;
 2. what lies below it, and what nobody can be working on, becomes DELETE_SEGMENT_STARTED;
 3. `retention_grace_ms` after that, by the time stored with it, its objects go, then its metadata.
+What goes because others hold its offsets goes only while these are seen to be in the store.
 It does not decide what retention has passed: that is `retention`.
 """
 
@@ -11,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -34,11 +36,15 @@ from fetchproxy.observability.metrics import (
     REMOTE_LOG_METADATA_COUNT,
     REMOTE_LOG_SIZE_BYTES,
 )
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
+from fetchproxy.remote_log.retention.clock_witness import ClockWitness
 from fetchproxy.remote_log.retention.orphans import (
+    Objects,
     OrphanWatch,
     delete_orphans,
     find_orphans,
     is_worthless,
+    offsets_held,
 )
 from fetchproxy.remote_log.retention.plan import (
     Removals,
@@ -46,13 +52,22 @@ from fetchproxy.remote_log.retention.plan import (
     plan_removals,
     retained_from,
 )
-from fetchproxy.remote_log.retention.retention_settings import effective_retention
+from fetchproxy.remote_log.retention.retention_settings import (
+    UNLIMITED,
+    Retention,
+    effective_retention,
+)
+from fetchproxy.remote_log.retention.retention_step import RetentionBrake
+from fetchproxy.remote_log.retention.segment_looks import SegmentLooks
+from fetchproxy.remote_log.retention.spare_copies import Segments, holders
 from fetchproxy.remote_log.retention.steady_clock import SteadyClock
+from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
 State = RemoteLogSegmentState
+T = TypeVar("T")
 _Step = Callable[[RemoteLogSegmentMetadata], Coroutine[Any, Any, None]]
 
 # After this a turn leaves the rest to the next one: a slow store is shared with the copies.
@@ -71,6 +86,14 @@ class _Partition:
     due_at: float = float("-inf")  # loop time
     orphans_due_at: float = float("-inf")
     orphans: OrphanWatch = field(default_factory=OrphanWatch)
+    orphan_kept: bool = False  # by the last look for them, as what replaces it is damaged
+
+
+@dataclass(slots=True)
+class _Turn:
+    looked_at: int = 0
+    done: int = 0
+    kept: int = 0
 
 
 class Expirer:
@@ -84,6 +107,7 @@ class Expirer:
         *,
         topic_config: Callable[[UUID], Mapping[str, str] | None],
         wall_clock_ms: Callable[[], int],
+        concerns: ArchiverConcerns | None = None,
         clock_settle_ms: int | None = None,
     ) -> None:
         """`clock_settle_ms`: instead of the configured one, for a pass too short to watch it."""
@@ -93,6 +117,10 @@ class Expirer:
         self._topic_config = topic_config
         self._wall_clock_ms = wall_clock_ms
         settle_ms = config.retention_clock_settle_ms if clock_settle_ms is None else clock_settle_ms
+        self._concerns = concerns or ArchiverConcerns()
+        self._looks = SegmentLooks(rsm)
+        self._brake = RetentionBrake(rsm.retention, self._concerns, config.retention_step_grace_ms)
+        self._witness = ClockWitness()
         self._clock = SteadyClock(wall_clock_ms, settle_ms)
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
@@ -125,6 +153,8 @@ class Expirer:
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
+        self._concerns.forget(tip, Concern.REPLACED_SEGMENT_KEPT, Concern.RETENTION_CLOCK_DOUBTED)
+        self._brake.forget(tip)
         if self._partitions.pop(tip, None) is not None:
             for gauge in _GAUGES:
                 if (tip.topic, str(tip.partition)) in gauge._metrics:
@@ -134,13 +164,35 @@ class Expirer:
         """How long until the next one (s)."""
         view = await self._rlmm.refresh(tip, asyncio.get_running_loop().time())
         retention = effective_retention(self._config, tip.topic, self._topic_config(tip.topic_id))
-        start = retained_from(view, retention, now_ms)
+        start, doubtful = await self._retained_from(view, retention, now_ms)
+        start = await self._brake.released(tip, view, start, now_ms, doubtful=doubtful)
         if start is not None:
             view = await self._rlmm.raise_log_start_offset(tip, start)
             log.info(
                 "log_start_raised", topic=tip.topic, partition=tip.partition, log_start_offset=start
             )
+            await self._brake.done(tip)
         return await self._remove(tip, view, now_ms)
+
+    async def _retained_from(
+        self, view: PartitionView, retention: Retention, now_ms: int
+    ) -> tuple[int | None, bool]:
+        """The first offset that retention keeps, None: all; and whether the clock is in doubt.
+
+        By a clock that is wrong for sure nothing goes; by bytes it does.
+        """
+        self._witness.saw(view)
+        start = retained_from(view, retention, now_ms)
+        by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
+        doubt = None
+        if start != by_bytes and self._config.retention_step_grace_ms > 0:
+            doubt = self._witness.doubt(now_ms, await self._rsm.retention.store_clock_ms())
+        if doubt is None or not doubt.sure:
+            self._concerns.release(Concern.RETENTION_CLOCK_DOUBTED, view.tip)
+            return start, doubt is not None
+        sentence = f"{view.tip}: retention by time waits, as {doubt.what}; set the clock right"
+        self._concerns.hold(Concern.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
+        return by_bytes, False
 
     async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
         """Some of what may go. `view` was just read. How long until more may (s)."""
@@ -158,42 +210,88 @@ class Expirer:
             *((self._hide, segment) for segment in removals.hide),
             *((self._delete, segment) for segment in removals.delete),
         ]
-        done = await self._do(tip, to_do)
-        undeleted = removals.delete[max(0, done - len(removals.hide)) :]
-        self._publish(tip, view, (*removals.hide, *removals.waiting, *undeleted))
-        return 0.0 if done < len(to_do) else self._wait_s(removals, now_ms)
+        turn = await self._do(tip, to_do, removals)
+        if turn.looked_at == len(to_do) and not turn.kept:
+            self._settle_kept(tip)
+        undeleted = removals.delete[max(0, turn.looked_at - len(removals.hide)) :]
+        to_go = (*removals.hide, *removals.waiting, *undeleted)
+        self._publish(tip, view, to_go)
+        if turn.done and turn.looked_at < len(to_do):
+            return 0.0
+        hidden = turn.done > 0 and bool(removals.hide)
+        return self._wait_s(removals, now_ms, hidden=hidden)
 
     async def _do(
         self,
         tip: TopicIdPartition,
         to_do: Sequence[tuple[_Step, RemoteLogSegmentMetadata]],
-    ) -> int:
-        """How many of them were done: a part, where it takes long, as copying waits meanwhile."""
+        removals: Removals,
+    ) -> _Turn:
+        """A part of them, where it takes long, as copying waits meanwhile."""
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
-        for done, (step, segment) in enumerate(to_do):
-            if done >= self._config.retention_deletes_per_turn_max or loop.time() > enough_at:
-                return done
+        turn = _Turn()
+        for step, segment in to_do:
+            if turn.done >= self._config.retention_deletes_per_turn_max or loop.time() > enough_at:
+                break
             try:
-                await self._within(step(segment), f"{step.__name__} of a segment of {tip}")
+                done = await self._within(
+                    self._do_one(step, segment, removals), f"{step.__name__} of a segment of {tip}"
+                )
             except RemoteStorageError:
                 REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
                 raise
-        return len(to_do)
+            turn.looked_at += 1
+            turn.done += done
+            turn.kept += not done
+        return turn
 
-    def _wait_s(self, removals: Removals, now_ms: int) -> float:
+    async def _do_one(
+        self, step: _Step, segment: RemoteLogSegmentMetadata, removals: Removals
+    ) -> bool:
+        """Unless it is the last that has its offsets; then it stays, and that is told."""
+        why = await self._why_kept(segment, removals.stand_ins.get(segment.segment_id.id, ()))
+        if why is None:
+            await step(segment)
+            return True
+        tip = segment.topic_id_partition
+        self._concerns.hold(
+            Concern.REPLACED_SEGMENT_KEPT,
+            tip,
+            f"{tip}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
+            f"{segment.end_offset} is not deleted: {why}; run fetchproxy verify",
+            (segment.start_offset, segment.end_offset),
+        )
+        return False
+
+    async def _why_kept(
+        self, segment: RemoteLogSegmentMetadata, stand_ins: Segments | None
+    ) -> str | None:
+        if stand_ins is None:
+            whole = await self._looks.damage([segment]) is None
+            return "it is whole, and no other has all of its offsets" if whole else None
+        damage = await self._looks.damage(stand_ins)
+        return None if damage is None else f"of what replaces it {damage}"
+
+    def _settle_kept(self, tip: TopicIdPartition) -> None:
+        """All that may go was looked at: what was wrong before is mended."""
+        partition = self._partitions.get(tip)
+        if partition is None or not partition.orphan_kept:
+            self._concerns.release(Concern.REPLACED_SEGMENT_KEPT, tip)
+
+    def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
         waits_ms = [self._config.retention_check_interval_ms]
-        if removals.hide:
+        if hidden:
             waits_ms.append(self._config.retention_grace_ms)
         if removals.next_at_ms is not None:
             waits_ms.append(removals.next_at_ms - now_ms)
         return min(waits_ms) / 1000
 
-    async def _within(self, work: Awaitable[None], what: str) -> None:
+    async def _within(self, work: Awaitable[T], what: str) -> T:
         """A store that hangs must not hold up the partition's copies for ever."""
         try:
             async with asyncio.timeout(self._config.copy_max_ms / 1000):
-                await work
+                return await work
         except TimeoutError:
             raise StorageUnavailable(
                 f"{what}: not done within {self._config.copy_max_ms} ms"
@@ -247,10 +345,36 @@ class Expirer:
         found = {i: o for i, o in unnamed.items() if is_worthless(self._rsm, view, o)}
         age_min_s = self._config.orphan_age_min_ms / 1000
         old = partition.orphans.old_enough(found, now, age_min_s)
-        await delete_orphans(self._rsm, tip, [found[segment_id] for segment_id in old])
+        partition.orphan_kept = False
+        gone = [i for i in old if await self._may_go(view, found[i], partition)]
+        await delete_orphans(self._rsm, tip, [found[segment_id] for segment_id in gone])
         interval_s = self._config.orphan_check_interval_ms / 1000
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)
+
+    async def _may_go(self, view: PartitionView, objects: Objects, partition: _Partition) -> bool:
+        """Not the only log that has its offsets, nor while the other one is not whole."""
+        offsets = await offsets_held(self._rsm, objects)
+        if offsets is None:
+            return True
+        found = holders(*offsets, view)
+        if SegmentFile.METADATA not in objects:
+            end = view.log_end_offset
+            deleted = offsets[1] < view.raised_log_start
+            if found is None or (not deleted and (end is None or end <= offsets[1])):
+                return False
+        damage = await self._looks.damage(found or ())
+        if damage is not None:
+            partition.orphan_kept = True
+            self._concerns.hold(
+                Concern.REPLACED_SEGMENT_KEPT,
+                view.tip,
+                f"{view.tip}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "
+                f"deleted, as the segment with its offsets is damaged: {damage}; run "
+                "fetchproxy verify",
+                offsets,
+            )
+        return damage is None
 
     @staticmethod
     def _publish(

@@ -2,7 +2,9 @@
 
 Outside a broker nothing makes it wait for the copy (in KIP-405 local segments do). So the topic's
 own retention is unlimited, and DeleteRecords goes up to where both the archive, read anew, holds
-every record and local retention has passed. Sent to the broker itself, it leaves the archive alone.
+every record and local retention has passed. Each segment that stands for the records is looked at
+in the store before: where one is not whole, nothing of the partition is trimmed. Sent to the broker
+itself, DeleteRecords leaves the archive alone.
 """
 
 from __future__ import annotations
@@ -18,19 +20,25 @@ from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.cluster.partition_admin import delete_records
 from fetchproxy.config.archive import ArchiveConfig
 from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.lineage import epoch_of, lineage_of
+from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
 from fetchproxy.remote_log.retention.plan import newest_timestamp_ms
 from fetchproxy.remote_log.retention.retention_settings import (
     Retention,
     effective_retention,
     trimming_refusal,
 )
+from fetchproxy.remote_log.retention.segment_looks import SegmentLooks
 from fetchproxy.remote_log.retention.steady_clock import SteadyClock
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
+
+# After this what was looked at is trimmed, and the next turn goes on: copying waits meanwhile.
+_LOOKS_ENOUGH_S = 5.0
 
 
 def trim_target(
@@ -41,6 +49,8 @@ def trim_target(
     By whole segments of the archive, oldest first, ending at the first that stays, and never above
     an offset that is not archived.
     """
+    if edges.log_start_offset < view.history.kept_below:
+        return None  # what the broker has there is not what is archived
     run = _archived_from(view, edges.log_start_offset)
     if not run or run[-1].end_offset >= edges.last_stable_offset:
         return None  # the log ends below the archive: another lineage, or an answer of before
@@ -86,10 +96,12 @@ class LocalRetention:
         self,
         config: ArchiveConfig,
         cluster: Cluster,
+        rsm: RemoteStorageManager,
         rlmm: RemoteLogMetadataManager,
         *,
         topic_config: Callable[[UUID], Mapping[str, str] | None],
         wall_clock_ms: Callable[[], int],
+        concerns: ArchiverConcerns,
         clock_settle_ms: int | None = None,
     ) -> None:
         """`clock_settle_ms`: instead of the configured one, for a pass too short to watch it."""
@@ -97,6 +109,8 @@ class LocalRetention:
         self._cluster = cluster
         self._leader = ClusterLeaderLog(cluster)
         self._rlmm = rlmm
+        self._looks = SegmentLooks(rsm)
+        self._concerns = concerns
         self._topic_config = topic_config
         settle_ms = config.retention_clock_settle_ms if clock_settle_ms is None else clock_settle_ms
         self._clock = SteadyClock(wall_clock_ms, settle_ms)
@@ -110,6 +124,7 @@ class LocalRetention:
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
+        self._concerns.forget(tip, Concern.LOCAL_TRIMMING_STOPPED)
         if self._due_at.pop(tip, None) is None:
             return
         if all(other.topic != tip.topic for other in self._due_at):
@@ -132,18 +147,26 @@ class LocalRetention:
             self._refuse(tip.topic, reason)
         else:
             self._allow(tip.topic)
-            if retention.trims_locally:
-                await self._trim(tip, retention, loop_s, now_ms)
+            if not retention.trims_locally:
+                self._concerns.release(Concern.LOCAL_TRIMMING_STOPPED, tip)
+            if retention.trims_locally and await self._trim(tip, retention, loop_s, now_ms):
+                self._due_at[tip] = loop_s
+                return
         self._due_at[tip] = loop_s + self._config.retention_check_interval_ms / 1000
 
     async def _trim(
         self, tip: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int
-    ) -> None:
+    ) -> bool:
+        """True: more may be trimmed, which is still to be looked at."""
         view = await self._rlmm.refresh(tip, not_older_than)
         edges = await self._cluster.log_edges(tip, not_older_than=not_older_than)
         target = trim_target(view, edges, retention, now_ms)
         if target is None or target <= edges.log_start_offset:
-            return
+            return False
+        whole_to = await self._whole_up_to(tip, view, edges.log_start_offset, target)
+        if whole_to is None:
+            return False
+        more, target = whole_to < target, whole_to
         if not await self._is_same_log(tip, view, target):
             log.warning(
                 "local_log_not_trimmed",
@@ -152,7 +175,7 @@ class LocalRetention:
                 offset=target,
                 error="the leader's log below this offset is not the one that was archived",
             )
-            return
+            return False
         low_watermark = await delete_records(self._cluster, tip, target)
         LOCAL_LOG_TRIMMED.labels(tip.topic).inc()
         log.info(
@@ -162,11 +185,37 @@ class LocalRetention:
             log_start_offset=low_watermark,
             archive_end=view.log_end_offset,
         )
+        return more
+
+    async def _whole_up_to(
+        self, tip: TopicIdPartition, view: PartitionView, start: int, target: int
+    ) -> int | None:
+        """Up to which offset, `target` at most, the archive's objects were seen; None: some are
+        damaged or gone, and nobody knows what else is."""
+        loop = asyncio.get_running_loop()
+        enough_at = loop.time() + _LOOKS_ENOUGH_S
+        for segment in _archived_from(view, start):
+            if segment.end_offset >= target:
+                break
+            damage = await self._looks.damage([segment])
+            if damage is not None:
+                self._concerns.hold(
+                    Concern.LOCAL_TRIMMING_STOPPED,
+                    tip,
+                    f"the brokers keep their records of {tip}: the archive should have them and "
+                    f"has not, {damage}; run fetchproxy verify",
+                    (start, target - 1),
+                )
+                return None
+            if loop.time() > enough_at:
+                return segment.end_offset + 1
+        self._concerns.release(Concern.LOCAL_TRIMMING_STOPPED, tip)
+        return target
 
     async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
         """The leader has, up to `target`, the log that was archived: none that an unclean election
         put in its place since."""
-        epoch = epoch_of(lineage_of(view), target - 1)
+        epoch = epoch_of(view, target - 1)
         told = await self._leader.epoch_end(tip, epoch)
         return told is not None and told.end.epoch == epoch and told.end.end_offset >= target
 

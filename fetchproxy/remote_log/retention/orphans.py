@@ -15,6 +15,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
+from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.segment_json import decode_segment
@@ -72,6 +73,8 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
     """A log without metadata may be one whose metadata were lost: then nothing else has its place.
 
     It is kept for `verify --repair`, until its first offset is archived elsewhere, or deleted.
+    Whether that elsewhere is there, and has the rest of it, is asked before it goes
+    (`offsets_held`).
     """
     stored = objects.get(SegmentFile.LOG)
     if stored is None or SegmentFile.METADATA in objects:
@@ -88,6 +91,27 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
         base_offset=key.base_offset,
     )
     return False
+
+
+async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
+    """First and last offset that its log may hold, by its key and its index; None: it has no log.
+
+    Without a whole index the first one alone is known. Raises RemoteStorageError.
+    """
+    stored = objects.get(SegmentFile.LOG)
+    key = None if stored is None else rsm.parse_key(stored.key)
+    if stored is None or key is None:
+        return None
+    last = key.base_offset
+    if SegmentFile.INDEX in objects:
+        try:
+            raw = await rsm.get_segment_object(objects[SegmentFile.INDEX])
+            index = RemoteLogIndex.parse(raw)
+            if index.size_bytes == stored.size_bytes:
+                last = max(last, index.last_offset)
+        except (CorruptSegment, ObjectNotFound):
+            pass  # it says nothing of the log
+    return key.base_offset, last
 
 
 async def _is_orphan(rsm: RemoteStorageManager, tip: TopicIdPartition, objects: Objects) -> bool:

@@ -8,7 +8,9 @@ An archive is deleted only if all of this holds, however long it takes:
 - this cluster, by its id, has had the topic: an archiver has seen it alive there and has said so in
   the store. Archives of other clusters, and restored ones, have no such word or another's;
 - the cluster denies it by name and by id (an error, or no right to see it, denies nothing);
-- it has done so at every look for `topic_deletion_grace_ms`.
+- it has done so at every look for `topic_deletion_grace_ms`;
+- other topics that it had were there when this one went (`cluster_topics`): a cluster that has lost
+  all of them, or most at once, may be another one that was formatted with the same id.
 A topic of the same name that was created again has another id, and is another log.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 
 import structlog
@@ -23,7 +26,7 @@ import structlog
 from fetchproxy.cluster.answers import UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import (
     RemoteLogSegmentMetadata,
@@ -33,6 +36,14 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
+from fetchproxy.remote_log.retention.cluster_topics import (
+    ClusterTopics,
+    decode_cluster_topics,
+    doubt_of_cluster,
+    encode_cluster_topics,
+    moved_on,
+)
 from fetchproxy.remote_log.retention.orphans import Objects, delete_orphans
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -53,6 +64,7 @@ class PartitionDeletion:
         rlmm: RemoteLogMetadataManager,
         *,
         wall_clock_ms: Callable[[], int],
+        concerns: ArchiverConcerns | None = None,
     ) -> None:
         self._config = config
         self._cluster = cluster
@@ -61,13 +73,17 @@ class PartitionDeletion:
         self._wall_clock_ms = wall_clock_ms
         self._owned: dict[UUID, str] = {}  # topic id -> cluster id, as the store says it
         self._absent_since: dict[UUID, float] = {}  # loop time
+        self._kept: set[UUID] = set()  # denied, and nobody has noted that it went alone
+        self._concerns = concerns or ArchiverConcerns()
         self._failing = False
 
     async def run(self) -> None:
         """Looks at an interval; what fails is logged once per outage and tried again."""
         while True:
             try:
-                if self._config.topic_deletion == "delete":
+                if self._config.topic_deletion == "keep":
+                    await self.keep()
+                else:
                     await self.look()
                 self._failing = False
             except (ClusterError, RemoteStorageError) as error:
@@ -81,26 +97,84 @@ class PartitionDeletion:
         archived: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
         for tip in await self._rlmm.list_partitions():
             archived.setdefault((tip.topic_id, tip.topic), []).append(tip)
+        if not archived:
+            return
         alive = {topic.topic_id for topic in await self._cluster.topics(max_age_ms=0)}
         cluster_id = await self._cluster.cluster_id()
         if not cluster_id:
             return
+        denied: set[UUID] = set()
         for (topic_id, topic), partitions in archived.items():
             if topic_id in alive:
-                self._absent_since.pop(topic_id, None)
                 await self._own(topic_id, topic, cluster_id)
             elif await self._is_owned(
                 topic_id, topic, partitions, cluster_id
             ) and await self._is_denied(topic_id, topic, cluster_id):
+                denied.add(topic_id)
+        ids = {topic_id for topic_id, _ in archived}
+        may_go = await self._may_go(cluster_id, alive, denied, ids)
+        for (topic_id, topic), partitions in archived.items():
+            if topic_id in may_go or (
+                topic_id in denied and await self._is_any_started(partitions)
+            ):
                 await self._delete_when_due(topic_id, topic, partitions)
             else:
                 self._absent_since.pop(topic_id, None)
 
+    async def keep(self) -> None:
+        """Topics that are gone by now keep their archive for good. Raises as `look`."""
+        if not list(await self._rlmm.list_partitions()):
+            return
+        alive = {topic.topic_id for topic in await self._cluster.topics(max_age_ms=0)}
+        cluster_id = await self._cluster.cluster_id()
+        if cluster_id:
+            await self._note(
+                cluster_id, await self._noted(cluster_id), ClusterTopics(frozenset(alive))
+            )
+
+    # --- whether it is the same cluster ---
+    async def _may_go(
+        self, cluster_id: str, alive: set[UUID], denied: set[UUID], archived: set[UUID]
+    ) -> frozenset[UUID]:
+        """Those of `denied` that were deleted one by one, or that a person gives up."""
+        before = await self._noted(cluster_id)
+        if self._config.topic_deletion == "delete-all":
+            before = replace(before, alive=before.alive | denied)
+        elif doubt := doubt_of_cluster(before, alive, denied, archived):
+            self._concerns.hold(
+                Concern.TOPIC_DELETION_STOPPED,
+                None,
+                f"the archive of deleted topics stays: {doubt}, so this may be another cluster "
+                f"with the id {cluster_id}; if they were deleted, set "
+                "archive.topic_deletion=delete-all until their archive is gone",
+                cluster_id=cluster_id,
+            )
+            return frozenset()
+        after = moved_on(before, alive, denied, archived)
+        self._concerns.release(Concern.TOPIC_DELETION_STOPPED, None)
+        await self._note(cluster_id, before, after)
+        for topic_id in denied - after.gone - self._kept:
+            log.warning("archived_topic_kept", topic_id=str(topic_id))
+            self._kept.add(topic_id)
+        return after.gone & denied
+
+    async def _noted(self, cluster_id: str) -> ClusterTopics:
+        raw = await self._rsm.retention.get_cluster_topics(cluster_id)
+        try:
+            return ClusterTopics() if raw is None else decode_cluster_topics(raw)
+        except CorruptSegment as error:
+            raise RemoteStorageError(str(error)) from error
+
+    async def _note(self, cluster_id: str, before: ClusterTopics, after: ClusterTopics) -> None:
+        if after != before:
+            content = encode_cluster_topics(cluster_id, after)
+            await self._rsm.retention.put_cluster_topics(cluster_id, content)
+
     # --- whose it is ---
     async def _own(self, topic_id: UUID, topic: str, cluster_id: str) -> None:
         if self._owned.get(topic_id) != cluster_id:
-            if await self._rsm.get_topic_cluster(topic, topic_id) != cluster_id:
-                await self._rsm.put_topic_cluster(topic, topic_id, cluster_id)
+            if await self._rsm.retention.get_topic_cluster(topic, topic_id) != cluster_id:
+                await self._rsm.retention.put_topic_cluster(topic, topic_id, cluster_id)
             self._owned[topic_id] = cluster_id
 
     async def _is_owned(
@@ -108,10 +182,10 @@ class PartitionDeletion:
     ) -> bool:
         """This cluster has had the topic."""
         if topic_id not in self._owned:
-            owner = await self._rsm.get_topic_cluster(topic, topic_id)
+            owner = await self._rsm.retention.get_topic_cluster(topic, topic_id)
             if owner is None:
                 # Or this is the end of a deletion, from which the word has gone already.
-                return any([await self._is_started(tip) for tip in partitions])
+                return await self._is_any_started(partitions)
             self._owned[topic_id] = owner
         return self._owned[topic_id] == cluster_id
 
@@ -151,7 +225,7 @@ class PartitionDeletion:
         try:
             emptied = [tip for tip in partitions if await self._empty(tip, due)]
             if len(emptied) == len(partitions):
-                await self._rsm.forget_topic(topic, topic_id)
+                await self._rsm.retention.forget_topic(topic, topic_id)
                 self._absent_since.pop(topic_id)
                 self._owned.pop(topic_id, None)
             for tip in emptied:
@@ -169,6 +243,9 @@ class PartitionDeletion:
             await self._put(tip, Deletion.DELETE_PARTITION_STARTED)
         await self._delete_all(tip)
         return True
+
+    async def _is_any_started(self, partitions: list[TopicIdPartition]) -> bool:
+        return any([await self._is_started(tip) for tip in partitions])
 
     async def _is_started(self, tip: TopicIdPartition) -> bool:
         known = await self._rlmm.partition_deletion(tip, asyncio.get_running_loop().time())

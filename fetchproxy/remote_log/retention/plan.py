@@ -7,13 +7,14 @@ limit. Bytes count once: those of finished segments, without what two of them bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from uuid import UUID
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from fetchproxy.remote_log.retention.retention_settings import Retention
-from fetchproxy.remote_log.retention.spare_copies import spare_copies
+from fetchproxy.remote_log.retention.spare_copies import Segments, spare_copies, stand_ins
 
 State = RemoteLogSegmentState
 
@@ -69,6 +70,8 @@ def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadat
 class Removals:
     """What is to become DELETE_SEGMENT_STARTED, what of it may lose its objects, oldest first.
 
+    `stand_ins`: by id, of what goes though it is not below the log start, the segments that hold
+    its offsets and have to be there for that; None: there are none, so it must not go.
     `next_at_ms`: when (epoch ms) the first of those that still wait is due; None: none waits.
     """
 
@@ -76,6 +79,7 @@ class Removals:
     delete: tuple[RemoteLogSegmentMetadata, ...]
     waiting: tuple[RemoteLogSegmentMetadata, ...]  # hidden; readers in flight have their grace
     next_at_ms: int | None
+    stand_ins: Mapping[UUID, Segments | None]
 
 
 def plan_removals(
@@ -91,7 +95,10 @@ def plan_removals(
     Hidden are segments below the log start, attempts older than `attempt_age_max_ms`, as nobody
     works on them any more, and copies as old all of whose offsets others hold (two archivers met).
     """
-    segments = tuple(segments)
+    # What is of another history of the log stays until a person says otherwise (`LogHistory`).
+    segments = tuple(
+        s for s in segments if s.state is not State.COPY_SEGMENT_FINISHED or view.history.shows(s)
+    )
     spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
     hide: list[RemoteLogSegmentMetadata] = []
     delete: list[RemoteLogSegmentMetadata] = []
@@ -109,4 +116,10 @@ def plan_removals(
             hide.append(segment)
         if now_ms < due_ms and segment.state is not State.COPY_SEGMENT_FINISHED:
             later.append(due_ms)
-    return Removals(tuple(hide), tuple(delete), tuple(waiting), min(later, default=None))
+    standing = {
+        s.segment_id.id: spare.get(s.segment_id.id) or stand_ins(s, view)
+        for s in (*hide, *delete)
+        if s.end_offset >= view.raised_log_start
+    }
+    next_at_ms = min(later, default=None)
+    return Removals(tuple(hide), tuple(delete), tuple(waiting), next_at_ms, standing)

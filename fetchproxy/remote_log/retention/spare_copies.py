@@ -21,8 +21,8 @@ Segments = Sequence[RemoteLogSegmentMetadata]
 
 def spare_copies(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, finished_by_ms: int
-) -> set[UUID]:
-    """Ids of those all of whose offsets are in others that stay. `segments`: as old as `view`.
+) -> dict[UUID, Segments]:
+    """By id, those all of whose offsets are in others, and these. `segments`: as old as `view`.
 
     They, and those that stay for them, were finished at `finished_by_ms` (epoch ms) or earlier.
     A copy of another lineage is none of the same log: which of the two is dead is decided elsewhere
@@ -34,7 +34,7 @@ def spare_copies(
         if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         and s.end_offset >= view.raised_log_start
     ]
-    spare: set[UUID] = set()
+    spare: dict[UUID, Segments] = {}
     for together in _overlapping(finished):
         chain = _chain(together)
         stay = {segment.segment_id for segment in chain}
@@ -45,8 +45,38 @@ def spare_copies(
                 and max(s.event_timestamp_ms for s in (segment, *over)) <= finished_by_ms
                 and all(first_difference(s, segment) is None for s in over)
             ):
-                spare.add(segment.segment_id.id)
+                spare[segment.segment_id.id] = over
     return spare
+
+
+def stand_ins(segment: RemoteLogSegmentMetadata, view: PartitionView) -> Segments | None:
+    """Those of `view` that hold what a hidden segment, or an attempt, may hold of the same log.
+
+    None: as `holders`. Of a log that is dead (its epochs differ) nobody stands in for anything.
+    """
+    found = holders(segment.start_offset, segment.end_offset, view)
+    if found and any(first_difference(other, segment) is not None for other in found):
+        return ()
+    return found
+
+
+def holders(first: int, last: int, view: PartitionView) -> Segments | None:
+    """Those of `view` that hold any of the offsets from `first` to `last`, both inclusive.
+
+    None: some of these lie between archived ones and nobody has them. Above the archive's end
+    nobody is asked for: an attempt that failed is made again, and a log that was cut ends there.
+    """
+    found: list[RemoteLogSegmentMetadata] = []
+    offset = max(first, view.raised_log_start)
+    while offset <= last:
+        other = view.segment_at_or_after(offset)
+        if other is None:
+            break
+        if other.start_offset > offset:
+            return None
+        found.append(other)
+        offset = other.end_offset + 1
+    return tuple(found)
 
 
 def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]:

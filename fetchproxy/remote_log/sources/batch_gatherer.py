@@ -21,7 +21,7 @@ from fetchproxy.remote_log.sources.api import (
 from fetchproxy.remote_log.sources.copy_pace import CopyPace, gather_until
 from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 from fetchproxy.remote_log.sources.segment_cut import CutReason, cut_reason, plan_take
-from fetchproxy.remote_log.sources.segment_writer import SegmentWriter
+from fetchproxy.remote_log.sources.segment_writer import SegmentWriter, SpoolFull
 from fetchproxy.remote_log.sources.spool import Spool
 
 log = structlog.get_logger(__name__)
@@ -52,6 +52,7 @@ class BatchGatherer(SegmentGatherer):
         self._spool = spool
         self._pace = pace
         self._writer: SegmentWriter | None = None
+        self._was_cut_short = False  # for want of room on the spool's disk
 
     @property
     def gathered_bytes(self) -> int:
@@ -108,7 +109,13 @@ class BatchGatherer(SegmentGatherer):
                     return CutReason.GAP  # met again, and recorded, by the next segment
                 return read
             self._pace.spend(len(read.records))
-            taken, full = await self._take(writer, read)
+            try:
+                taken, full = await self._take(writer, read)
+            except SpoolFull as error:
+                if writer.size_bytes == 0:
+                    raise
+                self._note_cut_short(writer, error)
+                return CutReason.SPOOL
             if full:
                 return CutReason.BYTES
             if not taken:
@@ -139,6 +146,19 @@ class BatchGatherer(SegmentGatherer):
         headers = read.headers[take.start : take.end]
         await writer.append(read.records, headers, read.aborted)
         return bool(headers), take.full
+
+    def _note_cut_short(self, writer: SegmentWriter, error: SpoolFull) -> None:
+        if self._was_cut_short:
+            return  # it was said
+        self._was_cut_short = True
+        log.warning(
+            "segment_cut_short",
+            topic=self._tip.topic,
+            partition=self._tip.partition,
+            base_offset=writer.start_offset,
+            size_bytes=writer.size_bytes,
+            error=str(error),
+        )
 
     def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
         segment = writer.close()

@@ -16,7 +16,7 @@ from protocol.record_batch import BatchHeader
 class CutReason(StrEnum):
     BYTES = "bytes"  # the next batch would make it larger than segment_bytes_max
     AGE = "age"  # its first batch was read segment_age_max_ms ago
-    SPOOL = "spool"  # all gathered segments together are above spool_bytes_max
+    SPOOL = "spool"  # all gathered ones together are above spool_bytes_max, or its disk is full
     GAP = "gap"  # the broker has deleted what comes next
     SHORT = "short"  # nothing more is there and nobody waits for more
 

@@ -11,14 +11,14 @@ said in a later segment, and a lineage begins in an earlier one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fetchproxy.errors import CompactedLog, CorruptSegment, ObjectNotFound
-from fetchproxy.index.leader_epochs import decode_epochs, encode_epochs
-from fetchproxy.index.remote_log_index import RemoteLogIndex
-from fetchproxy.index.transaction_index import encode_aborted
+from fetchproxy.index.leader_epochs import encode_epochs
+from fetchproxy.index.transaction_index import decode_aborted, encode_aborted
 from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.finished_offsets_json import FinishedOffsets
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.model import (
@@ -27,7 +27,15 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.verification.lost_metadata import metadata_of_lost
+from fetchproxy.remote_log.archive_records import read_finished_offsets
+from fetchproxy.remote_log.verification.log_proof import (
+    Witnesses,
+    agrees,
+    check_whole,
+    epochs_that_agree,
+)
+from fetchproxy.remote_log.verification.lost_metadata import Around, metadata_of_lost
+from fetchproxy.remote_log.verification.seen_log import SeenLog
 from fetchproxy.remote_log.verification.segment_check import clip_epochs
 from fetchproxy.remote_log.verification.segment_derivation import DerivedSegment, derive_segment
 from fetchproxy.remote_log.verification.txn_history import TxnHistory
@@ -38,6 +46,8 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 OnRepair = Callable[[Repair], None]
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+# The derived objects of a segment as they are; None: missing.
+Stored = dict[SegmentFile, bytes | None]
 DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
 
 
@@ -82,7 +92,7 @@ class _Broken:
     known: RemoteLogSegmentMetadata | None
     derived: DerivedSegment
     lineage_before: tuple[EpochStart, ...] | None  # None: there is no segment before it
-    stored: dict[SegmentFile, bytes | None]  # the derived objects as they are; None: missing
+    stored: Stored
 
 
 @dataclass(slots=True)
@@ -94,6 +104,7 @@ class _PartitionRepair:
     wall_clock_ms: Callable[[], int]
     chunk_bytes: int
     refusals: list[str] = field(default_factory=list)
+    _stated: FinishedOffsets | None = None
     _history: TxnHistory = field(default_factory=TxnHistory)
     _broken: list[_Broken] = field(default_factory=list)
     _lineage_after: dict[int, tuple[EpochStart, ...]] = field(default_factory=dict)
@@ -101,31 +112,53 @@ class _PartitionRepair:
     async def look(self) -> None:
         """Read every log of the partition, in order. Raises RemoteStorageError."""
         await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
+        try:
+            self._stated = await read_finished_offsets(self.rsm.records, self.tip)
+        except CorruptSegment as error:
+            self.refusals.append(str(error))
         known = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.state is FINISHED]
         every = [(s, s) for s in known] + [(s, None) for s in self._lost(known)]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
-        counted = list(known)
-        end = -1
-        lineage: tuple[EpochStart, ...] | None = None
+        found_again = await self._find_again([s for s, known_as in every if not known_as], known)
+        seen = SeenLog()
         for stub, metadata in every:
-            derived = await self._derive(stub)
-            counts = metadata or self._found_again(stub, derived, counted)
-            if counts is None:
+            stored = {file: await self._stored(stub, file) for file in DERIVED}
+            if metadata is not None:
+                starts = {other.start_offset for other, _ in every if other is not stub}
+                counts, derived = metadata, await self._derive(stub, metadata, starts, known)
+            elif stub in found_again:
+                counts, derived = found_again[stub]
+            else:
                 continue
-            if metadata is None:
-                counted.append(counts)
-            if derived is None or counts.start_offset != end + 1:
-                self._history.restart(end)
-            end = counts.end_offset
+            before = seen.lineage_before(counts)
             if derived is not None:
-                for event in derived.txn_events:
-                    if event.offset <= end:
-                        self._history.add(event)
+                trusted = metadata is not None and not self._is_faulty(counts)
+                begun = _aborted_open_at(counts, stored) if trusted else None
+                self._add_events(seen, counts, derived, begun)
                 if metadata is None or self._is_faulty(counts):
-                    stored = {file: await self._stored(counts, file) for file in DERIVED}
-                    self._broken.append(_Broken(counts, metadata, derived, lineage, stored))
-            lineage = await self._lineage(counts, derived, lineage)
-        self._history.restart(end)
+                    self._broken.append(_Broken(counts, metadata, derived, before, stored))
+            self._note_lineage(seen, counts, stored, derived, before)
+        self._history.end(seen.end)
+
+    def _add_events(
+        self,
+        seen: SeenLog,
+        metadata: RemoteLogSegmentMetadata,
+        derived: DerivedSegment,
+        begun: Mapping[int, int] | None,
+    ) -> None:
+        """Copies of the same log may overlap: each offset's are taken from the first one."""
+        is_behind = metadata.start_offset > seen.end
+        if not seen.goes_on_with(metadata) or (
+            self._history.is_dark and begun is not None and is_behind
+        ):
+            self._history.restart(seen.end, metadata.start_offset, begun)
+            seen.end = metadata.start_offset - 1
+        for event in derived.txn_events:
+            if seen.end < event.offset <= metadata.end_offset:
+                self._history.add(event)
+        if metadata.end_offset > seen.end:
+            seen.end, seen.last = metadata.end_offset, metadata
 
     def plan(self, refusals: list[str]) -> list[Repair]:
         """What to write, the metadata of each segment last. `refusals` get why something is not."""
@@ -133,7 +166,7 @@ class _PartitionRepair:
         repairs: list[Repair] = []
         for broken in self._broken:
             try:
-                repairs += self._plan(broken)
+                repairs += self._plan(broken, refusals)
             except CorruptSegment as error:
                 refusals.append(f"{self._name(broken.metadata)}: {error}")
         return repairs
@@ -170,51 +203,92 @@ class _PartitionRepair:
                 )
         return lost
 
-    async def _derive(self, metadata: RemoteLogSegmentMetadata) -> DerivedSegment | None:
+    async def _derive(
+        self,
+        metadata: RemoteLogSegmentMetadata,
+        known: RemoteLogSegmentMetadata | None,
+        starts: Collection[int],
+        finished: Sequence[RemoteLogSegmentMetadata],
+    ) -> DerivedSegment | None:
+        """None: its log is not there, not sound, or not shown to be whole."""
+        stated_end = None if self._stated is None else self._stated.end_offset
+        ends = [s.end_offset for s in finished]
+        witnesses = Witnesses(
+            known,
+            await self._stored(metadata, SegmentFile.INDEX),
+            await self._stored(metadata, SegmentFile.EPOCHS),
+            starts,
+            finished_to=None if stated_end is None else max([stated_end, *ends]),
+            stated_end=stated_end,
+        )
         try:
-            return await derive_segment(self.rsm, metadata, self.chunk_bytes)
+            derived = await derive_segment(self.rsm, metadata, self.chunk_bytes)
+            check_whole(derived.segment, witnesses)
         except (CorruptSegment, CompactedLog) as error:
             reason = f"its log cannot be derived from: {error}"
         except ObjectNotFound:
             reason = "its log is missing"
+        else:
+            return derived
         if self._is_faulty(metadata):
             self.refusals.append(f"{self._name(metadata)}: {reason}")
         return None
 
-    def _found_again(
+    async def _find_again(
         self,
-        stub: RemoteLogSegmentMetadata,
-        derived: DerivedSegment | None,
-        counted: Sequence[RemoteLogSegmentMetadata],
-    ) -> RemoteLogSegmentMetadata | None:
-        if derived is None:
-            return None
+        lost: Sequence[RemoteLogSegmentMetadata],
+        known: Sequence[RemoteLogSegmentMetadata],
+    ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
+        """Metadata anew, by what stands for them. From the last one down: what begins inside
+        another segment has cut it."""
+        if not lost:
+            return {}
         view = self.rlmm.view(self.tip)
-        log_start = 0 if view is None else view.raised_log_start
-        try:
-            return metadata_of_lost(stub, derived, counted, log_start)
-        except CorruptSegment as error:
-            self.refusals.append(f"{self._name(stub)}: {error}")
-            return None
+        around = Around(
+            counted=list(known),
+            lineages=[e for s in known if (e := await self._lineage_of(s)) is not None],
+            log_start_offset=0 if view is None else view.raised_log_start,
+            stated_epoch=-1 if self._stated is None else self._stated.leader_epoch,
+        )
+        found = {}
+        for stub in reversed(lost):
+            starts = {s.start_offset for s in (*known, *lost) if s is not stub}
+            derived = await self._derive(stub, None, starts, known)
+            try:
+                if derived is None:
+                    raise CorruptSegment("nothing is known of it")
+                counts = metadata_of_lost(stub, derived, around)
+            except CorruptSegment as error:
+                around.unknown.append(stub.start_offset)
+                if derived is not None:
+                    self.refusals.append(f"{self._name(stub)}: {error}")
+                continue
+            around.counted.append(counts)
+            if (lineage := await self._lineage_of(counts)) is not None:
+                around.lineages.append(lineage)
+            found[stub] = counts, derived
+        return found
 
-    async def _lineage(
+    async def _lineage_of(
+        self, metadata: RemoteLogSegmentMetadata
+    ) -> tuple[EpochStart, ...] | None:
+        return epochs_that_agree(metadata, await self._stored(metadata, SegmentFile.EPOCHS))
+
+    def _note_lineage(
         self,
+        seen: SeenLog,
         metadata: RemoteLogSegmentMetadata,
+        stored: Stored,
         derived: DerivedSegment | None,
         before: tuple[EpochStart, ...] | None,
-    ) -> tuple[EpochStart, ...] | None:
+    ) -> None:
         """The log's epochs up to the segment's end: what it states, else what they must be."""
-        found: tuple[EpochStart, ...] | None = None
-        if self.rsm.object_key(metadata, SegmentFile.EPOCHS) not in self.faulty:
-            try:
-                found = decode_epochs(await self.rsm.fetch_index(metadata, SegmentFile.EPOCHS))
-            except (CorruptSegment, ObjectNotFound):
-                pass  # of lost metadata, which nobody has verified
-            else:
-                self._lineage_after[metadata.start_offset] = found
-        if found is None and derived is not None:
+        found = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
+        if found is not None:
+            self._lineage_after[metadata.start_offset] = found
+        elif derived is not None and (before is not None or not seen.anything):
             found = extend_lineage(before or (), derived.segment.leader_epochs)
-        return tuple(e for e in found or () if e.start_offset <= metadata.end_offset)
+        seen.note_lineage(metadata, found)
 
     async def _stored(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes | None:
         try:
@@ -223,23 +297,24 @@ class _PartitionRepair:
             return None
 
     # --- what it should be ---
-    def _plan(self, broken: _Broken) -> list[Repair]:
-        """Raises CorruptSegment where something cannot be told."""
+    def _plan(self, broken: _Broken, refusals: list[str]) -> list[Repair]:
         metadata, segment = broken.metadata, broken.derived.segment
         keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
         if broken.known is not None:
-            metadata = self._as_the_log_has_it(broken)
+            metadata = _as_the_log_has_it(metadata, broken.derived)
         wanted: dict[SegmentFile, bytes | None] = {
-            SegmentFile.INDEX: segment.index(keys[SegmentFile.LOG]),
-            SegmentFile.EPOCHS: encode_epochs(self._epochs(broken)),
+            SegmentFile.INDEX: segment.index(keys[SegmentFile.LOG])
         }
-        if broken.known is None or self.faulty & {
-            keys[SegmentFile.TXN],
-            keys[SegmentFile.METADATA],
-        }:
-            aborted = self._history.aborted_in(metadata.start_offset, metadata.end_offset)
-            wanted[SegmentFile.TXN] = encode_aborted(aborted) if aborted else None
-            metadata = replace(metadata, has_aborted_txns=bool(aborted))
+        for file, tell in ((SegmentFile.EPOCHS, self._epochs), (SegmentFile.TXN, self._aborted)):
+            if keys[file] in self.faulty or broken.known is None:
+                try:
+                    wanted[file] = tell(broken, metadata)
+                except CorruptSegment as error:
+                    refusals.append(f"{self._name(broken.metadata)}: {error}")
+        if SegmentFile.TXN in wanted:
+            metadata = replace(metadata, has_aborted_txns=wanted[SegmentFile.TXN] is not None)
+        elif broken.known is None:
+            return []  # whether it has aborted transactions has to be in its metadata
         repairs = [
             Repair(self.tip.topic, self.tip.partition, keys[file], metadata, file, content)
             for file, content in wanted.items()
@@ -255,46 +330,64 @@ class _PartitionRepair:
             )
         return repairs
 
-    def _as_the_log_has_it(self, broken: _Broken) -> RemoteLogSegmentMetadata:
-        """Raises CorruptSegment where the log may have been cut: then it is the log that is wrong.
+    def _aborted(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:
+        """Raises CorruptSegment."""
+        aborted = self._history.aborted_in(metadata.start_offset, metadata.end_offset)
+        return encode_aborted(aborted) if aborted else None
 
-        Of log, index and metadata two must agree on how far the segment goes.
-        """
-        metadata, segment = broken.metadata, broken.derived.segment
-        stated = (metadata.stored_end_offset, metadata.segment_size_bytes)
-        if stated != (segment.end_offset, segment.size_bytes):
-            try:
-                index = RemoteLogIndex.parse(broken.stored[SegmentFile.INDEX] or b"")
-                index.check_covers(segment.end_offset, segment.size_bytes)
-            except CorruptSegment as error:
-                raise CorruptSegment(f"log and metadata disagree on its end, and {error}") from None
-        is_cut = metadata.copied_end_offset is not None and metadata.end_offset < segment.end_offset
-        end = metadata.end_offset if is_cut else segment.end_offset
-        return replace(
-            metadata,
-            end_offset=end,
-            copied_end_offset=segment.end_offset if is_cut else None,
-            max_timestamp_ms=broken.derived.max_timestamp_ms(end),
-            segment_leader_epochs=clip_epochs(segment.leader_epochs, segment.start_offset, end),
-            segment_size_bytes=segment.size_bytes,
-        )
-
-    def _epochs(self, broken: _Broken) -> tuple[EpochStart, ...]:
+    def _epochs(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes:
+        """As they are, where they say the same as the log. Raises CorruptSegment."""
+        stored = broken.stored[SegmentFile.EPOCHS]
+        if stored is not None and epochs_that_agree(metadata, stored) is not None:
+            return stored
         own = broken.derived.segment.leader_epochs
         if broken.lineage_before is not None:
-            return extend_lineage(broken.lineage_before, own)
-        later = (
-            lineage
-            for start, lineage in sorted(self._lineage_after.items())
-            if start > broken.metadata.start_offset
-        )
+            return encode_epochs(extend_lineage(broken.lineage_before, own))
         end = broken.derived.segment.end_offset
-        first = next(later, ())
-        return tuple(e for e in first if e.start_offset <= end) or own
+        for start, lineage in sorted(self._lineage_after.items()):
+            if start > metadata.start_offset:
+                told = tuple(e for e in lineage if e.start_offset <= end)
+                if agrees(clip_epochs(told, metadata.start_offset, end), own):
+                    return encode_epochs(told)
+        if metadata.start_offset > self._first_offset:
+            raise CorruptSegment("nothing says which leader epochs the log had before it")
+        return encode_epochs(own)
 
     def _is_faulty(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)
 
+    @property
+    def _first_offset(self) -> int:
+        """Below it nothing was ever archived, as far as is known."""
+        return 0 if self._stated is None else self._stated.recorded_from
+
     @staticmethod
     def _name(metadata: RemoteLogSegmentMetadata) -> str:
         return f"{metadata.topic_id_partition}: segment at offset {metadata.start_offset}"
+
+
+def _aborted_open_at(metadata: RemoteLogSegmentMetadata, stored: Stored) -> dict[int, int] | None:
+    """As a sound segment lists them: by producer, those that began below it; None: not known."""
+    try:
+        entries = decode_aborted(stored[SegmentFile.TXN] or b"")
+    except CorruptSegment:
+        return None
+    return {
+        e.producer_id: e.first_offset for e in entries if e.first_offset < metadata.start_offset
+    }
+
+
+def _as_the_log_has_it(
+    metadata: RemoteLogSegmentMetadata, derived: DerivedSegment
+) -> RemoteLogSegmentMetadata:
+    segment = derived.segment
+    is_cut = metadata.copied_end_offset is not None and metadata.end_offset < segment.end_offset
+    end = metadata.end_offset if is_cut else segment.end_offset
+    return replace(
+        metadata,
+        end_offset=end,
+        copied_end_offset=segment.end_offset if is_cut else None,
+        max_timestamp_ms=derived.max_timestamp_ms(end),
+        segment_leader_epochs=clip_epochs(segment.leader_epochs, segment.start_offset, end),
+        segment_size_bytes=segment.size_bytes,
+    )

@@ -1,17 +1,19 @@
 """Rebuilds the metadata topic from the store, which says of each segment what it is.
 
 It writes what the topic does not know and changes nothing that it knows, so it may be repeated, and
-goes on where it was interrupted. The logs themselves are not read: that is `verify`.
+goes on where it was interrupted. Until it is done with a partition, nobody is shown half of it: a
+Restore event comes before and behind what it writes. The logs themselves are not read: that is
+`verify`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fetchproxy.metadata.records import LogStartOffset, MetadataEvent
+from fetchproxy.metadata.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
 from fetchproxy.metadata.segment_table import SegmentTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_follower import TopicFollower
@@ -68,7 +70,7 @@ async def restore_archive(
         events = await _missing_events(stored, tip, table, wall_clock_ms())
         restored = _summary(stored, tip, table, events)
         if follower is not None and not dry_run:
-            for event in events:
+            for event in bracketed(tip, events, table.restoring, wall_clock_ms()):
                 # One that is refused was overtaken by an archiver: then the topic knows better.
                 await follower.append(event)
         done.append(restored)
@@ -91,9 +93,12 @@ async def _missing_events(
     view = await stored.refresh(tip, now)
     events: list[MetadataEvent] = []
     events += missing_deletion(table.deletion, await stored.partition_deletion(tip, now))
-    if view.raised_log_start > table.raised_log_start:
-        # Before the segments: what was deleted is never shown.
-        events.append(LogStartOffset(tip, view.raised_log_start, now_ms))
+    # Before the segments: what was deleted, or is of another history, is never shown.
+    is_told = view.history == table.history
+    if not is_told:
+        events.append(LogHistorySaid(tip, view.history, now_ms))
+    if view.raised_log_start > (table.raised_log_start if is_told else 0):
+        events.append(LogStartOffset(tip, view.raised_log_start, now_ms, view.history.after_epoch))
     for segment in stored.list_remote_log_segments(tip):
         events += missing_states(table.known(segment), segment)
     return events
@@ -120,6 +125,20 @@ def _summary(
         ),
         raised_log_start=starts[0] if starts else None,
     )
+
+
+def bracketed(
+    tip: TopicIdPartition, events: Sequence[MetadataEvent], begun: bool, now_ms: int
+) -> list[MetadataEvent]:
+    """`events`, and what says that they belong together; none where there is nothing to be done.
+
+    `begun`: a restore was begun and not ended, by whomever. Of several at a time each writes all
+    that the topic lacks, so the first one's end is right.
+    """
+    if not events and not begun:
+        return []
+    begin = [] if begun else [Restore(tip, True, now_ms)]
+    return [*begin, *events, Restore(tip, False, now_ms)]
 
 
 def missing_states(

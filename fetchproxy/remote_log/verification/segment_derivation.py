@@ -47,6 +47,7 @@ async def derive_segment(
     newest: list[tuple[int, int]] = []
     async for data, headers in checked_batches(rsm, metadata, chunk_bytes):
         for header in headers:
+            _check_follows(header, summary)
             summary.add(data, header)
             if not newest or header.max_timestamp > newest[-1][1]:
                 newest.append((header.base_offset, header.max_timestamp))
@@ -59,6 +60,17 @@ async def derive_segment(
         raise CorruptSegment("the log is empty")
     key = rsm.object_key(metadata, SegmentFile.LOG)
     return DerivedSegment(summary.close(Path(key), settled=True), tuple(events), tuple(newest))
+
+
+def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
+    """A base offset is not covered by the batch's CRC: only the one before it confirms it.
+
+    The first batch may begin below the segment, as DeleteRecords can trim a log inside a batch.
+    """
+    base, expected = header.base_offset, summary.position
+    is_first = summary.first_timestamp_ms is None
+    if base < expected and not (is_first and header.last_offset >= expected):
+        raise CorruptSegment(f"batch begins at offset {base}, expected {expected}")
 
 
 async def checked_batches(

@@ -43,6 +43,7 @@ class TxnCheck:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._run_start: int | None = None
+        self._ended: set[int] = set()  # producers of which a marker was seen since then
         self._key = ""
         self._end_offset = -1
         self._entries: tuple[AbortedTxn, ...] = ()
@@ -52,6 +53,7 @@ class TxnCheck:
 
     def restart(self) -> None:
         self._open.clear()
+        self._ended.clear()
         self._run_start = None
 
     def begin(
@@ -76,8 +78,10 @@ class TxnCheck:
             self._open.setdefault(header.producer_id, _Open(header.base_offset))
         elif control == CONTROL_ABORT:
             self._aborted(header.producer_id, header.base_offset)
+            self._ended.add(header.producer_id)
         elif control == CONTROL_COMMIT:
             self._committed(header.producer_id, header.base_offset)
+            self._ended.add(header.producer_id)
 
     def end(self) -> list[TxnFault]:
         """The faults of this segment's index, and of earlier ones that this segment proves."""
@@ -137,7 +141,10 @@ class TxnCheck:
         return False
 
     def _begins_below(self, entry: AbortedTxn) -> bool:
-        return self._run_start is not None and entry.first_offset < self._run_start
+        """It may be right. A marker that was seen has ended what the producer had begun below."""
+        if self._run_start is None or entry.producer_id in self._ended:
+            return False
+        return entry.first_offset < self._run_start
 
     def _begins_unseen(self, entry: AbortedTxn, last_offset: int) -> bool:
         return entry.last_offset == last_offset and self._begins_below(entry)

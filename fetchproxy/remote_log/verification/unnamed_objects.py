@@ -25,9 +25,11 @@ async def look_at_unnamed(
     rlmm: RemoteLogMetadataManager,
     tip: TopicIdPartition,
     finished: Iterable[RemoteLogSegmentMetadata],
-) -> tuple[list[Fault], list[Orphan]]:
-    """Faults name the metadata object that should be there. Raises RemoteStorageError."""
+) -> tuple[list[Fault], list[Orphan], list[tuple[int, int]]]:
+    """Faults name the metadata object that should be there; the last are the offsets of these
+    segments. Raises RemoteStorageError."""
     faults: list[Fault] = []
+    offsets: list[tuple[int, int]] = []
     orphans: list[Orphan] = []
     segments = list(finished)
     for objects in (await find_orphans(rsm, rlmm, tip)).values():
@@ -43,7 +45,8 @@ async def look_at_unnamed(
             what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
             key = f"{stem}{SegmentFile.METADATA}"
             faults.append(Fault(tip.topic, tip.partition, key, None, lost[0], what))
-    return faults, orphans
+            offsets.append(lost)
+    return faults, orphans, offsets
 
 
 async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:

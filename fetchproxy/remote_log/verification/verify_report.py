@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.remote_log.concerns import Finding
 from fetchproxy.storage.layout import SegmentFile
 
 
@@ -27,12 +28,27 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RecordedGap:
-    """Offsets that were lost before they could be copied, both inclusive; information, no fault."""
+    """Offsets that were lost before they could be copied, both inclusive; information, no fault.
+
+    It is one only where the archiver has put it on record.
+    """
 
     topic: str
     partition: int
     first_offset: int
     last_offset: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NotKnown:
+    """What the archive does not tell, as it was written before it was recorded; no fault."""
+
+    topic: str
+    partition: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,6 +74,8 @@ class VerifyReport:
     faults: tuple[Fault, ...]
     orphans: tuple[Orphan, ...] = ()
     segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
+    not_known: tuple[NotKnown, ...] = ()
+    concerns: tuple[Finding, ...] = ()  # what there is to know of it; no faults
 
     @property
     def clean(self) -> bool:

@@ -25,9 +25,11 @@ func main() {
 	from := flag.Int64("from", 0, "first offset of each partition")
 	isolation := flag.String("isolation", "read_uncommitted", "read_uncommitted or read_committed")
 	timeout := flag.Duration("timeout", 60*time.Second, "give up after this long")
-	do := flag.String("do", "read", "read, group, produce, transact or times")
+	do := flag.String("do", "read", "read, follow, group, produce, transact or times")
 	group := flag.String("group", "", "group: its name")
-	count := flag.Int("count", 0, "group, produce, transact: how many records")
+	count := flag.Int("count", 0, "follow, group, produce, transact: how many records")
+	reset := flag.String("reset", "none", "follow: earliest, latest or none")
+	linger := flag.Duration("linger", 0, "follow: how long to look for more than -count records")
 	partition := flag.Int("partition", 0, "times: which partition")
 	timestamp := flag.Int64("timestamp", 0, "times: milliseconds since the epoch")
 	flag.Parse()
@@ -35,6 +37,8 @@ func main() {
 	switch *do {
 	case "read":
 		err = run(*bootstrap, *topic, *ends, *from, *isolation, *timeout)
+	case "follow":
+		err = follow(*bootstrap, *topic, *reset, *count, *linger, *timeout)
 	case "group":
 		err = readGroup(*bootstrap, *topic, *group, *count, *isolation, *timeout)
 	case "produce", "transact":

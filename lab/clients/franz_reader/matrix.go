@@ -1,10 +1,11 @@
-// What the matrix of clients and brokers asks beyond reading: a group that commits and goes on,
-// producing (idempotent, transactional) and the offset of a time.
+// What the matrix of clients and brokers asks beyond reading: to go on where a reset policy leads, a
+// group that commits and goes on, producing (idempotent, transactional) and the offset of a time.
 package main
 
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -13,6 +14,58 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
+
+// follow prints `count` records of partition 0 and what comes in the time after them. The policy
+// `reset` says where to begin if it is earliest, else 0 does; and where to go on from an offset that
+// is out of range.
+func follow(
+	bootstrap, topic, reset string, count int, linger, timeout time.Duration,
+) error {
+	policies := map[string]kgo.Offset{
+		"earliest": kgo.NewOffset().AtStart(),
+		"latest":   kgo.NewOffset().AtEnd(),
+		"none":     kgo.NoResetOffset(),
+	}
+	policy, known := policies[reset]
+	if !known {
+		return fmt.Errorf("unknown -reset %q", reset)
+	}
+	start := kgo.NewOffset().At(0)
+	if reset == "earliest" {
+		start = policy
+	}
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(strings.Split(bootstrap, ",")...),
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {0: start}}),
+		kgo.ConsumeResetOffset(policy),
+	)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer func() { cancel() }()
+	out := bufio.NewWriter(os.Stdout)
+	defer out.Flush()
+	for number := 0; ; {
+		fetches := client.PollFetches(ctx)
+		for _, fetchErr := range fetches.Errors() {
+			if number >= count && errors.Is(fetchErr.Err, context.DeadlineExceeded) {
+				return nil
+			}
+			return fmt.Errorf("after %d records: %w", number, fetchErr.Err)
+		}
+		before := number
+		fetches.EachRecord(func(record *kgo.Record) {
+			fmt.Fprintln(out, record.Partition, record.Offset, sum(record.Key), sum(record.Value))
+			number++
+		})
+		if before < count && number >= count {
+			cancel()
+			ctx, cancel = context.WithTimeout(context.Background(), linger)
+		}
+	}
+}
 
 // readGroup prints `count` records on from what the group has committed, as run does, and commits
 // the positions behind them. It never resets: a group without a commit ends with an error.

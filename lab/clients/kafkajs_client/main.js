@@ -1,5 +1,7 @@
 // kafkajs as a user would write it, for the matrix of clients and brokers:
 //   main.js group BOOTSTRAP TOPIC GROUP COUNT ISOLATION   reads COUNT records on from what is committed, commits
+//   main.js follow BOOTSTRAP TOPIC GROUP COUNT RESET LINGER_MS   the same, and what comes in the time after them;
+//                                                         RESET is earliest or latest
 //   main.js produce BOOTSTRAP TOPIC COUNT MODE            idempotent, or transactional with an aborted one first
 //   main.js times BOOTSTRAP TOPIC PARTITION TIMESTAMP     the offset of that time
 // A record is printed as "partition offset key value". kafkajs cannot be told never to reset its
@@ -30,23 +32,30 @@ const kafka = new Kafka({
   },
 })
 
-async function group([groupId, countText, isolation]) {
-  const count = Number(countText)
-  const consumer = kafka.consumer({ groupId, readUncommitted: isolation !== 'read_committed' })
+async function group([groupId, count, isolation]) {
+  await read(groupId, Number(count), isolation !== 'read_committed', false, 0)
+}
+
+async function follow([groupId, count, reset, lingerMs]) {
+  await read(groupId, Number(count), true, reset === 'earliest', Number(lingerMs))
+}
+
+async function read(groupId, count, readUncommitted, fromBeginning, lingerMs) {
+  const consumer = kafka.consumer({ groupId, readUncommitted })
   const next = new Map()
   const lines = []
   await consumer.connect()
-  await consumer.subscribe({ topics: [topic] })
+  await consumer.subscribe({ topics: [topic], fromBeginning })
   await new Promise((resolve, reject) => {
     consumer.on(consumer.events.CRASH, ({ payload }) => reject(payload.error))
     consumer
       .run({
         autoCommit: false,
         eachMessage: async ({ partition, message }) => {
-          if (lines.length === count) return
+          if (lines.length === count && !lingerMs) return
           lines.push(`${partition} ${message.offset} ${message.key} ${message.value}`)
           next.set(partition, (BigInt(message.offset) + 1n).toString())
-          if (lines.length === count) resolve()
+          if (lines.length === count) setTimeout(resolve, lingerMs)
         },
       })
       .catch(reject)
@@ -92,7 +101,7 @@ async function times([partition, timestamp]) {
   await print(found.find((one) => one.partition === Number(partition)).offset)
 }
 
-const verbs = { group, produce, times }
+const verbs = { group, follow, produce, times }
 verbs[verb](rest).then(
   () => process.exit(0),
   (error) => fail(error.stack),

@@ -32,7 +32,7 @@ ENDS_S = 1_500.0  # of a machine that has much else to do
 def environment() -> dict[str, str]:
     """Raises PartMissing where setting Spark up would take minutes."""
     if not is_cached(PARTS["spark"]):
-        raise PartMissing("PySpark is not set up: python -m lab setup spark")
+        raise PartMissing("spark", "it is not set up", "Run `python -m lab setup spark`.")
     found = spark_environment()
     path = os.pathsep.join([str(PROJECT), found.pop("PYTHONPATH")])
     return {**os.environ, **found, "PYTHONPATH": path, "FETCHPROXY_LOG_LEVEL": "warning"}

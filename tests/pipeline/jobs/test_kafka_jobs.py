@@ -16,11 +16,21 @@ from topic_data import TopicData, archived_ends, produce, produce_transactions
 
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.sections import Config
-from fetchproxy.errors import ClusterError, ConfigError
-from fetchproxy.pipeline.jobs.archive import ArchivedPartition, archive_partition, plan_archive
+from fetchproxy.errors import ArchiveMismatch, ClusterError, ConfigError
+from fetchproxy.pipeline.jobs.archive import (
+    ArchivedPartition,
+    archive_partition,
+    begin_archive,
+    plan_archive,
+)
 from fetchproxy.pipeline.jobs.merge import MergeOptions, merge_partition
 from fetchproxy.pipeline.jobs.opened_archive import for_executors, in_loop, stored_partitions
-from fetchproxy.pipeline.jobs.restore import _metadata_topic, grouped, restore_group
+from fetchproxy.pipeline.jobs.restore import (
+    _metadata_topic,
+    _state_metadata_topic,
+    grouped,
+    restore_group,
+)
 from fetchproxy.pipeline.jobs.verify import together, verify_partition
 from fetchproxy.remote_log.verification.verify_report import VerifyReport
 from lab.kafka import KafkaServer
@@ -58,6 +68,7 @@ def config_for(bootstrap: str, topics: str, folder: Path, **changes: str) -> Con
 def archived(config: Config) -> list[ArchivedPartition]:
     """As the job does it, one task after another."""
     config = for_executors(config)
+    begin_archive(config)
     return [archive_partition(config, planned) for planned in plan_archive(config).partitions]
 
 
@@ -103,6 +114,7 @@ def test_transactions_are_archived_up_to_the_last_stable_offset(
 
 
 def test_two_passes_at_once(config: Config, data: TopicData, kafka_server: KafkaServer) -> None:
+    begin_archive(config)
     plan = plan_archive(config).partitions
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(partial(archive_partition, for_executors(config)), [*plan, *plan]))
@@ -185,6 +197,9 @@ def test_a_lost_metadata_topic_is_written_again(
     assert metadata[1].exists()
     again = [restore_group(by_topic, False, True, group) for group in groups]
     assert sum(p.restored for group in again for p in group.partitions) == 0
+    with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
+        archived(by_topic)
+    in_loop(_state_metadata_topic(by_topic))  # as the job does at its end
     # An archiver that follows that topic goes on where the archive ends.
     produce(kafka_server.bootstrap, data, 50, partition_count=PARTITIONS)
     assert {p.archive_end for p in archived(by_topic)} == {350}

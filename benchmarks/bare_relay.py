@@ -1,0 +1,141 @@
+"""A relay that does nothing but pass bytes: what any proxy on asyncio costs at least.
+
+`python -m benchmarks.bare_relay LISTEN_PORT UPSTREAM_PORT`. It reads no protocol, so a broker
+must tell clients its address: `told_by_kafka` gives a broker the listener for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+from lab.errors import PartFailed
+from lab.process import ServerProcess, free_ports, port_answers
+
+RECEIVE_BYTES = 256 * 1024  # as fetchproxy
+_PROJECT = Path(__file__).parents[1]
+
+
+class Half(asyncio.BufferedProtocol):
+    """One side of a connection; `other` is the other one. All share one buffer, as fetchproxy's."""
+
+    def __init__(self, upstream_port: int, view: memoryview, other: Half | None = None) -> None:
+        self._upstream_port = upstream_port
+        self._view = view
+        self._dials = other is None
+        self.other = other or Half(upstream_port, view, self)
+        self.transport: asyncio.Transport | None = None
+        self._dialing: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if self._dials:
+            self.transport.pause_reading()
+            self._dialing = asyncio.get_running_loop().create_task(self._dial())
+
+    async def _dial(self) -> None:
+        assert self.transport is not None
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: self.other, "127.0.0.1", self._upstream_port
+            )
+        except OSError:
+            self.transport.abort()
+        else:
+            self.transport.resume_reading()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.other.transport is not None:
+            self.other.transport.write(bytes(self._view[:nbytes]))
+
+    def pause_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if self.other.transport is not None:
+            self.other.transport.close()
+
+
+class BareRelay:
+    """`with BareRelay() as relay: …` between `port`, for clients, and `upstream_port`."""
+
+    def __init__(self, upstream_port: int | None = None) -> None:
+        first = free_ports(2)
+        self.port, self.upstream_port = first, upstream_port or first + 1
+        self._running = ExitStack()
+        self._process: ServerProcess | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise PartFailed("the bare relay has not been started")
+        return self._process.pid
+
+    def told_by_kafka(self) -> Mapping[str, str]:
+        """Properties of a broker that listens at `upstream_port` too, and names `port` there."""
+        ours = "RELAYED://127.0.0.1:"
+        listeners = "PLAINTEXT://127.0.0.1:{port}"
+        return {
+            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{{controller_port}},"
+            f"{ours}{self.upstream_port}",
+            "advertised.listeners": f"{listeners},{ours}{self.port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
+            "RELAYED:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+
+    def __enter__(self) -> Self:
+        with ExitStack() as starting:
+            folder = tempfile.TemporaryDirectory(prefix="bare-relay-")
+            log = Path(starting.enter_context(folder)) / "log"
+            command = [sys.executable, "-m", "benchmarks.bare_relay"]
+            command += [str(self.port), str(self.upstream_port)]
+            self._process = ServerProcess("bare relay", command, log, cwd=_PROJECT)
+            self._process.start()
+            starting.callback(self._process.stop)
+            self._process.wait_until(lambda: port_answers(self.port), timeout_s=30.0)
+            self._running = starting.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._running.close()
+
+
+async def relay(port: int, upstream_port: int) -> None:
+    view = memoryview(bytearray(RECEIVE_BYTES))
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: Half(upstream_port, view), "127.0.0.1", port, backlog=1024
+    )
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(relay(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,53 @@
+"""One kafka-python consumer that asks where partitions of a topic begin, end, and were at a time.
+
+`python -m benchmarks.look_up_client BOOTSTRAP TOPIC PARTITIONS TIMESTAMP QUESTION…` asks in that
+order, over connections that are open, and prints `{question: {"seconds": …, "offsets": sum}}` as
+JSON. A process of its own, so that no run finds what another has left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+from kafka import KafkaConsumer, TopicPartition
+
+BEGINNING, END, TIMES = "beginning_offsets", "end_offsets", "offsets_for_times"
+QUESTIONS = (BEGINNING, END, TIMES)
+_TIMEOUT_MS = 120_000
+
+
+def main(bootstrap: str, topic: str, partitions: int, timestamp: int, *questions: str) -> None:
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap,
+        request_timeout_ms=_TIMEOUT_MS,
+        metadata_max_age_ms=600_000,
+    )
+    every = [TopicPartition(topic, number) for number in range(partitions)]
+
+    def times() -> dict[TopicPartition, int]:
+        found = consumer.offsets_for_times(dict.fromkeys(every, timestamp))
+        return {tp: -1 if found[tp] is None else found[tp].offset for tp in every}
+
+    asked: dict[str, Callable[[], dict[TopicPartition, int]]] = {
+        BEGINNING: lambda: consumer.beginning_offsets(every),
+        END: lambda: consumer.end_offsets(every),
+        TIMES: times,
+    }
+    # Leaders are known and connections open before anything is timed.
+    consumer.partitions_for_topic(topic)
+    consumer.end_offsets(every[:1])
+    answers: dict[str, dict[str, float]] = {}
+    for question in questions:
+        begun = time.perf_counter()
+        offsets = asked[question]()
+        seconds = time.perf_counter() - begun
+        answers[question] = {"seconds": seconds, "offsets": sum(offsets.values())}
+    consumer.close()
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

@@ -1,0 +1,170 @@
+"""Look-ups of very many partitions: where they begin, where they end, where they were at a time.
+
+Directly and through the proxy in turn, of a topic that is archived and of one that never was, with
+the store 40 ms away. Warm is every question but the first that a proxy is asked; cold is the first
+one of a proxy that has just started.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+
+from benchmarks.contestants import DIRECT, FETCHPROXY, FETCHPROXY_COMMAND, FetchproxyServer
+from benchmarks.frame import child, in_turn
+from benchmarks.goals import LOOK_UPS
+from benchmarks.look_up_client import BEGINNING, END, QUESTIONS
+from benchmarks.replayed_topics import S3Copy
+from benchmarks.report import Row, goal_rows, ratios, row
+from benchmarks.store_relay import StoreRelay
+from lab.errors import PartFailed
+from lab.kafka import KafkaServer
+from lab.s3 import S3Server
+
+LATENCY_MS = 40.0
+ARCHIVED, NEVER = "archived", "never archived"
+WARM, COLD = "warm", "cold"
+_TOPICS = {ARCHIVED: "looked-up-archived", NEVER: "looked-up-never-archived"}
+_RECORDS_EACH = 4  # of which the last is in the broker's log alone
+_BEGAN_MS = 1_700_000_000_000
+_ASKED_MS = _BEGAN_MS + 1  # the second record of each partition: of the archived one, in the store
+_BATCH_S = 300.0
+
+
+@dataclass(slots=True)
+class Measured:
+    """Seconds by (topic's kind, question, how), a figure for each round, of both contestants."""
+
+    partitions: int
+    direct: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+    ours: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, kind: str, how: str, name: str, seconds: Mapping[str, float]) -> None:
+        side = self.direct if name == DIRECT else self.ours
+        for question, each in seconds.items():
+            side.setdefault((kind, question, how), []).append(each)
+
+
+def rows_of(measured: Measured) -> list[Row]:
+    factors = {
+        key: ratios(measured.ours[key], measured.direct[key]) for key in sorted(measured.ours)
+    }
+    worst = {
+        how: [
+            max(each) for each in zip(*(f for k, f in factors.items() if k[2] == how), strict=True)
+        ]
+        for how in (WARM, COLD)
+    }
+    rows = goal_rows(LOOK_UPS, worst[WARM], worst[COLD])
+    for (kind, question, how), factor in factors.items():
+        rows.append(row(f"{question}, {kind}, {how}: {FETCHPROXY} : {DIRECT}", "x", factor))
+    for (kind, question, how), seconds in measured.ours.items():
+        rows.append(row(f"{question}, {kind}, {how}: {FETCHPROXY}", "s", seconds))
+    return rows
+
+
+def measure(kafka: KafkaServer, partitions: int, rounds: int, console: Console) -> Measured:
+    measured = Measured(partitions)
+    with ExitStack() as running:
+        server = running.enter_context(S3Server())
+        relay = running.enter_context(StoreRelay(server.port, LATENCY_MS))
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="looked-up-")))
+        _prepare(kafka, partitions, folder)
+        store = S3Copy(server, folder, relay.endpoint_url)
+        console.print(f"{partitions} partitions are archived, and {partitions} are not")
+        _measure_warm(kafka, store, rounds, measured, console)
+        _measure_cold(kafka, store, rounds, measured, console)
+    return measured
+
+
+def _measure_warm(
+    kafka: KafkaServer, store: S3Copy, rounds: int, measured: Measured, console: Console
+) -> None:
+    with FetchproxyServer(kafka.bootstrap, None, store.store_url, store.environment) as proxy:
+        ways = [(DIRECT, kafka.bootstrap), (FETCHPROXY, proxy.bootstrap)]
+        for number in range(rounds + 1):  # round 0 warms up
+            for kind in _TOPICS:
+                for name, bootstrap in in_turn(ways, number):
+                    whole = kind == ARCHIVED and name == FETCHPROXY
+                    seconds = _asked(bootstrap, kind, measured.partitions, whole)
+                    if number:
+                        measured.add(kind, WARM, name, seconds)
+            console.print(f"look-ups, round {number} of {rounds}" if number else "warm-up")
+
+
+def _measure_cold(
+    kafka: KafkaServer, store: S3Copy, rounds: int, measured: Measured, console: Console
+) -> None:
+    for number in range(1, rounds + 1):
+        for kind in _TOPICS:
+            for question in QUESTIONS:
+                with FetchproxyServer(
+                    kafka.bootstrap, None, store.store_url, store.environment
+                ) as proxy:
+                    whole = kind == ARCHIVED
+                    ours = _asked(proxy.bootstrap, kind, measured.partitions, whole, question)
+                direct = _asked(kafka.bootstrap, kind, measured.partitions, False, question)
+                measured.add(kind, COLD, FETCHPROXY, ours)
+                measured.add(kind, COLD, DIRECT, direct)
+        console.print(f"cold look-ups, round {number} of {rounds}")
+
+
+def _asked(
+    bootstrap: str, kind: str, partitions: int, whole: bool, *questions: str
+) -> dict[str, float]:
+    """Seconds of each question. Raises PartFailed for answers that are not right."""
+    told = child(
+        "benchmarks.look_up_client",
+        *(bootstrap, _TOPICS[kind], str(partitions), str(_ASKED_MS), *(questions or QUESTIONS)),
+    )
+    for question, answer in told.items():
+        if answer["offsets"] != partitions * offset_of(question, whole):
+            raise PartFailed(f"{question}, {kind} topic: wrong offsets, {answer['offsets']}")
+    return {question: answer["seconds"] for question, answer in told.items()}
+
+
+def offset_of(question: str, whole: bool) -> int:
+    """What is right for each partition; `whole`: with what only the archive has."""
+    if question == END:
+        return _RECORDS_EACH
+    local_start = _RECORDS_EACH - 1
+    if question == BEGINNING:
+        return 0 if whole else local_start
+    return 1 if whole else local_start
+
+
+# -- topics --------------------------------------------------------------------------------------
+def _prepare(kafka: KafkaServer, partitions: int, folder: Path) -> None:
+    """Both topics have the same records; the archived one has all but the last in the store."""
+    for topic in _TOPICS.values():
+        kafka.create_topic(topic, partitions, {"retention.ms": "-1", "segment.bytes": "1048576"})
+    for number in range(_RECORDS_EACH - 1):
+        for topic in _TOPICS.values():
+            _produce(kafka, topic, partitions, number)
+    command = [*FETCHPROXY_COMMAND, "archive", "--once", "--bootstrap", kafka.bootstrap]
+    command += ["--store", folder.as_uri(), "--archive", _TOPICS[ARCHIVED]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PartFailed(f"{_TOPICS[ARCHIVED]} could not be archived\n{done.stderr[-2000:]}")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    for topic in _TOPICS.values():
+        _produce(kafka, topic, partitions, _RECORDS_EACH - 1)
+        asked = [TopicPartition(topic, n, _RECORDS_EACH - 1) for n in range(partitions)]
+        for future in admin.delete_records(asked).values():
+            future.result(timeout=_BATCH_S)
+
+
+def _produce(kafka: KafkaServer, topic: str, partitions: int, number: int) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 50, "log_level": 0})
+    for partition in range(partitions):
+        producer.produce(topic, b"v" * 100, partition=partition, timestamp=_BEGAN_MS + number)
+    if producer.flush(_BATCH_S):
+        raise KafkaException("the broker does not take the benchmark's records")

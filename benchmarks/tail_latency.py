@@ -1,0 +1,102 @@
+"""How much later a record comes through each way, in two forms of the same probe.
+
+*In turn*: one record after the other goes every way, so that what else the machine does hits all
+alike, and each proxy has slept for as long as the others had their turns. *Alone*: each way has its
+records for itself, as a consumer has that reads one topic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from benchmarks import goals
+from benchmarks.contestants import DIRECT, FETCHPROXY, KROXYLICIOUS, Contestant
+from benchmarks.frame import child, in_turn
+from benchmarks.report import Row, goal_rows, percentile, ratios, row
+from lab.kafka import KafkaServer
+
+IN_TURN, ALONE = "in turn", "alone"
+FORMS = (IN_TURN, ALONE)
+
+# Milliseconds by form and way: one list of samples a round.
+Latencies = dict[tuple[str, str], list[list[float]]]
+
+
+def latency_topic(name: str) -> str:
+    return f"benchmark-latency-{name}"
+
+
+def latency_rounds(
+    kafka: KafkaServer,
+    ways: Sequence[Contestant],
+    rounds: int,
+    samples: int,
+    samples_alone: int,
+    console: Console,
+) -> Latencies:
+    found: Latencies = {(form, way.name): [] for form in FORMS for way in ways}
+    for number in range(rounds + 1):  # round 0 warms up: Java's compiler
+        ordered = in_turn(ways, number)
+        took = {(IN_TURN, name): ms for name, ms in _probe(kafka, ordered, samples).items()}
+        for way in ordered:
+            took[ALONE, way.name] = _probe(kafka, [way], samples_alone)[way.name]
+        p50s = (f"{name} {form} {percentile(ms, 50):.2f}" for (form, name), ms in took.items())
+        label = f"round {number} of {rounds}" if number else "warm-up"
+        console.print(f"latencies, {label}: p50 ms {', '.join(p50s)}")
+        for key, each in took.items() if number else ():
+            found[key].append(each)
+    return found
+
+
+def _probe(kafka: KafkaServer, ways: Sequence[Contestant], samples: int) -> dict[str, list[float]]:
+    described = json.dumps([(way.name, way.bootstrap, latency_topic(way.name)) for way in ways])
+    found: dict[str, list[float]] = child(
+        "benchmarks.latency_probe", kafka.bootstrap, str(samples), described
+    )
+    return found
+
+
+def added(latencies: Latencies, form: str, name: str, percent: int) -> list[float]:
+    """By round: what the way takes longer than the direct one."""
+    through = percentiles(latencies[form, name], percent)
+    without = percentiles(latencies[form, DIRECT], percent)
+    return [a - b for a, b in zip(through, without, strict=True)]
+
+
+def percentiles(rounds: Sequence[Sequence[float]], percent: int) -> list[float]:
+    return [percentile(samples, percent) for samples in rounds]
+
+
+def goals_met(latencies: Latencies) -> list[Row]:
+    """The lines of the table of goals; what is relative to Kroxylicious only where it is there."""
+    p99s = (percentiles(latencies[IN_TURN, name], 99) for name in (FETCHPROXY, DIRECT))
+    ours = added(latencies, IN_TURN, FETCHPROXY, 50)
+    rows = goal_rows(goals.TAIL_LATENCY, ours, ratios(*p99s))
+    for form, goal in ((IN_TURN, goals.TAIL_LATENCY_IN_TURN), (ALONE, goals.TAIL_LATENCY_ALONE)):
+        if (form, KROXYLICIOUS) in latencies:
+            compared = added_ratios(latencies, form, FETCHPROXY, KROXYLICIOUS)
+            rows += goal_rows(goal, compared) if compared else []
+    return rows
+
+
+def added_ratios(latencies: Latencies, form: str, ours: str, theirs: str) -> list[float]:
+    """Of the medians added, by round; a round in which the other adds nothing compares nothing."""
+    pairs = zip(added(latencies, form, ours, 50), added(latencies, form, theirs, 50), strict=True)
+    return [a / b for a, b in pairs if b > 0]
+
+
+def latency_rows(latencies: Latencies) -> list[Row]:
+    rows = []
+    for percent in (50, 99):
+        for (form, name), rounds in latencies.items():
+            label = f"latency p{percent}, {form}, {name}"
+            rows.append(row(label, "ms", percentiles(rounds, percent)))
+    for percent in (50, 99):
+        for form, name in latencies:
+            if name != DIRECT:
+                label = f"latency p{percent} added, {form}, {name}"
+                rows.append(row(label, "ms", added(latencies, form, name, percent)))
+    return rows

@@ -1,0 +1,1 @@
+"""Everything is broken at random, by seed, and every record has to be there: `make chaos`."""

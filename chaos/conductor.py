@@ -1,0 +1,140 @@
+"""Plays a plan: starts the parts, the writers and the readers, does the acts, asks the calm."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from random import Random
+
+from chaos.acts import Stage
+from chaos.calm import Calm
+from chaos.ledger import RECORD_BYTES, Log
+from chaos.parts import RETAINED_BYTES, Parts, single_topic
+from chaos.plan import BROKERS, Act, Plan, Round, victim
+from chaos.readers import Follower
+from chaos.writers import TransactionalWriter, Writer
+
+_KEPT_RECORDS = RETAINED_BYTES // (2 * RECORD_BYTES)
+_FIRST_RECORDS_S = 8.0  # there is something to lose when the acts begin
+
+
+@dataclass
+class Conductor:
+    """`say` prints a line; no round begins after `seconds`. `faults` is what was found so far."""
+
+    plan: Plan
+    folder: Path
+    say: Callable[[str], None]
+    seconds: float = inf
+    faults: list[str] = field(default_factory=list)
+
+    def play(self) -> None:
+        """Raises PartFailed: a part, or all that is asked of it, does not come back."""
+        began = time.monotonic()
+        with ExitStack() as stack:
+            parts = stack.enter_context(Parts(self.folder, self.plan.metadata_manager))
+            writers = self._writers(parts)
+            followers, groups = self._followers(parts, writers)
+            for writer in writers.values():
+                stack.callback(writer.stop)
+                writer.start()
+            for follower in (*followers, *(each for group in groups.values() for each in group)):
+                stack.callback(follower.stop)
+                follower.start()
+            stage = Stage(parts, writers, self.folder)
+            calm = Calm(stage, followers, groups)
+            self.say(f"all parts are up after {time.monotonic() - began:.0f} s")
+            time.sleep(_FIRST_RECORDS_S)
+            for number, each in enumerate(self.plan.rounds, start=1):
+                if time.monotonic() - began > self.seconds:
+                    self.say(
+                        f"the time is over after {number - 1} of {len(self.plan.rounds)} rounds"
+                    )
+                    return
+                self.say(f"round {number} of {len(self.plan.rounds)}")
+                self._acts(stage, each)
+                self._check(calm)
+                if self.faults:
+                    return  # what follows would only say it again
+
+    def _check(self, calm: Calm) -> None:
+        since = time.monotonic()
+        self.faults += calm.check()
+        for fault in self.faults:
+            self.say(f"  VIOLATION {fault}")
+        took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in calm.took_s.items())
+        self.say(f"  calm, checked in {time.monotonic() - since:.0f} s ({took})")
+        written = sum(len(log.written) for log in calm.logs)
+        lost = sum(len(each) for log in calm.logs for each in log.lost)
+        self.say(
+            f"  {written} records, {lost} offsets lost on purpose, {len(self.faults)} violations"
+        )
+
+    def _acts(self, stage: Stage, plan: Round) -> None:
+        """Each in a thread, since a restart takes its time; one after the other on one victim."""
+        self._say_act(plan.first, 0.0)
+        stage.begin(plan.first)
+        began = time.monotonic()
+        victims = {victim(act): threading.Lock() for act in (plan.first, *plan.acts)}
+
+        def play(act: Act) -> None:
+            time.sleep(act.at_s)
+            with victims[victim(act)]:
+                if act is not plan.first:
+                    self._say_act(act, time.monotonic() - began)
+                    stage.begin(act)
+                if act.for_s:
+                    time.sleep(act.for_s)
+                    self._say_act(act, time.monotonic() - began, "end of: ")
+                    stage.end(act)
+
+        with ThreadPoolExecutor(max_workers=len(plan.acts) + 1) as pool:
+            playing = [pool.submit(play, act) for act in (plan.first, *plan.acts)]
+        for each in playing:
+            each.result()
+
+    def _say_act(self, act: Act, at_s: float, what: str = "") -> None:
+        self.say(f"  {at_s:5.1f} s  {what}{act}")
+
+    def _writers(self, parts: Parts) -> dict[str, Writer]:
+        first, second = parts.proxies.values()
+        brokers = parts.cluster.bootstrap
+        writers: list[Writer] = [
+            Writer(Log("chaos-plain", 0), first),
+            Writer(Log("chaos-plain", 1), brokers, idempotent=True),
+            TransactionalWriter(Log("chaos-txn", 0), second, Random(self.plan.seed)),
+            Writer(Log("chaos-kept", 0, keeps=_KEPT_RECORDS), second),
+        ]
+        writers += [Writer(Log(single_topic(name), 0), brokers) for name in BROKERS]
+        return {writer.log.name: writer for writer in writers}
+
+    def _followers(
+        self, parts: Parts, writers: dict[str, Writer]
+    ) -> tuple[list[Follower], dict[str, list[Follower]]]:
+        """Of the logs that never begin again."""
+        logs = [writers[name].log for name in ("chaos-plain-0", "chaos-plain-1", "chaos-txn-0")]
+        first, second = parts.proxies.values()
+
+        def follower(
+            name: str, bootstrap: str, reset: str, committed_only: bool, group: str = ""
+        ) -> Follower:
+            return Follower(
+                name, logs, bootstrap, reset=reset, committed_only=committed_only, group=group
+            )
+
+        alone = [
+            follower("follower with earliest", first, "earliest", True),
+            follower("follower with latest", second, "latest", False),
+            follower("follower with none", first, "error", True),
+        ]
+        members = [
+            follower("member 1", first, "earliest", True, "chaos-group"),
+            follower("member 2", second, "earliest", True, "chaos-group"),
+        ]
+        return alone, {"chaos-group": members}

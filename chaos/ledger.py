@@ -1,0 +1,98 @@
+"""What was written, and what of it was lost on purpose: the truth that readers are held against.
+
+A record's number is in its value. Where a producer was not told the offset (its broker died), the
+first reader that sees the record tells it, and all others must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+RECORD_BYTES = 400
+COMMITTED, ABORTED = b"c", b"a"  # keys: what the record's writer meant to do with it
+_ROW = b"%s/%d/%d|"
+
+
+def value_of(name: str, history: int, number: int) -> bytes:
+    head = _ROW % (name.encode(), history, number)
+    return (head * (RECORD_BYTES // len(head) + 1))[:RECORD_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A record as a reader got it."""
+
+    offset: int
+    key: bytes
+    value: bytes
+
+
+@dataclass
+class Log:
+    """A partition's log. `history` goes up when it begins again."""
+
+    topic: str
+    partition: int
+    keeps: int | None = None  # records that retention leaves at least; None: all
+    history: int = 0
+    sent: int = 0
+    written: dict[int, bytes] = field(default_factory=dict)  # offset: value
+    aborted: set[int] = field(default_factory=set)
+    undecided: set[int] = field(default_factory=set)  # of transactions with an unknown end
+    lost: list[range] = field(default_factory=list)
+    values: set[bytes] = field(default_factory=set)  # all that were ever sent
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    def next_value(self) -> bytes:
+        value = value_of(self.name, self.history, self.sent)
+        self.sent += 1
+        self.values.add(value)
+        return value
+
+    def is_lost(self, offset: int) -> bool:
+        return any(offset in each for each in self.lost)
+
+    def expected(self, begin: int, end: int, *, committed_only: bool) -> set[int]:
+        """Offsets that a reader from `begin` up to `end` must get."""
+        hidden = self.aborted | self.undecided if committed_only else set[int]()
+        return {
+            offset
+            for offset in list(self.written)
+            if begin <= offset < end and offset not in hidden and not self.is_lost(offset)
+        }
+
+    def begins(self, end: int) -> int:
+        """From where on all has to be there of a log that ends at `end`."""
+        return 0 if self.keeps is None else max(0, end - self.keeps)
+
+    def wrong(self, read: Read, *, committed_only: bool) -> str | None:
+        """What is wrong with a record that was read, by itself; None: nothing."""
+        if read.value not in self.values:
+            return f"offset {read.offset}: {read.value[:40]!r} was never written"
+        if self.written.setdefault(read.offset, read.value) != read.value:
+            told = self.written[read.offset][:40]
+            return f"offset {read.offset}: {read.value[:40]!r} is not {told!r}"
+        if committed_only and (read.key == ABORTED or read.offset in self.aborted):
+            return f"offset {read.offset}: a record of an aborted transaction"
+        return None
+
+    def decide(self, read: Collection[int], begin: int, end: int) -> None:
+        """A whole read of committed records shows what became of transactions in doubt."""
+        told = {offset for offset in self.undecided if begin <= offset < end}
+        self.aborted |= told - set(read)
+        self.undecided -= told
+
+
+def ranges(offsets: Collection[int]) -> list[tuple[int, int]]:
+    """(first, last) of each run, for a message."""
+    found: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if found and found[-1][1] + 1 == offset:
+            found[-1] = found[-1][0], offset
+        else:
+            found.append((offset, offset))
+    return found

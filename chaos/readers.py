@@ -1,0 +1,170 @@
+"""Consumers through the proxies: some that follow the log all the time, alone or in a group, and
+replays of a whole partition. They check each record by itself; what is missing says the calm."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+
+from chaos.ledger import Log, Read
+
+HANG_S_MAX = 90.0  # a reader that gets nothing for so long, with all parts up and more to read
+_FAULTS_MAX = 5
+_LOG = logging.getLogger("chaos.clients")
+# Of these a client gets over by itself; if it does not, it hangs, and that is seen.
+_ENDS_A_READER = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+
+
+def consumer_settings(bootstrap: str, *, reset: str, committed_only: bool) -> dict[str, object]:
+    return {
+        "bootstrap.servers": bootstrap,
+        "group.id": "chaos-alone",
+        "enable.auto.commit": False,
+        "auto.offset.reset": reset,
+        "isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        "enable.partition.eof": True,
+        "fetch.queue.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "queued.max.messages.kbytes": 4096,
+    }
+
+
+@dataclass
+class Course:
+    """One reader's way through one log: upwards, and each record as it was written."""
+
+    reader: str
+    log: Log
+    committed_only: bool
+    faults: list[str]
+    last: int = -1
+    seen: set[int] = field(default_factory=set)
+    position: int = 0  # as the client counts, behind markers too
+
+    def take(self, message: Message) -> None:
+        read = Read(message.offset(), message.key() or b"", message.value() or b"")
+        if read.offset <= self.last:
+            self._fault(f"offset {read.offset} came after {self.last}")
+        wrong = self.log.wrong(read, committed_only=self.committed_only)
+        if wrong is not None:
+            self._fault(wrong)
+        self.last = read.offset
+        self.position = max(self.position, read.offset + 1)
+        self.seen.add(read.offset)
+
+    def missing(self, begin: int, end: int) -> set[int]:
+        expected = self.log.expected(begin, end, committed_only=self.committed_only)
+        return expected - self.seen
+
+    def _fault(self, text: str) -> None:
+        if len(self.faults) < _FAULTS_MAX:
+            self.faults.append(f"{self.reader}, {self.log.name}: {text}")
+
+
+class Follower:
+    """Reads all of some logs from their beginning, and then what comes. With `group` it is a
+    member, which may get records again when partitions move."""
+
+    def __init__(
+        self,
+        name: str,
+        logs: Sequence[Log],
+        bootstrap: str,
+        *,
+        reset: str,
+        committed_only: bool,
+        group: str = "",
+    ) -> None:
+        self.name = name
+        self.faults: list[str] = []
+        self.courses = {log.name: Course(name, log, committed_only, self.faults) for log in logs}
+        self._settings = consumer_settings(bootstrap, reset=reset, committed_only=committed_only)
+        self._in_group = bool(group)
+        if group:
+            self._settings |= {
+                "group.id": group,
+                "enable.auto.commit": True,
+                "auto.commit.interval.ms": 1_000,
+                "session.timeout.ms": 10_000,
+            }
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(30.0)
+
+    def _run(self) -> None:
+        consumer = Consumer(self._settings, logger=_LOG)
+        try:
+            self._begin(consumer)
+            while not self._stop.is_set():
+                for message in consumer.consume(500, 0.3):
+                    self._take(message)
+        except Exception as error:  # noqa: BLE001  # a reader that is gone is a fault of its own
+            self.faults.append(f"{self.name} ended: {error!r}")
+        finally:
+            consumer.close()
+
+    def _begin(self, consumer: Consumer) -> None:
+        logs = [course.log for course in self.courses.values()]
+        if self._in_group:
+            consumer.subscribe(sorted({log.topic for log in logs}), on_assign=self._assigned)
+        else:
+            consumer.assign([TopicPartition(log.topic, log.partition, 0) for log in logs])
+
+    def _assigned(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for each in partitions:
+            self.courses[f"{each.topic}-{each.partition}"].last = -1
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        if error is None:
+            self.courses[f"{message.topic()}-{message.partition()}"].take(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            course = self.courses[f"{message.topic()}-{message.partition()}"]
+            course.position = max(course.position, message.offset())
+        elif error.fatal() or error.code() in _ENDS_A_READER:
+            self.faults.append(f"{self.name}: {message.topic()}-{message.partition()}: {error}")
+
+
+def replay(
+    name: str, log: Log, bootstrap: str, end: int, *, reset: str, committed_only: bool
+) -> tuple[Course, list[str]]:
+    """A new reader from the beginning up to `end`; its course, and what was wrong with it.
+
+    With a reset policy other than earliest it is told to begin at 0, as one whose group has
+    committed that.
+    """
+    faults: list[str] = []
+    course = Course(name, log, committed_only, faults)
+    settings = consumer_settings(bootstrap, reset=reset, committed_only=committed_only)
+    begin = OFFSET_BEGINNING if reset == "earliest" else 0
+    consumer = Consumer(settings, logger=_LOG)
+    moved = time.monotonic()
+    try:
+        consumer.assign([TopicPartition(log.topic, log.partition, begin)])
+        while course.position < end:
+            for message in consumer.consume(500, 0.3):
+                error = message.error()
+                if error is None:
+                    course.take(message)
+                    moved = time.monotonic()
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    course.position = max(course.position, message.offset())
+                elif error.fatal() or error.code() in _ENDS_A_READER:
+                    return course, [*faults, f"{name}, {log.name}: {error}"]
+            if time.monotonic() - moved > HANG_S_MAX or len(faults) >= _FAULTS_MAX:
+                stuck = f"{name}, {log.name}: stands at {course.position} of {end}"
+                return course, [*faults, stuck]
+    finally:
+        consumer.close()
+    return course, faults

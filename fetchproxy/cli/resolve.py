@@ -1,0 +1,117 @@
+"""`fetchproxy resolve`: says which log counts where a partition's log begins again."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fetchproxy.app import wall_clock_ms
+from fetchproxy.cli import options
+from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.leader_log import ClusterLeaderLog
+from fetchproxy.cluster.open_metadata import metadata_manager
+from fetchproxy.config.sections import Config
+from fetchproxy.errors import ConfigError
+from fetchproxy.metadata.attached_topics import open_archive
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.logs import configure_logging
+from fetchproxy.remote_log.resolution import Answer, ResolutionPlan
+from fetchproxy.remote_log.resolution import resolve as resolve_partition
+from fetchproxy.tls.reloading import upstream_context
+
+Partition = Annotated[
+    str, typer.Argument(metavar="TOPIC-PARTITION", help="As logs and status name it: orders-0.")
+]
+Keep = Annotated[
+    bool,
+    typer.Option(
+        "--keep",
+        help="The archive counts, below its end. The log's own records below that offset are not "
+        "archived. Also shows again what --new-history has put aside.",
+    ),
+]
+Truncate = Annotated[
+    bool, typer.Option("--truncate", help="The leader's log counts. The archive's log is deleted.")
+]
+NewHistory = Annotated[
+    bool,
+    typer.Option(
+        "--new-history",
+        help="The leader's log counts. The archive's log stays in the store, and is not shown.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        envvar="FETCHPROXY_DRY_RUN",
+        help="Say what would be done, and change nothing.",
+    ),
+]
+
+
+def resolve(
+    context: typer.Context,
+    partition: Partition,
+    keep: Keep = False,
+    truncate: Truncate = False,
+    new_history: NewHistory = False,
+    bootstrap: options.Bootstrap = None,
+    store: options.Store = None,
+    dry_run: DryRun = False,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Say which log counts where a partition's log begins again, so that archiving can go on.
+
+    The archiver stops such a partition (partition_stopped in its log), and nothing is deleted until
+    this was run. It goes on by itself afterwards.
+    """
+    with users_errors():
+        config = options.read_config(context)
+        options.store_url(config)
+        chosen = [
+            answer
+            for answer, wanted in (
+                (Answer.KEEP, keep),
+                (Answer.TRUNCATE, truncate),
+                (Answer.NEW_HISTORY, new_history),
+            )
+            if wanted
+        ]
+        if len(chosen) != 1:
+            raise ConfigError("give one of --keep, --truncate and --new-history")
+        configure_logging(config.log, sys.stderr)
+    done = run(_resolve(config, partition, chosen[0], dry_run))
+    if done is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{chosen[0].value}")
+    for sentence in done.in_words:
+        typer.echo(f"  {sentence}")
+
+
+async def _resolve(config: Config, partition: str, answer: Answer, dry_run: bool) -> ResolutionPlan:
+    topic, _, number = partition.rpartition("-")
+    if not topic or not number.isdecimal():
+        raise ConfigError(f"{partition!r} names no partition; it looks like orders-0")
+    async with (
+        open_archive(config) as rsm,
+        Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster,
+        metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
+    ):
+        found = await cluster.topic_by_name(topic, max_age_ms=0)
+        tip = TopicIdPartition(found.topic_id, found.name, int(number))
+        if tip.partition not in found.leaders:
+            raise ConfigError(f"the topic {topic} has no partition {number}")
+        return await resolve_partition(
+            tip,
+            answer,
+            ClusterLeaderLog(cluster),
+            rsm,
+            rlmm,
+            wall_clock_ms=wall_clock_ms,
+            dry_run=dry_run,
+        )

@@ -1,0 +1,301 @@
+"""One fetch with a part in the archive: split, read, merged, answered.
+
+Where the time of the fetch is over, or something can be answered, it is; what of the broker's was
+asked for and is not needed yet stays parked for the next fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from fetchproxy.gateway.breathing import MANY_PARTITIONS, breathe
+from fetchproxy.gateway.client_rates import Client
+from fetchproxy.gateway.fetch_answer import (
+    PartitionAnswer,
+    encode_own_answer,
+    encode_topics,
+    within,
+)
+from fetchproxy.gateway.fetch_connection import FetchConnection
+from fetchproxy.gateway.fetch_marks import Split
+from fetchproxy.gateway.fetch_session import FetchKind
+from fetchproxy.gateway.first_of import first_of
+from fetchproxy.gateway.remote_side import RemoteSide, judged_answer, partition_answers
+from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+from protocol.fetch_request import FetchRequest, PartitionKey
+from protocol.primitives import Buffer
+
+# A poll that may be parked holds up the crossing back, and requests behind it, at most this long.
+PARKED_WAIT_MAX_MS = 500
+# So long one tier may wait for the other: for an answer that is due at once, or a look at Metadata.
+TAIL_GRACE_S = 0.05
+# Archived records that go in front of a broker's answer; more goes out in an answer of its own,
+# which is written no faster than the client takes it.
+MERGED_BYTES_MAX = 1024 * 1024
+
+
+class ServedFetch:
+    """`asked_at`: loop time at which the client asked; its max_wait runs from there."""
+
+    def __init__(
+        self,
+        on: FetchConnection,
+        request: FetchRequest,
+        kind: FetchKind,
+        client: Client,
+        asked_at: float,
+    ) -> None:
+        self._on = on
+        self._request = request
+        self._kind = kind
+        self._client = client
+        wait_ms = min(request.max_wait_ms, on.parts.remote_fetch.remote_fetch_max_wait_ms)
+        self._deadline = asked_at + wait_ms / 1000
+
+    async def run(self, split: Split) -> None:
+        """`split`: as the client asks now. For work that mutes the client."""
+        on = self._on
+        try:
+            if await on.session.drained():
+                split = on.split()  # a permit may have run out meanwhile
+            while not await self._answer(split):
+                split = on.split()
+        finally:
+            on.turn.give_back()
+        await on.pace.pause()  # nothing of the answer is held any more
+
+    async def _answer(self, split: Split) -> bool:
+        """False: nothing was answered yet, and who is to be asked has changed."""
+        on, clock = self._on, self._on.parts.clock
+        if await on.judging.forget_lost_topics(split, self._patience(split)):
+            split = on.split()
+        held = await on.judging.held_by_leaders(split, self._patience(split))
+        if held is not None:
+            split = on.split()
+        await on.judging.still_held(split.judging)
+        side = self._remote_side(split)
+        alone = len(split.withheld) >= len(on.mirror.asked)
+        patience = self._deadline
+        if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
+            patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
+        elif alone:
+            await on.turn.take(side.asked_bytes, self._deadline)
+            await on.parts.answers.wait_for_room(self._deadline)
+            await on.parts.purgatory.steps.begin()
+        held = held or frozenset()
+        side.watch({key: tip for key, tip in split.remote.items() if tip not in held}, patience)
+        if not side.ready:
+            on.turn.give_back()
+        await breathe(len(split.remote))
+        try:
+            poll = await self._poll_upstream(split, side.ready)
+            if await self._first_ready(split, side, poll, patience):
+                return False
+            turn = on.cut_short and side.ready
+            if poll is not None and side.ready and not turn and not poll.arrived.is_set():
+                await first_of([poll.arrived.wait()], poll.due_at - clock())
+            if poll is None or turn or not poll.arrived.is_set():
+                await self._answer_alone(split, side)
+            elif not await self._merge(split, side, poll, patience):
+                return False
+        finally:
+            side.cancel()
+        for number, tip in enumerate(split.remote.values(), 1):
+            on.judging.refresh_edges(tip)
+            if not number % MANY_PARTITIONS:
+                await asyncio.sleep(0)
+        return True
+
+    def _remote_side(self, split: Split) -> RemoteSide:
+        asked = self._on.mirror.asked
+        offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
+        return RemoteSide(
+            self._on.parts, self._request, offsets, self._client, self._on.pace.owed_s(self._client)
+        )
+
+    def _patience(self, split: Split) -> float:
+        """How long what is only looked up may take: partitions of the tail wait too."""
+        if len(split.withheld) >= len(self._on.mirror.asked):
+            return self._deadline
+        return min(self._deadline, self._on.parts.clock() + TAIL_GRACE_S)
+
+    async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
+        """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
+        if self._on.parked is not None:
+            if self._on.mirror.take_up(split.withheld):
+                return self._on.parked
+            await self._on.discard_parked()
+        upstream = self._on.mirror.upstream_request(split.withheld)
+        if upstream is None:
+            return None
+        now, request = self._on.parts.clock(), self._request
+        left_ms = max(int((self._deadline - now) * 1000), 0)
+        wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
+        due_at = now + (0 if wait_ms else TAIL_GRACE_S)
+        poll = UpstreamPoll(self._on.expect(request), due_at)
+        poll.answer.on_arrival = poll.arrived.set
+        poll.answer.any_empty = True
+        self._on.parked = poll
+        frame = encode_poll(request, upstream, wait_ms)
+        self._on.session.send_upstream(frame, poll.answer)
+        return poll
+
+    async def _first_ready(
+        self, split: Split, side: RemoteSide, poll: UpstreamPoll | None, deadline: float
+    ) -> bool:
+        """Until anything can be answered, or the time is over. True: ask the broker of the rest.
+
+        That is not before the broker had its moment; and a broker that was asked for all that the
+        client wants is waited for as a relay does.
+        """
+        if poll is not None and not split.withheld:
+            await poll.arrived.wait()
+            return False
+        if poll is not None:
+            deadline = max(deadline, poll.due_at)
+        elif side.ready and not split.judging:
+            return False
+        judging = set(split.judging)
+        while True:
+            self._on.judging.judged.clear()
+            found = self._on.judging.verdicts(judging)
+            side.watch(found.remote, deadline)
+            left = deadline - self._on.parts.clock()
+            if side.ready or found.told or left <= 0 or (poll and poll.arrived.is_set()):
+                return False
+            if found.ask_broker:
+                return True
+            waits = [side.completed.wait()]
+            if judging:
+                waits.append(self._on.judging.judged.wait())
+            if poll is not None:
+                waits.append(poll.arrived.wait())
+            await first_of(waits, left)
+
+    async def _gather(self, split: Split, side: RemoteSide) -> list[PartitionAnswer]:
+        """What there is to say now of every withheld partition."""
+        parts, asked = self._on.parts, self._on.mirror.asked
+        judged: dict[PartitionKey, PartitionAnswer] = {}
+        tips: dict[PartitionKey, TopicIdPartition | None] = {}
+        order = [key for key in self._on.judging.marks.marks if key in split.withheld]
+        for key in order:
+            judgement = self._on.judging.judgement(key)
+            told = judgement and judged_answer(parts, key, asked[key].fetch_offset, judgement)
+            if told:
+                judged[key] = told
+            else:
+                tips[key] = split.remote.get(key) or (judgement.tip if judgement else None)
+        alone = len(split.withheld) >= len(asked)
+        read, again = partition_answers(parts, tips, side.results(), may_fail=alone)
+        for key in again:
+            self._on.judging.again(key)
+        await breathe(len(order))
+        of_key = judged | {answer.key: answer for answer in read}
+        return [of_key[key] for key in order]
+
+    def _named(
+        self, answers: list[PartitionAnswer], room: int, first_whole: bool
+    ) -> list[PartitionAnswer]:
+        """Those that must be named, cut to `room` bytes."""
+        marks = self._on.judging.marks
+        answers, self._on.cut_short = within(answers, room, first_whole)
+        named = []
+        for answer in answers:
+            mark = marks.marks[answer.key]
+            if self._kind.lists_all or answer.has_news(mark.shown):
+                mark.shown = answer.watermarks
+                named.append(answer)
+            if answer.records:
+                marks.served(answer.key)
+                if answer.skipped is not None and (tip := self._on.judging.identify(*answer.key)):
+                    self._on.parts.skipped.note(tip, *answer.skipped)
+            if answer.records or answer.error_code:
+                marks.told(answer.key)
+        return named
+
+    async def _merge(
+        self, split: Split, side: RemoteSide, poll: UpstreamPoll, deadline: float
+    ) -> bool:
+        """The broker's answer streams through, with the archive's part in front of it.
+
+        False: it was dropped, since neither has anything yet and the client's time is not over.
+        """
+        answers = await self._gather(split, side)
+        left = self._request.bytes_max - poll.answer.frame_bytes
+        room = min(left, MERGED_BYTES_MAX, self._on.parts.answers.room())
+        answers = self._named(answers, room, first_whole=False)
+        isolation = IsolationLevel(self._request.isolation_level)
+        injected = encode_topics(self._request.version, isolation, answers)
+        self._on.pace.spend(side.client, sum(a.size for a in answers), told=False)
+        side.forget()
+        marks = self._on.judging.marks.marks
+        withheld = False
+
+        def withhold(patched: bool, errors_left: bool) -> bool:
+            nonlocal withheld
+            if (
+                any(a.records or a.error_code for a in answers)
+                or self._on.parts.clock() >= deadline
+            ):
+                return False
+            waits = bool(split.withheld) and self._request.min_bytes > 0 and not errors_left
+            if not (patched or waits) or (self._on.head is not None and self._on.head.error_code):
+                return False
+            withheld = True
+            self._on.drop_answer()
+            for answer in answers:
+                marks[answer.key].shown = None  # the client has not seen it
+            return True
+
+        def done() -> None:
+            self._on.tail.answered(
+                self._kind.lists_all, self._on.mirror.asked.keys() - split.withheld
+            )
+            poll.done.set()
+
+        poll.answer.attach(
+            lambda head: self._on.on_head(self._request, head, injected),
+            self._on.on_error,
+            done,
+            withhold,
+        )
+        with self._on.parts.answers.taking(injected.pieces):
+            self._on.session.link_go_on()
+            await poll.done.wait()
+        self._on.parked = None
+        return not withheld
+
+    async def _answer_alone(self, split: Split, side: RemoteSide) -> None:
+        """Without the broker, whose answer is parked, if it was asked.
+
+        Only who reads nothing but the archive is made to wait for what he owes by his byte rate:
+        the connection is shut meanwhile, and tail data never waits for the archive.
+        """
+        answers = await self._gather(split, side)
+        of_tail: list[PartitionAnswer] = []
+        alone = len(split.withheld) >= len(self._on.mirror.asked)
+        if self._kind.lists_all and not alone:
+            of_tail = self._on.tail.answers(self._on.mirror.asked.keys() - split.withheld)
+            await breathe(len(of_tail))
+        budget = self._on.parts.answers
+        room = self._on.parts.rates.room(min(self._request.bytes_max, budget.room()))
+        answers = self._named(answers, room, first_whole=not budget.full)
+        self._on.cut_short = False
+        owed_ms = self._on.pace.spend(side.client, sum(a.size for a in answers), told=alone)
+        throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
+        session_id = self._on.mirror.on_own_answer()
+        isolation = IsolationLevel(self._request.isolation_level)
+        topics = encode_topics(self._request.version, isolation, [*answers, *of_tail])
+        pieces: Sequence[Buffer] = encode_own_answer(
+            self._request.version,
+            self._request.correlation_id,
+            session_id,
+            topics,
+            throttle_time_ms,
+        )
+        del answers, topics
+        side.forget()
+        with budget.taking(pieces) as pieces:
+            await self._on.session.write_as_taken(pieces)

@@ -1,0 +1,65 @@
+"""How one partition of an archiver stands: what its last turn has come to, said once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from fetchproxy.errors import CompactedLog, FetchProxyError
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
+from fetchproxy.remote_log.partition_steps import PartitionSteps
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class ManagedPartition:
+    tip: TopicIdPartition
+    steps: PartitionSteps
+    concerns: ArchiverConcerns
+    last_error: str | None = None
+    last_success_ms: int | None = None
+    stopped: bool = False
+    given_up: bool = False  # for good, until a restart
+    led: bool = False  # by us, when the leadership last changed
+
+    async def stop(self, error: FetchProxyError) -> None:
+        """Nothing that was archived is overwritten: what is right only an operator can say."""
+        await self.steps.release()
+        # From here on nothing is awaited until the turn is over.
+        self.given_up = isinstance(error, CompactedLog)
+        self.last_error = str(error)
+        self.stopped = True
+        self.concerns.hold(Concern.PARTITION_STOPPED, self.tip, str(error))
+
+    def note_failure(self, error: Exception) -> None:
+        message = str(error) or type(error).__name__
+        if self.stopped:
+            return  # that is what somebody must hear of, whatever keeps us from looking again
+        if self.last_error is None:  # once per outage
+            log.warning(
+                "partition_process_failed",
+                topic=self.tip.topic,
+                partition=self.tip.partition,
+                error=message,
+            )
+        self.last_error = message
+
+    def note_success(self, now_ms: int) -> None:
+        if self.last_error is not None:
+            log.info("partition_recovered", topic=self.tip.topic, partition=self.tip.partition)
+        self.stopped = False
+        if self.steps.leads:
+            self.concerns.release(Concern.PARTITION_STOPPED, self.tip)
+        else:  # what its leader says of it stands
+            self.concerns.forget(self.tip, Concern.PARTITION_STOPPED)
+        self.last_error = None
+        self.last_success_ms = now_ms
+
+    async def drop(self) -> None:
+        """Another archiver's from now on, or nobody's."""
+        self.concerns.forget(self.tip, Concern.PARTITION_STOPPED)
+        log.info("partition_unassigned", topic=self.tip.topic, partition=self.tip.partition)
+        await self.steps.release()

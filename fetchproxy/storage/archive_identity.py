@@ -1,0 +1,178 @@
+"""What an archive says of itself, in one object: its layout, and whose it is.
+
+    remote-log-layout 1
+    generation 3vQ1x0fVRmG1jO1cA2bPzg
+    cluster-id MkU3OEVBNTcwNTJENDM2Qk
+    metadata-manager topic __remote_log_metadata
+
+The first line is the layout's version. `generation` is made anew with each archive, so that one
+that was replaced is told from one that was changed. A line that is missing is not known, and the
+next archiver adds it. The object is the sign that there is an archive at all: where it is missing,
+there is a wrong prefix, a missing mount or an emptied bucket, and never an empty archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from uuid import UUID
+
+from fetchproxy.errors import (
+    ArchiveMismatch,
+    ArchiveMissing,
+    ObjectNotFound,
+    RemoteStorageError,
+)
+from fetchproxy.storage.api import ObjectStore
+from fetchproxy.storage.layout import (
+    LAYOUT_OBJECT,
+    LAYOUT_VERSION,
+    layout_text,
+    parse_layout_text,
+    parse_uuid,
+    uuid_text,
+)
+
+# What was seen so lately is not looked at again: who lists many empty partitions asks each time.
+LOOK_AGE_MAX_S = 1.0
+# Two archivers that make an archive at once: the later one's words stand, and both read them.
+CREATION_SETTLE_S = 0.5
+_GENERATION, _CLUSTER, _MANAGER = "generation", "cluster-id", "metadata-manager"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveIdentity:
+    """`manager`: "store", or "topic" and its name. None: the archive does not say."""
+
+    generation: UUID | None = None
+    cluster_id: str | None = None
+    manager: str | None = None
+
+    def completed(self, own: ArchiveIdentity) -> ArchiveIdentity:
+        """What this does not say, as `own` says it."""
+        return ArchiveIdentity(
+            self.generation or own.generation,
+            self.cluster_id or own.cluster_id,
+            self.manager or own.manager,
+        )
+
+
+def encode_identity(identity: ArchiveIdentity) -> bytes:
+    lines = {
+        _GENERATION: identity.generation and uuid_text(identity.generation),
+        _CLUSTER: identity.cluster_id,
+        _MANAGER: identity.manager,
+    }
+    said = "".join(f"{name} {value}\n" for name, value in lines.items() if value)
+    return layout_text() + said.encode()
+
+
+def parse_identity(content: bytes) -> ArchiveIdentity:
+    """Lines of other names are left to later versions. Raises RemoteStorageError."""
+    first, newline, rest = content.partition(b"\n")
+    version = parse_layout_text(first + newline)
+    if version != LAYOUT_VERSION:
+        named = "unknown" if version is None else f"version {version}"
+        raise RemoteStorageError(
+            f"the archive's layout is {named}; this program knows version {LAYOUT_VERSION}"
+        )
+    lines = rest.decode(errors="replace").splitlines()
+    said = dict(line.split(" ", 1) for line in lines if " " in line)
+    generation = parse_uuid(said[_GENERATION]) if _GENERATION in said else None
+    if _GENERATION in said and generation is None:
+        raise RemoteStorageError(f"{LAYOUT_OBJECT}: {said[_GENERATION]!r} is no generation")
+    return ArchiveIdentity(generation, said.get(_CLUSTER), said.get(_MANAGER))
+
+
+async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | None:
+    """None: there is no archive below `prefix`. Raises RemoteStorageError if it is of another
+    layout, or cannot be read."""
+    try:
+        return parse_identity(await store.get(prefix + LAYOUT_OBJECT))
+    except ObjectNotFound:
+        return None
+
+
+class OwnIdentity:
+    """What one process has seen of the archive's identity, and whether that is what it is set to.
+
+    `manager`: the metadata manager that this process is set to; None: it takes either.
+    `must_exist`: a missing archive is an error; else the first object that is put makes one.
+    """
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, manager: str | None, *, must_exist: bool
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._manager = manager
+        self._must_exist = must_exist
+        self._seen: ArchiveIdentity | None = None
+        self._generation: UUID | None = None  # the first that was seen: it never changes
+        self._seen_at = float("-inf")
+
+    @property
+    def _expected(self) -> bool:
+        return self._must_exist or self._generation is not None
+
+    async def check(self) -> None:
+        """Once seen, it is believed. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError."""
+        if self._seen is None and await self.look() is None and self._expected:
+            raise ArchiveMissing(
+                "there is no archive at store.url: a wrong prefix, a missing mount, an emptied "
+                "bucket, or no archiver has made one yet"
+            )
+
+    async def check_still_there(self) -> None:
+        """Before an empty answer of the store is believed. Raises as `check`."""
+        now = asyncio.get_running_loop().time()
+        if self._expected and now - self._seen_at > LOOK_AGE_MAX_S:
+            self._seen = None
+            await self.check()
+
+    async def check_to_put(self) -> None:
+        """Before an object is put. Raises as `check`."""
+        await self.check()
+        if self._seen is None:
+            await self._put(ArchiveIdentity())
+
+    async def look(self) -> ArchiveIdentity | None:
+        """What the archive says now; None: there is none. Raises ArchiveMismatch,
+        RemoteStorageError."""
+        began_at = asyncio.get_running_loop().time()
+        self._seen = None
+        said = await read_identity(self._store, self._prefix)
+        if said is not None:
+            self._compare(said)
+            self._generation = self._generation or said.generation
+            self._seen, self._seen_at = said, began_at
+        return said
+
+    async def create(self, identity: ArchiveIdentity) -> None:
+        """Make the archive, unless another has made it just now. Raises as `look`."""
+        if await self.look() is None:
+            await self.state(identity)
+
+    async def state(self, identity: ArchiveIdentity) -> None:
+        """Have the archive say so from now on. Raises as `look`."""
+        await self._put(identity)
+        await asyncio.sleep(CREATION_SETTLE_S)
+        self._generation = None
+        await self.look()
+
+    async def _put(self, identity: ArchiveIdentity) -> None:
+        await self._store.put(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
+        self._seen, self._seen_at = identity, asyncio.get_running_loop().time()
+
+    def _compare(self, said: ArchiveIdentity) -> None:
+        if self._manager is not None and said.manager not in (None, self._manager):
+            raise ArchiveMismatch(
+                f"metadata.manager: the metadata of the archive at store.url are kept by the "
+                f"{said.manager}, and this process is set to the {self._manager}; with two "
+                "managers readers lose segments"
+            )
+        if self._generation is not None and said.generation not in (None, self._generation):
+            raise ArchiveMismatch(
+                "the archive at store.url was replaced by another while this process ran; if that "
+                "is right, start the process again"
+            )

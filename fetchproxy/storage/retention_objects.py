@@ -1,0 +1,78 @@
+"""What retention and the deletion of topics keep in the store besides segments; bytes, no meaning.
+
+Whoever deletes says there what it is about to do, so that it is known after a restart and to other
+archivers. And the store's own clock, where it has one.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fetchproxy.errors import ObjectNotFound
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.api import ObjectStore
+from fetchproxy.storage.layout import cluster_topics_key, retention_step_key, topic_cluster_key
+from fetchproxy.storage.measured import measured
+from fetchproxy.storage.store_clock import StoreClock
+
+
+class RetentionObjects:
+    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    @measured
+    async def put_retention_step(self, tip: TopicIdPartition, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(retention_step_key(self._prefix, tip), content)
+
+    @measured
+    async def get_retention_step(self, tip: TopicIdPartition) -> bytes | None:
+        """None: retention has announced nothing."""
+        return await self._get(retention_step_key(self._prefix, tip))
+
+    @measured
+    async def delete_retention_step(self, tip: TopicIdPartition) -> None:
+        """Absent is no error."""
+        await self._store.delete(retention_step_key(self._prefix, tip))
+
+    @measured
+    async def put_cluster_topics(self, cluster_id: str, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(cluster_topics_key(self._prefix, cluster_id), content)
+
+    @measured
+    async def get_cluster_topics(self, cluster_id: str) -> bytes | None:
+        """None: nobody has looked at the cluster's topics yet."""
+        return await self._get(cluster_topics_key(self._prefix, cluster_id))
+
+    @measured
+    async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
+        """The cluster in which the topic is alive."""
+        content = cluster_id.encode() + b"\n"
+        await self._store.put(topic_cluster_key(self._prefix, topic, topic_id), content)
+
+    @measured
+    async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
+        """None: no archiver has seen the topic alive, or it is forgotten."""
+        content = await self._get(topic_cluster_key(self._prefix, topic, topic_id))
+        return None if content is None else content.decode(errors="replace").strip()
+
+    @measured
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """Remove what is left of a topic without partitions; may be repeated."""
+        await self._store.delete(topic_cluster_key(self._prefix, topic, topic_id))
+
+    async def store_clock_ms(self) -> int | None:
+        """Epoch ms by the store's own clock; None: it has none that it tells."""
+        if not isinstance(self._store, StoreClock):
+            return None
+        return await self._store.clock_ms(self._prefix)
+
+    async def _get(self, key: str) -> bytes | None:
+        try:
+            return await self._store.get(key)
+        except ObjectNotFound:
+            return None

@@ -1,0 +1,453 @@
+"""One Metadata request for all topics, three ListOffsets a broker, whatever their number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kafka.protocol.consumer.offsets import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+from kafka.protocol.metadata.api_versions import ApiVersionsResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+from scripted_broker import ScriptedBroker, encode, serving
+
+from fetchproxy.cluster.answers import BrokerAddress, MetadataAnswer
+from fetchproxy.cluster.client import Cluster, TopicInfo
+from fetchproxy.cluster.encoded_request import EncodedRequest
+from fetchproxy.cluster.leader_log import ClusterLeaderLog, LeaderEpochEnd
+from fetchproxy.cluster.topic_metadata import decode_metadata
+from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.many_items import ITEMS_AT_ONCE
+from fetchproxy.metadata.lineage import EpochEnd
+from fetchproxy.model import LogEdges, TopicIdPartition
+from protocol import list_offsets, offset_for_leader_epoch, topic_metadata
+from protocol.apis import ApiKey
+from protocol.headers import peek_request_header
+
+NODES = (1, 2, 3)
+PARTITIONS = 600
+TOPICS = {f"topic-{n}": UUID(int=n + 1) for n in range(4)}
+SECRET = "secret"
+NOT_AUTHORIZED, UNKNOWN_TOPIC, NOT_LEADER, BROKEN_DISK = 29, 3, 6, 56
+
+
+class Fleet:
+    """Brokers that share the partitions among themselves, and what they were asked."""
+
+    def __init__(self) -> None:
+        self.brokers = {node: _Broker(self, node) for node in NODES}
+        self.asked: Counter[ApiKey] = Counter()
+        self.names: list[set[str]] = []  # of each Metadata request
+        self.moved = 0
+        self.broken: tuple[str, int] | None = None  # a partition of which nothing can be said
+        self.door = asyncio.Event()
+        self.door.set()
+
+    def leader(self, partition: int) -> int:
+        return NODES[(partition + self.moved) % len(NODES)]
+
+    def metadata(self, asked: Any) -> Any:
+        names = [t.name or _name(t.topic_id) for t in asked.topics]
+        self.names.append(set(names))
+        broker = MetadataResponse.MetadataResponseBroker
+        return MetadataResponse(
+            throttle_time_ms=0,
+            brokers=[
+                broker(node_id=node, host="127.0.0.1", port=its.port, rack=None)
+                for node, its in self.brokers.items()
+            ],
+            cluster_id="c",
+            controller_id=1,
+            topics=[self._topic(name) for name in names],
+        )
+
+    def _topic(self, name: str) -> Any:
+        topic = MetadataResponse.MetadataResponseTopic
+        known = name in TOPICS
+        code = NOT_AUTHORIZED if name == SECRET else 0 if known else UNKNOWN_TOPIC
+        partition = topic.MetadataResponsePartition
+        return topic(
+            error_code=code,
+            name=name,
+            topic_id=TOPICS.get(name, UUID(int=0)),
+            is_internal=False,
+            partitions=[
+                partition(
+                    error_code=0,
+                    partition_index=n,
+                    leader_id=self.leader(n),
+                    leader_epoch=7,
+                    replica_nodes=[1, 2],
+                    isr_nodes=[1],
+                    offline_replicas=[],
+                )
+                for n in range(PARTITIONS * known)
+            ],
+        )
+
+    def offsets(self, node: int, asked: Any) -> Any:
+        """The log of partition n begins at n and ends at 10 n; the last stable offset is 9 n."""
+        factor = 1 if asked.topics[0].partitions[0].timestamp == -2 else 10 - asked.isolation_level
+        answered = ListOffsetsResponse.ListOffsetsTopicResponse
+        place = answered.ListOffsetsPartitionResponse
+
+        def result(name: str, n: int, epoch: int) -> Any:
+            assert epoch == 7
+            code = 0 if self.leader(n) == node else NOT_LEADER
+            if (name, n) == self.broken:
+                code = BROKEN_DISK
+            offset = -1 if code else n * factor
+            return place(
+                partition_index=n, error_code=code, timestamp=-1, offset=offset, leader_epoch=5
+            )
+
+        return ListOffsetsResponse(
+            throttle_time_ms=0,
+            topics=[
+                answered(
+                    name=t.name,
+                    partitions=[
+                        result(t.name, p.partition_index, p.current_leader_epoch)
+                        for p in t.partitions
+                    ],
+                )
+                for t in asked.topics
+            ],
+        )
+
+    def epoch_ends(self, node: int, asked: Any) -> Any:
+        """Epoch e of partition n ended at 100 e + n."""
+        answered = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        end = answered.EpochEndOffset
+
+        def result(name: str, p: Any) -> Any:
+            assert p.current_leader_epoch == 7
+            code = 0 if self.leader(p.partition) == node else NOT_LEADER
+            if (name, p.partition) == self.broken:
+                code = BROKEN_DISK
+            return end(
+                error_code=code,
+                partition=p.partition,
+                leader_epoch=p.leader_epoch,
+                end_offset=100 * p.leader_epoch + p.partition,
+            )
+
+        topics = [
+            answered(topic=t.topic, partitions=[result(t.topic, p) for p in t.partitions])
+            for t in asked.topics
+        ]
+        return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
+
+
+class _Broker(ScriptedBroker):
+    def __init__(self, fleet: Fleet, node_id: int) -> None:
+        super().__init__(node_id=node_id)
+        self._fleet = fleet
+
+    def answer_to(self, request: bytes) -> bytes | None:
+        head = peek_request_header(request)
+        self._fleet.asked[ApiKey(head.api_key)] += 1
+        body = request[head.body_position :]
+        if head.api_key == ApiKey.METADATA:
+            message = self._fleet.metadata(MetadataRequest.decode(body, version=head.api_version))
+        elif head.api_key == ApiKey.LIST_OFFSETS:
+            asked = ListOffsetsRequest.decode(body, version=head.api_version)
+            message = self._fleet.offsets(self.node_id, asked)
+        elif head.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
+            asked = OffsetForLeaderEpochRequest.decode(body, version=head.api_version)
+            message = self._fleet.epoch_ends(self.node_id, asked)
+        elif head.api_key == ApiKey.API_VERSIONS:
+            message = self._offered()
+        else:
+            return super().answer_to(request)
+        return encode(message, head.api_version, head.correlation_id)
+
+    def _offered(self) -> Any:
+        message = self._versions()
+        message.api_keys.append(
+            ApiVersionsResponse.ApiVersion(
+                api_key=ApiKey.OFFSET_FOR_LEADER_EPOCH, min_version=2, max_version=4
+            )
+        )
+        return message
+
+
+def _name(topic_id: UUID) -> str:
+    return next(name for name, known in TOPICS.items() if known == topic_id)
+
+
+@asynccontextmanager
+async def running(fleet: Fleet, request_max_ms: int = 5_000) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as opened:
+        at = [await opened.enter_async_context(serving(b)) for b in fleet.brokers.values()]
+        config = ClusterConfig(bootstrap=at[0], request_max_ms=request_max_ms)
+        yield await opened.enter_async_context(Cluster(config))
+
+
+def metadata_request(*names: str) -> Any:
+    asked = MetadataRequest.MetadataRequestTopic
+    return MetadataRequest(topics=[asked(name=name, topic_id=UUID(int=0)) for name in names])
+
+
+def tips_of(name: str, partitions: int = PARTITIONS) -> list[TopicIdPartition]:
+    return [TopicIdPartition(TOPICS[name], name, n) for n in range(partitions)]
+
+
+def edges_of(tip: TopicIdPartition) -> LogEdges:
+    return LogEdges(tip.partition, tip.partition * 10, tip.partition * 9, 5)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_topics_are_asked_for_in_one_request_and_known_afterwards() -> None:
+    fleet = Fleet()
+    async with running(fleet) as cluster:
+        impossible = "no/topic"
+        found = await cluster.topics_by_name([*TOPICS, SECRET, "absent", impossible], 0)
+        assert fleet.names == [{*TOPICS, SECRET, "absent"}]
+        for name, topic_id in TOPICS.items():
+            topic = found[name]
+            assert isinstance(topic, TopicInfo)
+            assert (topic.name, topic.topic_id) == (name, topic_id)
+            assert topic.leaders == {n: (fleet.leader(n), 7) for n in range(PARTITIONS)}
+        codes = {n: e.error_code for n, e in found.items() if isinstance(e, ClusterError)}
+        assert codes == {SECRET: NOT_AUTHORIZED, "absent": UNKNOWN_TOPIC, impossible: UNKNOWN_TOPIC}
+        again = await cluster.topics_by_name([*TOPICS, SECRET], 60_000)
+        assert again["topic-0"] is found["topic-0"]
+        assert fleet.names[1:] == [{SECRET}]
+        with pytest.raises(ClusterError) as raised:
+            await cluster.topic_by_name(SECRET)
+        assert raised.value.error_code == NOT_AUTHORIZED
+
+
+async def test_without_brokers_topics_are_not_known() -> None:
+    async with Cluster(ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200)) as cluster:
+        with pytest.raises(ClusterUnavailable):
+            await cluster.topics_by_name(["orders"])
+        assert await cluster.topics_by_name([]) == {}
+
+
+async def test_edges_of_many_take_three_requests_a_broker() -> None:
+    fleet = Fleet()
+    tips = [*tips_of("topic-0"), *tips_of("topic-1"), *tips_of("topic-2")]
+    async with running(fleet) as cluster:
+        asked_from = now()
+        found = await cluster.log_edges_of(tips, not_older_than=asked_from)
+        assert found == {tip: edges_of(tip) for tip in tips}
+        assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
+        assert len(fleet.names) == 1
+        # Kept, for one and for many.
+        assert await cluster.log_edges(tips[5], not_older_than=asked_from) == edges_of(tips[5])
+        assert cluster.cached_log_edges(tips[7]) == edges_of(tips[7])
+        await cluster.log_edges_of(tips, not_older_than=asked_from)
+        assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
+        await cluster.log_edges_of(tips, not_older_than=now())
+        assert fleet.asked[ApiKey.LIST_OFFSETS] == 6 * len(NODES)
+
+
+async def test_who_asks_at_the_same_time_shares_the_requests() -> None:
+    fleet = Fleet()
+    tips = tips_of("topic-0")
+    async with running(fleet) as cluster, asyncio.TaskGroup() as group:
+        await cluster.topics_by_name(TOPICS)
+        since = now()
+        many = [group.create_task(cluster.log_edges_of(tips, not_older_than=since))]
+        while not fleet.asked[ApiKey.LIST_OFFSETS]:  # noqa: ASYNC110 - a request under way
+            await asyncio.sleep(0)
+        many.append(group.create_task(cluster.log_edges_of(tips[:9], not_older_than=since)))
+        one = group.create_task(cluster.log_edges(tips[3], not_older_than=since))
+        await asyncio.wait([*many, one])
+        assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
+        assert one.result() == edges_of(tips[3])
+
+
+async def test_who_leaves_takes_the_answer_from_nobody() -> None:
+    fleet = Fleet()
+    tips = tips_of("topic-0")
+    async with running(fleet) as cluster, asyncio.TaskGroup() as group:
+        since = now()
+        first = group.create_task(cluster.log_edges_of(tips, not_older_than=since))
+        await asyncio.sleep(0)
+        second = group.create_task(cluster.log_edges_of(tips, not_older_than=since))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == {tip: edges_of(tip) for tip in tips}
+
+
+async def test_leaders_that_moved_are_found() -> None:
+    fleet = Fleet()
+    tips = tips_of("topic-0")
+    async with running(fleet) as cluster:
+        await cluster.topics_by_name(TOPICS)
+        fleet.moved = 1
+        found = await cluster.log_edges_of(tips, not_older_than=now())
+        assert found == {tip: edges_of(tip) for tip in tips}
+
+
+async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
+    fleet = Fleet()
+    fleet.broken = ("topic-0", 4)
+    tips = tips_of("topic-0", 10)
+    absent = TopicIdPartition(TOPICS["topic-0"], "topic-0", PARTITIONS)
+    async with running(fleet, request_max_ms=1_500) as cluster:
+        wanted = [*tips, absent]
+        asking = asyncio.ensure_future(cluster.log_edges_of(wanted, not_older_than=now()))
+        while cluster.cached_log_edges(tips[3]) is None:  # noqa: ASYNC110 - a broker's answer
+            await asyncio.sleep(0.001)
+        assert not asking.done()  # known although the whole is not
+        found = await asking
+        assert {t: e for t, e in found.items() if isinstance(e, LogEdges)} == {
+            tip: edges_of(tip) for tip in tips if tip.partition != 4
+        }
+        codes = {t.partition: e.error_code for t, e in found.items() if isinstance(e, ClusterError)}
+        assert codes == {4: BROKEN_DISK, PARTITIONS: UNKNOWN_TOPIC}
+
+
+async def test_the_event_loop_is_left_to_others() -> None:
+    payload = memoryview(encode(Fleet().metadata(metadata_request(*TOPICS)), 12, 9))[8:]
+    turns = 0
+
+    async def watch() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch())
+        decoded = await decode_metadata(payload, 12)
+        watching.cancel()
+    assert len(decoded.topics) == len(TOPICS)
+    assert turns >= len(TOPICS) * PARTITIONS // (10 * ITEMS_AT_ONCE)
+
+
+@pytest.mark.parametrize("version", range(5, 14))
+async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
+    by_id = version >= 12
+    topics: list[str | UUID] = list(TOPICS.values()) if by_id else ["topic-0", "topic-1", "é"]
+    raw = EncodedRequest(3, version, list(topic_metadata.write_request(version, topics)))
+    request = raw.encode(header=False, framed=False)
+    asked = MetadataRequest.decode(request, version=version)
+    assert [t.topic_id if by_id else t.name for t in asked.topics] == topics
+    assert not asked.allow_auto_topic_creation
+    everything = b"".join(topic_metadata.write_request(version, None))
+    assert MetadataRequest.decode(everything, version=version).topics is None
+
+    fleet = Fleet()
+    answer = fleet.metadata(metadata_request("topic-1", SECRET))
+    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[8:], version)
+    told = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
+    leaders = {n: (fleet.leader(n), 7 if version >= 7 else -1) for n in range(PARTITIONS)}
+    assert decoded == MetadataAnswer(
+        {n: BrokerAddress(n, "127.0.0.1", 0, None) for n in NODES},
+        (TopicInfo(told, "topic-1", False, leaders),),
+        {SECRET: NOT_AUTHORIZED},
+        "c",
+    )
+
+
+@pytest.mark.parametrize("version", [5, 7, 9, 12])
+async def test_partitions_whose_replicas_differ_are_read_as_well(version: int) -> None:
+    fleet = Fleet()
+    answer = fleet.metadata(metadata_request("topic-1"))
+    for entry in answer.topics[0].partitions:
+        lost = entry.partition_index % 7 == 3 or 250 <= entry.partition_index < 260
+        entry.isr_nodes = [] if lost else [1]
+        entry.offline_replicas = [2] * (entry.partition_index // 300)
+        entry.leader_id = -1 if lost else fleet.leader(entry.partition_index)
+    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[8:], version)
+    assert decoded.topics[0].leaders == {
+        entry.partition_index: (entry.leader_id, 7 if version >= 7 else -1)
+        for entry in answer.topics[0].partitions
+    }
+
+
+@pytest.mark.parametrize("version", range(2, 12))
+def test_list_offsets_is_written_as_kafka_does(version: int) -> None:
+    wanted = {"a": [(0, 5), (300, -1)], "b": [(1, 0)]}
+    body = b"".join(list_offsets.write_request(version, 1, wanted, -2))
+    parsed = list_offsets.parse_request(body, 0, version)
+    assert (parsed.replica_id, parsed.isolation_level) == (-1, 1)
+    assert [(a.topic, a.partition, a.timestamp) for a in parsed.asked] == [
+        ("a", 0, -2),
+        ("a", 300, -2),
+        ("b", 1, -2),
+    ]
+    epochs = [a.current_leader_epoch for a in parsed.asked]
+    assert epochs == ([5, -1, 0] if version >= 4 else [-1, -1, -1])
+    if version <= 10:  # as far as kafka-python knows
+        asked = ListOffsetsRequest.decode(body, version=version)
+        assert {t.name: [p.partition_index for p in t.partitions] for t in asked.topics} == {
+            "a": [0, 300],
+            "b": [1],
+        }
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_epoch_questions_are_written_as_kafka_does(version: int) -> None:
+    body = b"".join(offset_for_leader_epoch.write_request(version, {"a": [(0, 5, 4), (3, 6, 1)]}))
+    parsed = offset_for_leader_epoch.parse_request(body, 0, version)
+    assert [tuple(asked) for asked in parsed.asked] == [("a", 0, 5, 4), ("a", 3, 6, 1)]
+    asked = OffsetForLeaderEpochRequest.decode(body, version=version)
+    assert [p.leader_epoch for p in asked.topics[0].partitions] == [4, 1]
+    assert version < 3 or asked.replica_id == parsed.replica_id == -1
+
+
+async def test_epochs_of_many_take_one_request_a_broker() -> None:
+    fleet = Fleet()
+    tips = [*tips_of("topic-0"), *tips_of("topic-1")]
+    async with running(fleet) as cluster:
+        log = ClusterLeaderLog(cluster)
+        async with asyncio.TaskGroup() as group:
+            ends = [group.create_task(log.epoch_end(tip, 3)) for tip in tips]
+            other = group.create_task(log.epoch_end(tips[1], 4))
+        for tip, end in zip(tips, ends, strict=True):
+            assert end.result() == LeaderEpochEnd(7, EpochEnd(3, 300 + tip.partition))
+        assert other.result() == LeaderEpochEnd(7, EpochEnd(4, 401))
+        assert fleet.asked[ApiKey.OFFSET_FOR_LEADER_EPOCH] == len(NODES) + 1
+
+
+async def test_epochs_are_told_while_another_partition_is_still_asked_about() -> None:
+    fleet = Fleet()
+    fleet.broken = ("topic-0", 4)
+    tips = tips_of("topic-0", 10)
+    async with running(fleet, request_max_ms=1_500) as cluster, asyncio.TaskGroup() as group:
+        log = ClusterLeaderLog(cluster)
+        asking = [group.create_task(refused(log, tip)) for tip in tips]
+        await asking[3]
+        assert not asking[4].done()
+        await asyncio.wait(asking)
+        assert [task.result() for task in asking] == [tip.partition == 4 for tip in tips]
+
+
+async def refused(log: ClusterLeaderLog, tip: TopicIdPartition) -> bool:
+    try:
+        await log.epoch_end(tip, 3)
+    except ClusterError as error:
+        return error.error_code == BROKEN_DISK
+    return False
+
+
+async def test_who_asks_first_and_leaves_takes_the_answer_from_nobody() -> None:
+    fleet = Fleet()
+    tips = tips_of("topic-0", 3)
+    async with running(fleet) as cluster, asyncio.TaskGroup() as group:
+        log = ClusterLeaderLog(cluster)
+        asking = [group.create_task(log.epoch_end(tip, 3)) for tip in tips]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        for tip, task in zip(tips[1:], asking[1:], strict=True):
+            assert await task == LeaderEpochEnd(7, EpochEnd(3, 300 + tip.partition))

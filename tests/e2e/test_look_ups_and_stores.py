@@ -1,0 +1,131 @@
+"""Look-ups of what was never archived while the store is away, and of what lies behind a gap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from archive_process import PROJECT
+from archived_topics import SETTINGS, new_topic
+from confluent_kafka import Producer
+from kafka import KafkaConsumer, TopicPartition
+from proxy_process import ProxyProcess, wait_for
+from removable_store import RemovableStore, folder_store, s3_store
+from test_list_offsets_over_tiers import EARLIEST, LATEST_TIERED, MAX_TIMESTAMP, list_offset
+from topic_data import TopicData, archived_ends, make_archive, produce, trim
+
+from lab.kafka import KafkaServer
+from lab.process import ServerProcess, free_port, port_answers
+from lab.s3 import S3Server
+
+pytestmark = pytest.mark.kafka
+
+LOG_START, END = 120, 220
+
+BEGAN_MS = 1_700_000_000_000
+# Longer than a list of archived topics may be used: then it is asked for anew, in vain.
+OUTAGE_S = 6.0
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RemovableStore:
+    if request.param == "file":
+        return folder_store(tmp_path)
+    server: S3Server = request.getfixturevalue("own_s3_server")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_store(server, server.create_bucket("look-ups"))
+
+
+def test_what_was_never_archived_is_as_without_a_proxy(
+    kafka_server: KafkaServer, store: RemovableStore, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    data = new_topic(kafka_server, f"never-archived-{request.node.callspec.id}")
+    produce(kafka_server.bootstrap, data, END)
+    trim(kafka_server.bootstrap, data.topic, {0: LOG_START})
+    make_archive(store.url)
+    with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as proxy:
+
+        def looked_up(bootstrap: str) -> list[tuple[int, int, int, int]]:
+            asked = (EARLIEST, 0, MAX_TIMESTAMP, LATEST_TIERED)
+            return [list_offset(bootstrap, data.topic, at, 9) for at in asked]
+
+        directly = looked_up(kafka_server.bootstrap)
+        assert directly[0][2] == LOG_START
+        assert looked_up(proxy.bootstrap) == directly
+        store.take_away()
+        try:
+            ends_at = time.monotonic() + OUTAGE_S
+            while time.monotonic() < ends_at:
+                assert looked_up(proxy.bootstrap) == directly
+            assert from_the_beginning(proxy.bootstrap, data.topic) == list(range(LOG_START, END))
+        finally:
+            store.bring_back()
+
+
+def from_the_beginning(bootstrap: str, topic: str) -> list[int]:
+    """The offsets that a client gets which asks where the log begins."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=30_000)
+    partition = TopicPartition(topic, 0)
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    offsets: list[int] = []
+    for record in consumer:
+        offsets.append(record.offset)
+        if record.offset == END - 1:
+            break
+    consumer.close()
+    return offsets
+
+
+def archive_once(kafka: KafkaServer, store: str, topic: str) -> None:
+    command = [sys.executable, "-m", "fetchproxy", "archive", "--once", "--store", store]
+    command += ["--bootstrap", kafka.bootstrap, "--topics", topic]
+    command += ["--set", f"archive.segment_bytes_max={SETTINGS['archive.segment_bytes_max']}"]
+    subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
+
+
+def produce_times(kafka: KafkaServer, data: TopicData, first: int, last: int) -> None:
+    """Offset n was written at BEGAN_MS + n."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 50})
+    for number in range(first, last):
+        producer.produce(data.topic, b"v" * 300, b"k", 0, timestamp=BEGAN_MS + number)
+    assert producer.flush(30) == 0
+
+
+def test_a_time_in_a_gap_is_the_first_record_behind_it(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """0 to 199 and 300 to 399 are archived, what lay between is lost, the broker has the rest."""
+    (tmp_path / "store").mkdir()
+    store = (tmp_path / "store").as_uri()
+    data = new_topic(kafka_server, "looked-up-gap")
+    produce_times(kafka_server, data, 0, 200)
+    archive_once(kafka_server, store, data.topic)
+    produce_times(kafka_server, data, 200, 400)
+    trim(kafka_server.bootstrap, data.topic, {0: 300})
+    archive_once(kafka_server, store, data.topic)
+    wait_for("the rest", lambda: archived_ends(store, data.topic) == {0: 400})
+    trim(kafka_server.bootstrap, data.topic, {0: 380})
+    wanted = {0: 0, 150: 150, 199: 199, 200: 300, 250: 300, 299: 300, 300: 300, 399: 399}
+    port = free_port()
+    command = [sys.executable, "-m", "fetchproxy", "serve", "--archive-only", "--store", store]
+    command += ["--listen", f"127.0.0.1:{port}"]
+    alone = ServerProcess("archive-only", command, tmp_path / "archive-only.log", cwd=PROJECT)
+    alone.start()
+    try:
+        alone.wait_until(lambda: port_answers(port), 60.0)
+        with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
+            for bootstrap in (proxy.bootstrap, f"127.0.0.1:{port}"):
+                found = {
+                    at: list_offset(bootstrap, data.topic, BEGAN_MS + at, 9)[2] for at in wanted
+                }
+                assert found == wanted
+                assert list_offset(bootstrap, data.topic, EARLIEST, 9)[2] == 0
+    finally:
+        alone.stop()

@@ -1,0 +1,222 @@
+"""The first answer on a connection, and offsets that neither tier has: nobody hangs or loops."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from archive_process import archive_process
+from archived_topics import SETTINGS, archive_and_trim, new_topic
+from client_readers import read_confluent
+from proxy_process import ProxyProcess, wait_for
+from raw_fetch import Fetched, RawConnection
+from removable_store import folder_store
+from topic_data import TopicData, archived_ends, make_archive, produce, trim
+
+from lab.kafka import KafkaServer
+from protocol.record_batch import walk
+
+pytestmark = pytest.mark.kafka
+
+OUT_OF_RANGE = 1
+VERSIONS = [4, 7, 10, 12, 16]
+# Long enough that no look at the store is cut short, and what is said is said in the one answer.
+WAIT_MS = 20_000
+
+
+def first_offset(fetched: Fetched) -> int:
+    assert fetched.error == 0
+    assert fetched.records, "the first answer is the answer"
+    return next(walk(fetched.records)).base_offset
+
+
+def fetch_once(proxy: ProxyProcess, version: int, data: TopicData, offset: int) -> Fetched:
+    """On a connection of its own."""
+    with RawConnection(proxy.bootstrap) as raw:
+        topic_id = raw.topic_id(data.topic) if version >= 13 else None
+        return raw.fetch(version, data.topic, topic_id, offset, wait_ms=WAIT_MS)
+
+
+@pytest.fixture(scope="module")
+def with_gap(
+    kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ProxyProcess, TopicData]]:
+    """0 to 299 archived, 300 to 449 lost, 450 to 589 archived, then live."""
+    folder = tmp_path_factory.mktemp("gap")
+    (folder / "store").mkdir()
+    store, name = (folder / "store").as_uri(), "first-answers"
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 300)
+    archiver = archive_process(kafka_server.bootstrap, store, name, folder)
+    archiver.start()
+    wait_for("the archive", lambda: archived_ends(store, name) == {0: 300})
+    archiver.stop()
+    produce(kafka_server.bootstrap, data, 300)
+    trim(kafka_server.bootstrap, name, {0: 450})
+    archiver.start()
+    wait_for("the rest", lambda: archived_ends(store, name) == {0: 600})
+    archiver.stop()
+    trim(kafka_server.bootstrap, name, {0: 590})
+    with ProxyProcess(kafka_server.bootstrap, store, folder) as proxy:
+        yield proxy, data
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_first_answer_carries_the_records(
+    with_gap: tuple[ProxyProcess, TopicData], version: int
+) -> None:
+    proxy, data = with_gap
+    for offset, first in ((0, 0), (299, None), (300, 450), (449, 450), (450, 450), (590, None)):
+        found = first_offset(fetch_once(proxy, version, data, offset))
+        assert found <= offset if first is None else found == first
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_beyond_the_end_each_answer_is_the_error(
+    with_gap: tuple[ProxyProcess, TopicData], version: int
+) -> None:
+    proxy, data = with_gap
+    with RawConnection(proxy.bootstrap) as raw:
+        topic_id = raw.topic_id(data.topic) if version >= 13 else None
+        for _ in range(4):
+            fetched = raw.fetch(version, data.topic, topic_id, 999_999, wait_ms=WAIT_MS)
+            assert fetched.error == OUT_OF_RANGE
+
+
+def test_in_a_session_too_the_archive_answers_the_fetch_that_was_caught(
+    with_gap: tuple[ProxyProcess, TopicData],
+) -> None:
+    """A full fetch begins the session; its next, incremental ones go on where it left off."""
+    proxy, data = with_gap
+    with RawConnection(proxy.bootstrap) as raw:
+        begun = raw.fetch_response(11, data.topic, None, {0: 0}, wait_ms=WAIT_MS, session=(0, 0))
+        assert begun.error_code == 0
+        assert begun.session_id > 0
+        session, offset, epoch = begun.session_id, 0, 1
+        partitions = begun.responses[0].partitions
+        while offset < 600:
+            for batch in walk(bytes(partitions[0].records)):
+                offset = max(offset, batch.last_offset + 1)
+            if offset >= 600:
+                break
+            answer = raw.fetch_response(
+                11, data.topic, None, {0: offset}, wait_ms=WAIT_MS, session=(session, epoch)
+            )
+            assert answer.error_code == 0
+            partitions, epoch = answer.responses[0].partitions, epoch + 1
+
+
+@pytest.mark.parametrize("version", [7, 12])
+def test_behind_the_archives_end_readers_are_led_on_to_the_live_log(
+    kafka_server: KafkaServer, tmp_path: Path, version: int
+) -> None:
+    """Nobody archives the topic any more: what the broker has deleted since then is lost."""
+    (tmp_path / "store").mkdir()
+    store, name = (tmp_path / "store").as_uri(), f"archiver-retired-{version}"
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 300)
+    archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
+    archiver.start()
+    archive_and_trim(kafka_server.bootstrap, store, data, keep=3)  # that is, up to its end
+    archiver.stop()
+    produce(kafka_server.bootstrap, data, 300)
+    trim(kafka_server.bootstrap, name, {0: 450})
+    with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
+        assert first_offset(fetch_once(proxy, version, data, 300)) == 450
+        assert first_offset(fetch_once(proxy, version, data, 449)) == 450
+        read = read_confluent(proxy.bootstrap, name, {0: 600})
+        assert [offset for offset, _, _ in read[0]] == [*range(300), *range(450, 600)]
+        # With nothing live the reader is at the log's end, and gets on when records come.
+        trim(kafka_server.bootstrap, name, {0: 600})
+        with RawConnection(proxy.bootstrap) as raw:
+            topic_id = raw.topic_id(name) if version >= 13 else None
+            at_end = raw.fetch(version, name, topic_id, 300, wait_ms=500)
+            assert (at_end.error, at_end.records, at_end.high_watermark) == (0, b"", 300)
+            produce(kafka_server.bootstrap, data, 50)
+            assert first_offset(raw.fetch(version, name, topic_id, 300, wait_ms=WAIT_MS)) == 600
+
+
+def test_what_an_archiver_of_another_process_gathers_is_waited_for(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """A first segment in its spool: nobody is told OffsetOutOfRange, and `earliest` begins there.
+
+    A stale offset below it is answered as the broker answers it, at once.
+    """
+    (tmp_path / "store").mkdir()
+    store, name = (tmp_path / "store").as_uri(), "in-a-spool"
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 100)
+    trim(kafka_server.bootstrap, name, {0: 50})
+    slow = {"archive.segment_age_max_ms": 8_000, "archive.segment_bytes_max": 100_000_000}
+    archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path, {**SETTINGS, **slow})
+    archiver.start()
+    try:
+        with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
+            wait_for("its word", lambda: _gathered_from(tmp_path / "store") == {50})
+            trim(kafka_server.bootstrap, name, {0: 100})
+            with RawConnection(proxy.bootstrap) as raw:
+                # It may have started before there was an archive.
+                wait_for("the list", lambda: raw.list_offset(6, name, -2) == (0, -1, 50))
+                stale = raw.fetch(12, name, None, 10, wait_ms=WAIT_MS)
+                assert stale.error == OUT_OF_RANGE
+                held = raw.fetch(12, name, None, 60, wait_ms=500)
+                assert (held.error, held.records) == (0, b"")
+                assert _status(proxy)["remote_reads"]["held_partitions"] == 1
+                assert first_offset(raw.fetch(12, name, None, 60, wait_ms=WAIT_MS)) <= 60
+            assert _status(proxy)["remote_reads"]["held_partitions"] == 0
+    finally:
+        archiver.stop()
+
+
+def test_a_topic_that_was_never_archived_knows_nothing_of_the_store(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    name, store = "no-archive", folder_store(tmp_path)
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 200)
+    trim(kafka_server.bootstrap, name, {0: 100})
+    make_archive(store.url)
+    with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as proxy:
+        with RawConnection(proxy.bootstrap) as raw:
+            assert raw.list_offset(6, name, -2) == (0, -1, 100)
+        store.take_away()
+        with RawConnection(proxy.bootstrap) as raw:
+            assert raw.list_offset(6, name, -2) == (0, -1, 100)
+            for offset in (0, 50, 99, 201):
+                assert raw.fetch(12, name, None, offset, wait_ms=WAIT_MS).error == OUT_OF_RANGE
+            assert first_offset(raw.fetch(12, name, None, 100, wait_ms=WAIT_MS)) <= 100
+        more = {"auto.offset.reset": "earliest"}
+        read = read_confluent(proxy.bootstrap, name, {0: 200}, **more)
+        assert [offset for offset, _, _ in read[0]] == list(range(100, 200))
+
+
+def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """Nobody can tell a folder that is not made yet from a mount that is missing; no need to."""
+    name = "store-never-seen"
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 100)
+    with ProxyProcess(kafka_server.bootstrap, (tmp_path / "later").as_uri(), tmp_path) as proxy:
+        with RawConnection(proxy.bootstrap) as raw:
+            assert raw.list_offset(6, name, -2) == (0, -1, 0)
+            assert raw.fetch(12, name, None, 101, wait_ms=WAIT_MS).error == OUT_OF_RANGE
+        more = {"auto.offset.reset": "earliest"}
+        read = read_confluent(proxy.bootstrap, name, {0: 100}, **more)
+        assert [offset for offset, _, _ in read[0]] == list(range(100))
+
+
+def _gathered_from(store: Path) -> set[int]:
+    found = [json.loads(path.read_text()) for path in store.glob("archivers/*.positions")]
+    return {at for one in found for topic in one["positions"].values() for at in topic.values()}
+
+
+def _status(proxy: ProxyProcess) -> dict[str, dict[str, int]]:
+    url = f"http://127.0.0.1:{proxy.console_port}/api/status"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        status: dict[str, dict[str, int]] = json.load(answer)
+        return status

@@ -1,0 +1,121 @@
+"""A listener on all addresses, and what clients are then told of where to dial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from all_addresses import OnAllAddresses
+from client_readers import read_confluent
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from proxy_process import ProxyProcess, wait_for
+from raw_fetch import RawConnection
+from topic_data import TopicData, produce
+
+from lab.mock_cluster import MockCluster
+from lab.process import free_port
+
+WARNING = "listens_on_all_addresses"
+ONE, OTHER = "127.0.0.1", "127.0.0.2"
+
+
+def told(bootstrap: str) -> dict[int, tuple[str, int]]:
+    """Over this one connection: a client would go on to ask at the address that it is told."""
+    query = MetadataRequest[5]()
+    query.topics, query.allow_auto_topic_creation = None, False
+    with RawConnection(bootstrap) as raw:
+        brokers = raw.ask(query, MetadataResponse, 5).brokers
+    return {broker.node_id: (broker.host, broker.port) for broker in brokers}
+
+
+@pytest.fixture(params=["cluster", "archive only"])
+def upstream(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    if request.param == "archive only":
+        yield None
+        return
+    with MockCluster() as cluster:
+        yield cluster.bootstrap
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    (tmp_path / "store").mkdir()
+    return (tmp_path / "store").as_uri()
+
+
+def test_each_client_is_told_the_address_that_it_has_reached(
+    upstream: str | None, store: str, tmp_path: Path
+) -> None:
+    node = 0 if upstream is None else 1
+    with OnAllAddresses(upstream, store, tmp_path, "0.0.0.0") as proxy:
+        port = proxy.port if upstream is None else proxy.port + 2
+        for host in (ONE, OTHER, ONE):
+            assert told(f"{host}:{proxy.port}") == {node: (host, port)}
+        (warning,) = proxy.logged(WARNING)
+        assert warning["level"] == "warning"
+        assert warning["host"] == "0.0.0.0"
+        assert "reached" in warning["clients_are_told"]
+        assert "NAT" in warning["fails_for"]
+        assert "gateway.advertise_host" in warning["hint"]
+        shown = json.loads(proxy.get("/api/status"))["listeners"]
+        assert f"0.0.0.0:{port} (node {node}, told by the address reached)" in shown
+
+
+def test_over_ipv6_too(upstream: str | None, store: str, tmp_path: Path) -> None:
+    with OnAllAddresses(upstream, store, tmp_path, "[::]") as proxy:
+        ((host, _),) = told(f"::1:{proxy.port}").values()
+        assert host == "::1"
+        assert len(proxy.logged(WARNING)) == 1
+
+
+def test_a_host_that_was_set_is_told_to_all_and_nothing_is_warned_of(
+    upstream: str | None, store: str, tmp_path: Path
+) -> None:
+    settings = {"gateway.advertise_host": "[::1]"}
+    with OnAllAddresses(upstream, store, tmp_path, "0.0.0.0", settings) as proxy:
+        for host in (ONE, OTHER):
+            ((said, _),) = told(f"{host}:{proxy.port}").values()
+            assert said == "::1"
+        assert not proxy.logged(WARNING)
+
+
+def test_a_listener_on_one_address_warns_of_nothing(store: str, tmp_path: Path) -> None:
+    with (
+        MockCluster() as cluster,
+        ProxyProcess(cluster.bootstrap, store, tmp_path) as proxy,
+    ):
+        (broker,) = told(proxy.bootstrap).items()
+        # Next to the proxy's own port, unless another process has that one.
+        (opened,) = proxy.logged("node_listener_opened")
+        assert broker == (1, (ONE, opened["port"]))
+        assert not proxy.logged(WARNING)
+
+
+def test_a_host_of_the_node_map_is_told_to_all(store: str, tmp_path: Path) -> None:
+    with MockCluster(broker_count=2) as cluster:
+        own = free_port()
+        with OnAllAddresses(
+            cluster.bootstrap, store, tmp_path, "0.0.0.0",
+            {"gateway.node_map": f"1={own}/localhost:{own}"},
+        ) as proxy:  # fmt: skip
+            assert told(f"{OTHER}:{proxy.port}") == {
+                1: ("localhost", own),
+                2: (OTHER, proxy.port + 3),
+            }
+
+
+def test_records_go_both_ways_at_either_address(store: str, tmp_path: Path) -> None:
+    """Every address in every answer, a moved leader's included, is one that works there."""
+    with (
+        MockCluster(broker_count=3) as cluster,
+        OnAllAddresses(cluster.bootstrap, store, tmp_path, "0.0.0.0") as proxy,
+    ):
+        for number, host in enumerate((ONE, OTHER)):
+            data = TopicData(f"everywhere-{number}")
+            bootstrap = f"{host}:{proxy.port}"
+            produce(bootstrap, data, 50, partition_count=2)
+            assert read_confluent(bootstrap, data.topic, {0: 50, 1: 50}) == data.written
+        wait_for("all to leave", lambda: proxy.metric("fetchproxy_connections") == 0)
+        assert not proxy.logged("session_crashed")

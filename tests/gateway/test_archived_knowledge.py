@@ -1,0 +1,192 @@
+"""Which topics may be archived, while the store answers, is slow, and does not answer at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import pytest
+from metadata_contract import TIP, copied, segment
+from scripted_store import ScriptedStore
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import RemoteStorageError, StorageUnavailable
+from fetchproxy.gateway import archived_knowledge
+from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+NEVER = UUID(int=404)
+AT_ONCE_S = 0.2
+
+
+class Archive:
+    """A store behind a door, another process that archives into it, and what the gateway knows."""
+
+    def __init__(self) -> None:
+        inner = MemoryObjectStore()
+        self.store = ScriptedStore(inner)
+        self.rlmm = StoreBackedRemoteLogMetadataManager(
+            RemoteStorageManager(self.store), MetadataConfig()
+        )
+        self.other = StoreBackedRemoteLogMetadataManager(
+            RemoteStorageManager(inner), MetadataConfig()
+        )
+        self.later_s = 0.0
+        self.knowledge = ArchivedKnowledge(self.rlmm, self.clock, SparingWarnings(self.clock))
+
+    def clock(self) -> float:
+        return asyncio.get_running_loop().time() + self.later_s
+
+    @property
+    def listings(self) -> int:
+        return self.store.count("list_folders")
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not happened():  # noqa: ASYNC110 - a task of the knowledge's own
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def opened(*, runs: bool = True, archived: bool = False) -> AsyncIterator[Archive]:
+    archive = Archive()
+    async with archive.rlmm, archive.other, asyncio.TaskGroup() as tasks:
+        if archived:
+            await copied(archive.other, segment(1, 0, 9))
+        running = tasks.create_task(archive.knowledge.run()) if runs else None
+        yield archive
+        if running is not None:
+            running.cancel()
+
+
+async def test_the_list_is_read_at_the_start_and_serves_who_asks() -> None:
+    async with opened(archived=True) as archive:
+        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
+        assert await archive.knowledge.may_be_archived(TIP.topic_id)
+        for _ in range(100):
+            assert not await archive.knowledge.may_be_archived(NEVER)
+        assert archive.listings == 1
+
+
+async def test_an_old_list_is_read_again_before_it_is_believed() -> None:
+    async with opened(runs=False) as archive:
+        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
+        await copied(archive.other, segment(1, 0, 9))
+        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
+        archive.later_s = archived_knowledge.LIST_AGE_MAX_S + 1
+        # FreshReads goes by the loop's own clock, to which a time to come is now.
+        assert await archive.knowledge.may_be_archived(TIP.topic_id)
+        assert archive.listings == 2
+
+
+async def test_who_needs_it_is_given_a_list_since_then() -> None:
+    """A log may be cut right behind the first copy: its readers must not wait to be believed."""
+    async with opened(runs=False) as archive:
+        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
+        await copied(archive.other, segment(1, 0, 9))
+        answered_at = asyncio.get_running_loop().time()
+        assert await archive.knowledge.may_be_archived(TIP.topic_id, answered_at)
+        assert not await archive.knowledge.may_be_archived(NEVER, answered_at)
+        assert archive.listings == 2
+
+
+async def test_while_somebody_asks_it_is_kept_fresh_without_anybody_waiting() -> None:
+    async with opened() as archive:
+        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
+        archive.later_s = archived_knowledge.LIST_AGE_MAX_S * 0.7
+        assert not await archive.knowledge.may_be_archived(NEVER)
+        await archive.until(lambda: archive.listings == 2)
+
+
+async def test_for_a_while_after_somebody_asked_it_is_kept_fresh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(archived_knowledge, "LIST_INTERVAL_IN_USE_S", 0.001)
+    async with opened() as archive:
+        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
+        await asyncio.sleep(0.05)
+        assert archive.listings == 1, "nobody has asked"
+        assert not await archive.knowledge.may_be_archived(NEVER)
+        await archive.until(lambda: archive.listings == 10)
+        archive.later_s = archived_knowledge.IN_USE_S + 1
+        last = archive.listings + 1  # one may be under way
+        await asyncio.sleep(0.05)
+        assert archive.listings <= last, "nobody asks any more"
+
+
+async def test_however_many_need_a_fresh_list_one_is_read_and_one_waits() -> None:
+    """A thousand clients whose offsets are out of range must not have the store list for each."""
+    async with opened(runs=False, archived=True) as archive:
+        clock = asyncio.get_running_loop().time
+        assert not await archive.knowledge.may_be_archived(NEVER)
+        for wave in range(3):
+            archive.store.door.clear()
+            async with asyncio.TaskGroup() as asking:
+                for _ in range(500):
+                    asking.create_task(archive.knowledge.may_be_archived(NEVER, clock()))
+                await asyncio.sleep(0.001)
+                assert archive.listings == 2 * wave + 2
+                for _ in range(500):  # after the one that is under way has begun
+                    asking.create_task(archive.knowledge.may_be_archived(NEVER, clock()))
+                await asyncio.sleep(0.001)
+                archive.store.door.set()
+            assert archive.listings == 2 * wave + 3
+
+
+async def test_an_outage_does_not_touch_what_was_never_archived() -> None:
+    async with opened(archived=True) as archive:
+        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
+        archive.store.error = StorageUnavailable("the store is away")
+        archive.later_s = 3_600
+        for _ in range(100):
+            assert not await archive.knowledge.may_be_archived(NEVER)
+            assert await archive.knowledge.may_be_archived(TIP.topic_id)
+        assert archive.listings <= 3  # not once for each
+
+
+async def test_a_store_that_hangs_is_not_waited_for_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(archived_knowledge, "WAIT_MAX_S", 0.05)
+    async with opened() as archive:
+        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
+        archive.store.door.clear()
+        archive.later_s = 3_600
+        async with asyncio.timeout(AT_ONCE_S):
+            for _ in range(100):
+                assert not await archive.knowledge.may_be_archived(NEVER)
+
+
+async def test_without_any_list_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archived_knowledge, "RETRY_PAUSE_S", 0.01)
+    archive = Archive()
+    archive.store.error = StorageUnavailable("the store is away")
+    async with archive.rlmm, asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            with pytest.raises(RemoteStorageError, match="the store is away"):
+                await archive.knowledge.may_be_archived(NEVER)
+        assert archive.store.calls.count(("get", "remote-log-layout")) == 1
+        running = tasks.create_task(archive.knowledge.run())
+        archive.store.error = None
+        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
+        assert not await archive.knowledge.may_be_archived(NEVER)
+        running.cancel()
+
+
+async def test_after_an_outage_lists_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archived_knowledge, "RETRY_PAUSE_S", 0.01)
+    async with opened() as archive:
+        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
+        archive.store.error = StorageUnavailable("the store is away")
+        archive.later_s = 10
+        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
+        await copied(archive.other, segment(1, 0, 9))
+        archive.store.error = None
+        async with asyncio.timeout(5):
+            while not await archive.knowledge.may_be_archived(TIP.topic_id):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)

@@ -1,0 +1,177 @@
+"""Readers between the tiers: judged together once a second, led on at the limit, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from virtual_loop import run_virtual
+
+from fetchproxy.gateway.held_readers import ABSENT_MAX_S, HeldReaders
+from fetchproxy.gateway.judgement import Judgement, Verdict
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
+from protocol.fetch_request import PartitionKey
+
+TIP = TopicIdPartition(UUID(int=1), "t", 0)
+KEY: PartitionKey = (b"t", 0)
+HOLD = Judgement(Verdict.HOLD, TIP)
+NOT_KNOWN = Judgement(Verdict.HOLD, TIP, known=False)
+LOST = Judgement(Verdict.LOST, TIP, forward_to=500)
+HELD_MAX_MS = 10_000
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.settled: list[tuple[PartitionKey, int, Verdict]] = []
+
+    def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
+        self.settled.append((key, offset, judgement.verdict))
+
+
+class Judge:
+    """Says `says`, and LOST to those that may wait no longer."""
+
+    def __init__(self, says: Judgement = HOLD) -> None:
+        self.says = says
+        self.looks: list[dict[PartitionKey, int]] = []
+
+    async def __call__(
+        self,
+        by_id: bool,
+        offsets: Mapping[PartitionKey, int],
+        now: float,
+        impatient: Collection[PartitionKey],
+    ) -> Mapping[PartitionKey, Judgement]:
+        self.looks.append(dict(offsets))
+        return {key: LOST if key in impatient else self.says for key in offsets}
+
+
+@asynccontextmanager
+async def running(judge: Judge) -> AsyncIterator[HeldReaders]:
+    held = HeldReaders(asyncio.get_running_loop().time, HELD_MAX_MS)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(held.run(judge))
+        yield held
+        task.cancel()
+
+
+def in_metric() -> int:
+    return int(next(iter(HELD_PARTITIONS.collect())).samples[0].value)
+
+
+def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held() -> None:
+    async def main() -> None:
+        judge, reader = Judge(), Reader()
+        async with running(judge) as held:
+            await asyncio.sleep(60)
+            assert not judge.looks
+            keys = [(b"t", n) for n in range(1_000)]
+            for key in keys:
+                held.hold(reader, False, key, 7, HOLD)
+            assert in_metric() == 1_000
+            await asyncio.sleep(5.5)
+            assert len(judge.looks) == 5
+            assert judge.looks[0] == dict.fromkeys(keys, 7)
+            judge.says = Judgement(Verdict.REMOTE, TIP)
+            await asyncio.sleep(1)
+            assert {key for key, _, _ in reader.settled} == set(keys)
+            assert in_metric() == 0
+            looks = len(judge.looks)
+            await asyncio.sleep(60)
+            assert len(judge.looks) == looks
+
+    run_virtual(main)
+
+
+def test_at_the_limit_a_reader_is_led_on_and_not_before() -> None:
+    async def main() -> None:
+        before = LIMITS_REACHED.labels("held_max_ms")._value.get()
+        reader = Reader()
+        async with running(Judge()) as held:
+            held.hold(reader, False, KEY, 7, HOLD)
+            await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
+            assert not reader.settled
+            await asyncio.sleep(1)
+            assert reader.settled == [(KEY, 7, Verdict.LOST)]
+        assert LIMITS_REACHED.labels("held_max_ms")._value.get() == before + 1
+
+    run_virtual(main)
+
+
+def test_while_nothing_is_known_no_time_is_counted() -> None:
+    """In an outage the archiver cannot go on either: what it has is not given up for that."""
+
+    async def main() -> None:
+        judge, reader = Judge(), Reader()
+        async with running(judge) as held:
+            held.hold(reader, False, KEY, 7, HOLD)
+            await asyncio.sleep(8.5)
+            judge.says = NOT_KNOWN
+            for _ in range(10):
+                await asyncio.sleep(HELD_MAX_MS / 1000)
+                assert held.waits(reader, False, KEY, 7)
+            judge.says = HOLD
+            await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
+            assert not reader.settled
+            await asyncio.sleep(3)
+            assert reader.settled == [(KEY, 7, Verdict.LOST)]
+
+    run_virtual(main)
+
+
+def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> None:
+    async def main() -> None:
+        judge, reader = Judge(Judgement(Verdict.END, TIP)), Reader()
+        async with running(judge) as held:
+            held.hold(reader, False, KEY, 7, HOLD)
+            assert in_metric() == 1
+            await asyncio.sleep(1.5)
+            assert reader.settled == [(KEY, 7, Verdict.END)], "its ends are shown otherwise"
+            assert in_metric() == 0
+            for _ in range(5):
+                await asyncio.sleep(HELD_MAX_MS / 1000)
+                assert held.waits(reader, False, KEY, 7)
+            assert len(reader.settled) == 1
+
+    run_virtual(main)
+
+
+def test_several_readers_at_several_offsets_are_each_told() -> None:
+    async def main() -> None:
+        judge, readers = Judge(), [Reader(), Reader(), Reader()]
+        async with running(judge) as held:
+            held.hold(readers[0], False, KEY, 7, HOLD)
+            held.hold(readers[1], False, KEY, 7, HOLD)
+            held.hold(readers[2], False, KEY, 9, HOLD)
+            assert in_metric() == 1
+            judge.says = LOST
+            await asyncio.sleep(1.5)
+            assert judge.looks == [{KEY: 7}, {KEY: 9}]
+            offsets = [[offset for _, offset, _ in reader.settled] for reader in readers]
+            assert offsets == [[7], [7], [9]]
+
+    run_virtual(main)
+
+
+def test_who_has_left_or_stays_away_is_not_judged_for() -> None:
+    async def main() -> None:
+        judge, gone, away = Judge(NOT_KNOWN), Reader(), Reader()
+        async with running(judge) as held:
+            held.hold(gone, False, KEY, 7, NOT_KNOWN)
+            held.hold(away, False, (b"u", 0), 7, NOT_KNOWN)
+            held.leave(gone)
+            held.leave(gone)
+            await asyncio.sleep(ABSENT_MAX_S - 1)
+            assert judge.looks[-1] == {(b"u", 0): 7}
+            await asyncio.sleep(5)
+            looks = len(judge.looks)
+            await asyncio.sleep(60)
+            assert len(judge.looks) == looks
+            assert not held.waits(away, False, (b"u", 0), 7)
+            assert not gone.settled
+            assert not away.settled
+
+    run_virtual(main)

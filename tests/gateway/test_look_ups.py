@@ -1,0 +1,539 @@
+"""ListOffsets and OffsetForLeaderEpoch of many partitions: what is asked of store and cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from kafka.protocol.consumer.offsets import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+from metadata_contract import State, copied, segment
+from scripted_store import ScriptedStore
+from structlog.testing import capture_logs
+from test_leader_views import Leader
+
+from fetchproxy.cluster.client import TopicInfo
+from fetchproxy.config.sections import MetadataConfig, RemoteFetchConfig
+from fetchproxy.errors import ClusterError, ClusterUnavailable, StorageUnavailable
+from fetchproxy.gateway import archive_lookup
+from fetchproxy.gateway.answers import HeldAnswer
+from fetchproxy.gateway.apis import list_offsets, offset_for_leader_epoch
+from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
+from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.leader_views import LeaderViews
+from fetchproxy.gateway.sparing_warnings import SparingWarnings
+from fetchproxy.many_items import each_of
+from fetchproxy.metadata.lineage import EpochEnd
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.headers import peek_request_header
+
+ARCHIVED, NEVER, HIDDEN, LOST = "archived", "never", "hidden", "lost"
+IDS = {ARCHIVED: UUID(int=1), NEVER: UUID(int=2)}
+EARLIEST, MAX_TIMESTAMP, LATEST_TIERED, PENDING = -2, -3, -5, -6
+BROKER_START = 70
+STORAGE_ERROR = 56
+VERSION = 7
+# A step on a machine that is not idle; and the longest one, where the store in memory lists all.
+HELD_S, HELD_AT_MOST_S = 0.005, 0.03
+
+
+class FakeCluster:
+    """`asked` has the names of each Metadata request; log edges are `edges` for every partition."""
+
+    def __init__(self) -> None:
+        self.asked: list[set[str]] = []
+        self.edges_asked: list[int] = []
+        self.edges = LogEdges(BROKER_START, 100, 100, 0)
+        self.failure: ClusterError | None = None
+
+    async def topics_by_name(
+        self, names: Collection[str], max_age_ms: int
+    ) -> dict[str, TopicInfo | ClusterError]:
+        self.asked.append(set(names))
+        if self.failure is not None:
+            raise self.failure
+        errors = {HIDDEN: 29, LOST: 3}
+        return {
+            name: ClusterError(name, errors[name])
+            if name in errors
+            else TopicInfo(IDS[name], name, False, {})
+            for name in names
+        }
+
+    def cached_topic_by_name(self, name: str) -> TopicInfo | None:
+        return TopicInfo(IDS[name], name, False, {}) if name in IDS and self.asked[1:] else None
+
+    def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
+        return None
+
+    async def log_edges_of(
+        self, tips: Collection[TopicIdPartition], *, not_older_than: float
+    ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
+        self.edges_asked.append(len(tips))
+        return {tip: self.failure or self.edges async for tip in each_of(tips)}
+
+
+@dataclass
+class Gateway:
+    parts: GatewayParts
+    store: ScriptedStore
+    cluster: FakeCluster
+    other: StoreBackedRemoteLogMetadataManager  # another process, that archives
+    looked_at: list[tuple[TopicIdPartition, int]]
+    later_s: float = 0.0
+
+    def clock(self) -> float:
+        return asyncio.get_running_loop().time() + self.later_s
+
+    async def list_offsets(
+        self, asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """(error code, offset), the broker having answered `broker` for each."""
+        frame, told = offsets_frames(asked, timestamp, broker)
+        answer = (await self.corrected(frame, told))[5:]
+        decoded = ListOffsetsResponse.decode(answer, version=VERSION)
+        return {
+            (t.name, p.partition_index): (p.error_code, p.offset)
+            for t in decoded.topics
+            for p in t.partitions
+        }
+
+    async def corrected(self, frame: bytes, told: bytes) -> bytes:
+        head = peek_request_header(frame[4:])
+        handler = list_offsets.ListOffsetsHandler(self.parts)
+        return await rewritten(handler.expect(frame, head, head.body_position), told[4:])
+
+    async def end_of_epoch(
+        self, asked: Mapping[str, Collection[int]], epoch: int
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """(epoch, end offset), the broker having answered with its log start for each."""
+        request = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+        answer = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        frame = encoded(
+            OffsetForLeaderEpochRequest(
+                replica_id=-1,
+                topics=[
+                    request(
+                        topic=name,
+                        partitions=[
+                            request.OffsetForLeaderPartition(
+                                partition=n, current_leader_epoch=-1, leader_epoch=epoch
+                            )
+                            for n in partitions
+                        ],
+                    )
+                    for name, partitions in asked.items()
+                ],
+            )
+        )
+        told = encoded(
+            OffsetForLeaderEpochResponse(
+                throttle_time_ms=0,
+                topics=[
+                    answer(
+                        topic=name,
+                        partitions=[
+                            answer.EpochEndOffset(
+                                error_code=0, partition=n, leader_epoch=epoch, end_offset=70
+                            )
+                            for n in partitions
+                        ],
+                    )
+                    for name, partitions in asked.items()
+                ],
+            )
+        )
+        head = peek_request_header(frame[4:])
+        expected = offset_for_leader_epoch._expect(self.parts, frame, head, head.body_position)
+        decoded = OffsetForLeaderEpochResponse.decode(
+            (await rewritten(expected, told[4:]))[5:], version=4
+        )
+        return {
+            (t.topic, p.partition): (p.leader_epoch, p.end_offset)
+            for t in decoded.topics
+            for p in t.partitions
+        }
+
+
+def offsets_frames(
+    asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
+) -> tuple[bytes, bytes]:
+    """A request, and the broker's answer to it."""
+    request = ListOffsetsRequest.ListOffsetsTopic
+    answer = ListOffsetsResponse.ListOffsetsTopicResponse
+    place, result = request.ListOffsetsPartition, answer.ListOffsetsPartitionResponse
+    wanted = [
+        request(
+            name=name,
+            partitions=[
+                place(partition_index=n, current_leader_epoch=-1, timestamp=timestamp)
+                for n in partitions
+            ],
+        )
+        for name, partitions in asked.items()
+    ]
+    told = [
+        answer(
+            name=name,
+            partitions=[
+                result(partition_index=n, error_code=0, timestamp=-1, offset=broker, leader_epoch=0)
+                for n in partitions
+            ],
+        )
+        for name, partitions in asked.items()
+    ]
+    return (
+        encoded(ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=wanted)),
+        encoded(ListOffsetsResponse(throttle_time_ms=0, topics=told)),
+    )
+
+
+def encoded(message: Any) -> bytes:
+    message.API_VERSION = VERSION if "ListOffsets" in type(message).__name__ else 4
+    if "Response" in type(message).__name__:
+        message.with_header(correlation_id=1)
+    else:
+        message.with_header(correlation_id=1, client_id="test")
+    return bytes(message.encode(header=True, framed=True))
+
+
+async def rewritten(expected: object, payload: bytes) -> bytes:
+    assert isinstance(expected, HeldAnswer)
+    answer = expected.rewrite(payload)
+    assert not isinstance(answer, Sequence)
+    return b"".join(await answer)
+
+
+@asynccontextmanager
+async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
+    """So many partitions have offsets 0 to 69 in the archive, which is also known by now."""
+    inner = MemoryObjectStore()
+    store, cluster = ScriptedStore(inner), FakeCluster()
+    rlmm = StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), MetadataConfig())
+    other = StoreBackedRemoteLogMetadataManager(RemoteStorageManager(inner), MetadataConfig())
+    looked_at: list[tuple[TopicIdPartition, int]] = []
+    async with rlmm, other:
+        for number in range(archived):
+            await copied(other, segment(number + 1, 0, BROKER_START - 1, tip=tip_of(number)))
+
+        def clock() -> float:
+            return gate.clock()
+
+        warnings = SparingWarnings(clock)
+        views = LeaderViews(
+            rlmm, Leader(3, {0: EpochEnd(0, 1_000), 3: EpochEnd(3, 1_000)}), warnings
+        )
+
+        async def first_offset_at_or_after(
+            tip: TopicIdPartition, timestamp_ms: int
+        ) -> tuple[int, int, int] | None:
+            looked_at.append((tip, timestamp_ms))
+            view = views.view(tip)
+            assert view is not None
+            inside = view.log_end_offset is not None and timestamp_ms < view.log_end_offset
+            return (timestamp_ms, timestamp_ms, 0) if inside else None
+
+        async def look(age_max_s: float) -> None:
+            """No archiver says anything."""
+
+        parts = SimpleNamespace(
+            positions=SimpleNamespace(look=look, gathered_from=lambda tip: None),
+            remote_fetch=RemoteFetchConfig(),
+            cluster=cluster,
+            rlmm=rlmm,
+            views=views,
+            purgatory=SimpleNamespace(first_offset_at_or_after=first_offset_at_or_after),
+            clock=clock,
+            warnings=warnings,
+            is_archiving=lambda tip: tip.topic == NEVER,
+            knowledge=ArchivedKnowledge(rlmm, clock, warnings),
+        )
+        gate = Gateway(cast("GatewayParts", parts), store, cluster, other, looked_at)
+        await gate.parts.knowledge.topics()
+        store.calls.clear()
+        yield gate
+
+
+def tip_of(partition: int, topic: str = ARCHIVED) -> TopicIdPartition:
+    return TopicIdPartition(IDS[topic], topic, partition)
+
+
+def every(topic: str, partitions: int, code: int, offset: int) -> dict[Any, tuple[int, int]]:
+    return {(topic, n): (code, offset) for n in range(partitions)}
+
+
+# --- what was never archived ---
+@pytest.mark.parametrize("timestamp", [EARLIEST, MAX_TIMESTAMP, LATEST_TIERED, 5])
+async def test_the_store_hears_nothing_of_what_was_never_archived(timestamp: int) -> None:
+    async with gateway(archived=1) as gate:
+        asked = {NEVER: range(600)}
+        wanted = every(NEVER, 600, 0, BROKER_START)
+        assert await gate.list_offsets(asked, timestamp) == wanted
+        assert gate.store.calls == []
+        assert gate.cluster.asked == [{NEVER}]
+        gate.store.error = StorageUnavailable("the store is away")
+        for gate.later_s in (60, 3_600):  # the list is older than it may be
+            assert await gate.list_offsets(asked, timestamp) == wanted
+        assert gate.store.count("list_folders") == 1
+
+
+async def test_what_begins_at_0_is_not_looked_at() -> None:
+    async with gateway(archived=3) as gate:
+        for timestamp in (EARLIEST, 0, 5):
+            found = await gate.list_offsets({ARCHIVED: range(3)}, timestamp, broker=0)
+            assert found == every(ARCHIVED, 3, 0, 0)
+        assert gate.cluster.asked == []
+        assert gate.store.calls == []
+
+
+async def test_without_any_list_nothing_passes_while_the_store_is_away() -> None:
+    async with gateway() as gate:
+        gate.parts.rlmm._top_level._cached.clear()  # type: ignore[attr-defined]
+        gate.store.error = StorageUnavailable("the store is away")
+        found = await gate.list_offsets({NEVER: [0], HIDDEN: [0]}, EARLIEST)
+        assert found == {(NEVER, 0): (STORAGE_ERROR, -1), (HIDDEN, 0): (0, BROKER_START)}
+
+
+async def test_a_hidden_topic_passes_with_one_warning_and_an_unknown_one_does_not() -> None:
+    async with gateway() as gate:
+        with capture_logs() as logged:
+            for _ in range(5):
+                found = await gate.list_offsets({HIDDEN: [0, 1], LOST: [0]}, EARLIEST)
+                assert found == {
+                    **every(HIDDEN, 2, 0, BROKER_START),
+                    (LOST, 0): (STORAGE_ERROR, -1),
+                }
+        assert [entry["event"] for entry in logged] == ["topic_not_described"]
+
+
+# --- what is archived ---
+@pytest.mark.parametrize("partitions", [1, 8, 300])
+async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int) -> None:
+    async with gateway(archived=partitions) as gate:
+        asked = {ARCHIVED: range(partitions)}
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(gate.list_offsets(asked, EARLIEST)) for _ in range(3)]
+        for task in asking:
+            assert task.result() == every(ARCHIVED, partitions, 0, 0)
+        # A few partitions are listed each by itself, side by side.
+        assert gate.store.count("list") == (1 if partitions > 8 else partitions)
+        gate.store.calls.clear()
+        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, partitions, 0, 0)
+        assert await gate.list_offsets(asked, 5) == every(ARCHIVED, partitions, 0, 5)
+        assert await gate.list_offsets(asked, LATEST_TIERED) == every(ARCHIVED, partitions, 0, 69)
+        assert gate.store.calls == []
+        # The archive reaches what the brokers have found by time: their logs' edges do not matter.
+        assert gate.cluster.edges_asked.count(partitions) == 1
+
+
+@pytest.mark.parametrize(("timestamp", "looks"), [(EARLIEST, 1), (5, 2)])
+async def test_what_is_known_is_looked_up_once_for_each_partition(
+    timestamp: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(archived=20) as gate:
+        asked = {ARCHIVED: range(20)}
+        await gate.list_offsets(asked, timestamp)
+        looked, view = list[TopicIdPartition](), gate.parts.rlmm.view
+
+        def counted(tip: TopicIdPartition) -> PartitionView | None:
+            looked.append(tip)
+            return view(tip)
+
+        monkeypatch.setattr(gate.parts.rlmm, "view", counted)
+        # The stand-in for reading records looks each up once more.
+        reads = 20 * (timestamp >= 0)
+        await gate.list_offsets(asked, timestamp)
+        assert len(looked) == 20 * looks + reads
+
+
+async def test_topics_are_told_apart_in_one_answer() -> None:
+    async with gateway(archived=20) as gate:
+        asked = {ARCHIVED: range(25), NEVER: range(10), HIDDEN: [3]}
+        found = await gate.list_offsets(asked, EARLIEST)
+        assert found == {
+            **every(ARCHIVED, 20, 0, 0),
+            **{(ARCHIVED, n): (0, BROKER_START) for n in range(20, 25)},  # never archived of it
+            **every(NEVER, 10, 0, BROKER_START),
+            (HIDDEN, 3): (0, BROKER_START),
+        }
+        assert gate.cluster.asked == [{ARCHIVED, NEVER, HIDDEN}]
+        # The second one is for those that have nothing: that must be so now.
+        assert gate.store.count("list") <= 2
+
+
+async def grow(gate: Gateway, partitions: int) -> None:
+    """Another process archives offsets 70 to 89, and the broker forgets them."""
+    for number in range(partitions):
+        await copied(gate.other, segment(1_000 + number, 70, 89, tip=tip_of(number)))
+    gate.cluster.edges = LogEdges(90, 100, 100, 0)
+
+
+@pytest.mark.parametrize(("timestamp", "offset"), [(80, 80), (LATEST_TIERED, 89), (PENDING, 90)])
+async def test_what_was_archived_and_trimmed_since_the_view_is_not_missed(
+    timestamp: int, offset: int
+) -> None:
+    async with gateway(archived=30) as gate:
+        asked = {ARCHIVED: range(30)}
+        await gate.list_offsets(asked, timestamp)
+        await grow(gate, 30)
+        gate.store.calls.clear()
+        assert await gate.list_offsets(asked, timestamp, broker=90) == every(
+            ARCHIVED, 30, 0, offset
+        )
+        assert gate.store.count("list") == 1
+
+
+async def test_a_first_segment_is_not_missed_either() -> None:
+    async with gateway(archived=1) as gate:
+        asked = {ARCHIVED: range(20)}
+        assert (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 5] == (0, BROKER_START)
+        await copied(gate.other, segment(77, 0, BROKER_START - 1, tip=tip_of(5)))
+        assert (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 5] == (0, 0)
+
+
+async def test_an_old_view_is_read_again() -> None:
+    async with gateway(archived=20) as gate:
+        asked = {ARCHIVED: range(20)}
+        await gate.list_offsets(asked, EARLIEST)
+        for number in range(20):
+            await gate.other.raise_log_start_offset(tip_of(number), 33)
+        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 0)
+        gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
+        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 33)
+
+
+async def test_a_view_of_some_age_is_renewed_while_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with gateway(archived=20) as gate:
+        asked = {ARCHIVED: range(20)}
+        await gate.list_offsets(asked, EARLIEST)
+        monkeypatch.setattr(archive_lookup, "VIEW_RENEWED_AFTER_S", 0.001)
+        for number in range(20):
+            await gate.other.raise_log_start_offset(tip_of(number), 33)
+        gate.store.door.clear()
+        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 0)
+        gate.store.door.set()
+        async with asyncio.timeout(5):
+            while (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 0] != (0, 33):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
+async def test_an_outage_leaves_archived_topics_their_last_views() -> None:
+    async with gateway(archived=20) as gate:
+        asked = {ARCHIVED: range(21)}
+        await gate.list_offsets(asked, EARLIEST)
+        gate.store.error = StorageUnavailable("the store is away")
+        gate.later_s = 3_600
+        nothing = (STORAGE_ERROR, -1)
+        found = await gate.list_offsets(asked, EARLIEST)
+        assert found == {**every(ARCHIVED, 20, 0, 0), (ARCHIVED, 20): nothing}
+        found = await gate.list_offsets(asked, 60)
+        assert found == {**every(ARCHIVED, 20, 0, 60), (ARCHIVED, 20): nothing}
+        # The archive reaches the broker's log: what it does not have the broker has.
+        assert (await gate.list_offsets(asked, 75, broker=75))[ARCHIVED, 3] == (0, 75)
+        # It does not: what lies between nobody can tell now.
+        gate.cluster.edges = LogEdges(90, 100, 100, 0)
+        assert (await gate.list_offsets(asked, 75, broker=90))[ARCHIVED, 3] == nothing
+
+
+async def test_what_was_never_read_is_an_error_in_an_outage() -> None:
+    async with gateway(archived=20) as gate:
+        gate.store.error = StorageUnavailable("the store is away")
+        found = await gate.list_offsets({ARCHIVED: range(20), NEVER: [0]}, EARLIEST)
+        assert found == {**every(ARCHIVED, 20, STORAGE_ERROR, -1), (NEVER, 0): (0, BROKER_START)}
+
+
+async def test_a_cluster_that_is_away_leaves_what_is_known() -> None:
+    async with gateway(archived=1) as gate:
+        asked = {ARCHIVED: [0], NEVER: [0]}
+        await gate.list_offsets(asked, EARLIEST)
+        gate.cluster.failure = ClusterUnavailable("no broker is known")
+        assert await gate.list_offsets(asked, EARLIEST) == {
+            (ARCHIVED, 0): (0, 0),
+            (NEVER, 0): (0, BROKER_START),
+        }
+
+
+async def test_what_an_archiver_of_this_process_has_not_copied_yet_is_pending() -> None:
+    async with gateway() as gate:
+        found = await gate.list_offsets({NEVER: range(12)}, PENDING, broker=-1)
+        assert found == every(NEVER, 12, 0, BROKER_START)
+        assert gate.cluster.edges_asked == [12]
+
+
+async def test_records_are_looked_for_side_by_side() -> None:
+    async with gateway(archived=100) as gate:
+        await gate.list_offsets({ARCHIVED: range(100)}, 5)
+        assert sorted(gate.looked_at) == [(tip_of(n), 5) for n in range(100)]
+
+
+# --- leader epochs ---
+async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage() -> None:
+    async with gateway() as gate:
+        for number in range(50):
+            one = segment(number + 1, 0, 39, tip=tip_of(number))
+            two = segment(number + 100, 40, 69, tip=tip_of(number))
+            epochs = tuple(replace(e, epoch=3, start_offset=40) for e in two.segment_leader_epochs)
+            await copied(gate.other, one)
+            await copied(gate.other, replace(two, segment_leader_epochs=epochs))
+        gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
+        asked = {ARCHIVED: range(50), NEVER: range(5)}
+        found = await gate.end_of_epoch(asked, 0)
+        assert found == {**every(ARCHIVED, 50, 0, 40), **every(NEVER, 5, 0, 70)}
+        assert gate.store.count("list") == 1
+        assert gate.cluster.asked == [{ARCHIVED, NEVER}]
+        gate.store.error = StorageUnavailable("the store is away")
+        assert await gate.end_of_epoch(asked, 0) == found
+        gate.cluster.failure = ClusterUnavailable("no broker is known")
+        assert await gate.end_of_epoch(asked, 0) == found
+
+
+# --- the event loop ---
+async def test_ten_thousand_partitions_do_not_hold_the_loop() -> None:
+    """In CPU time of this thread, as other processes are no fault of the program's."""
+    async with gateway() as gate:
+        for number in range(2_000):
+            done = segment(number + 1, 0, 69, tip=tip_of(number), state=State.COPY_SEGMENT_FINISHED)
+            rsm = RemoteStorageManager(gate.store.inner)
+            await rsm.put_segment_metadata(done, encode_segment(done))
+        await gate.parts.rlmm.archived_topics(asyncio.get_running_loop().time())
+        held_s: list[float] = []
+
+        async def watch() -> None:
+            while True:
+                before = time.thread_time()
+                await asyncio.sleep(0)
+                held_s.append(time.thread_time() - before)
+
+        gc.collect()
+        gc.disable()  # all that the test itself has made would be looked at
+        try:
+            for timestamp in (EARLIEST, 5, EARLIEST):
+                frames = offsets_frames({ARCHIVED: range(10_000)}, timestamp)
+                async with asyncio.TaskGroup() as group:
+                    watching = group.create_task(watch())
+                    await gate.corrected(*frames)
+                    watching.cancel()
+        finally:
+            gc.enable()
+        held_s.sort()
+        assert held_s[int(0.99 * len(held_s))] < HELD_S
+        assert held_s[-1] < HELD_AT_MOST_S

@@ -1,0 +1,209 @@
+"""An answer that arrives in one piece takes a short way out: the client sees what it sees of one in
+pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
+from fetchproxy.gateway.broker_link import BrokerLink
+from fetchproxy.gateway.receive_buffer import ReceiveBuffer
+from protocol import fetch_response as fr
+from protocol.error_codes import ErrorCode
+from protocol.errors import WireError
+from protocol.fetch_request import TopicRef
+from protocol.primitives import INT32, Buffer
+
+CORRELATION_ID = 7
+BROKERS_SESSION, CLIENTS_SESSION = 11, 12
+TOPIC = {12: b"orders", 16: bytes(range(16)), 11: b"orders"}
+
+
+class Wire(asyncio.Transport):
+    """Takes everything at once."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Client:
+    """The session, as far as a link knows it."""
+
+    closing = False
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.answers = 0
+        self.failures: list[WireError] = []
+
+    def write_to_client(self, data: Buffer) -> None:
+        self.pieces.append(bytes(data))
+
+    def write_pieces(self, pieces: Iterable[Buffer]) -> None:
+        self.pieces += [bytes(piece) for piece in pieces]
+
+    def answered(self) -> None:
+        self.answers += 1
+
+    def rewrite(self, answer: HeldAnswer) -> Payload | None:
+        payload = answer.rewrite(bytes(answer.payload))
+        assert isinstance(payload, list)
+        return payload
+
+    def link_failed(self, error: WireError) -> None:
+        self.failures.append(error)
+
+    def link_closed(self, error: Exception | None) -> None: ...
+
+    def pause_requests(self) -> None: ...
+
+    def resume_requests(self) -> None: ...
+
+
+class Conversation:
+    """One link with one answer due; what `asked` says of it is what the handler is asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.client = Client()
+        self.link = BrokerLink(self.client, ReceiveBuffer(), Wire(), 1 << 20)
+        self.link.connection_made(Wire())
+        self.link.expected.append(answer)
+
+    def arrives(self, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            self.link.get_buffer(-1)[: len(piece)] = piece
+            self.link.buffer_updated(len(piece))
+
+
+def fetch_answer(version: int, asked: list[str], **shown: int) -> FetchAnswer:
+    """Its client has a session of its own, and is shown the log starts `shown`."""
+
+    def on_head(head: fr.FetchResponseHead) -> fr.HeadPatch:
+        asked.append("head")
+        return fr.HeadPatch(head.correlation_id, CLIENTS_SESSION)
+
+    def on_error(topic: TopicRef, partition: int, code: int) -> fr.PartitionPatch | None:
+        asked.append(f"error {code}")
+        return fr.PartitionPatch(5, 5, 5)
+
+    def on_plain(session_id: int) -> int:
+        assert session_id == BROKERS_SESSION
+        asked.append("plain")
+        return CLIENTS_SESSION
+
+    starts = {TOPIC[version]: lambda partition: shown["start"]} if shown else None
+    answer = FetchAnswer(CORRELATION_ID, version, bytes, starts)
+    answer.attach(on_head, on_error, lambda: asked.append("done"))
+    answer.on_plain = on_plain
+    return answer
+
+
+def framed(
+    version: int, error_code: int = 0, records: bytes = b"records", top_error: int = 0
+) -> bytes:
+    start = fr.encode_partition_start(
+        version, 3, error_code, fr.PartitionPatch(90, 80, 70), None, len(records)
+    )
+    body = fr.encode_topic_start(version, TOPIC[version], 1) + start + records
+    body += fr.encode_partition_end(version) + fr.encode_topic_end(version)
+    body += b"\x00" if version >= 12 else b""
+    head = fr.FetchResponseHead(CORRELATION_ID, 0, top_error, BROKERS_SESSION, 1)
+    return fr.encode_head(version, head, len(body)) + body
+
+
+def byte_by_byte(frame: bytes) -> Iterator[bytes]:
+    return (frame[at : at + 1] for at in range(len(frame)))
+
+
+@pytest.mark.parametrize("version", [11, 12, 16])
+@pytest.mark.parametrize("shown", [{}, {"start": 20}, {"start": -1}])
+def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
+    version: int, shown: dict[str, int]
+) -> None:
+    frame = framed(version, records=b"r" * 300)
+    asked: list[str] = []
+    whole = Conversation(fetch_answer(version, asked, **shown))
+    whole.arrives([frame])
+    assert asked == ["plain", "done"]
+    assert len(whole.client.pieces) == whole.client.answers == 1
+    assert not whole.link.expected
+
+    scanned: list[str] = []
+    cut = Conversation(fetch_answer(version, scanned, **shown))
+    cut.arrives(byte_by_byte(frame))
+    assert scanned == ["head", "done"]
+    assert b"".join(cut.client.pieces) == whole.client.pieces[0]
+    assert INT32.pack(CLIENTS_SESSION) in whole.client.pieces[0]
+
+
+@pytest.mark.parametrize("version", [11, 12, 16])
+def test_an_answer_with_an_error_is_scanned(version: int) -> None:
+    frame = framed(version, ErrorCode.OFFSET_OUT_OF_RANGE, b"")
+    asked: list[str] = []
+    whole = Conversation(fetch_answer(version, asked))
+    whole.arrives([frame])
+    assert asked == ["head", "error 1", "done"]
+    cut = Conversation(fetch_answer(version, []))
+    cut.arrives(byte_by_byte(frame))
+    assert b"".join(whole.client.pieces) == b"".join(cut.client.pieces)
+
+
+def test_an_answer_with_an_error_at_its_top_is_scanned() -> None:
+    asked: list[str] = []
+    whole = Conversation(fetch_answer(16, asked))
+    whole.arrives([framed(16, top_error=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)])
+    assert asked == ["head", "done"]
+
+
+def test_an_answer_whose_head_must_change_is_scanned() -> None:
+    asked: list[str] = []
+    answer = fetch_answer(16, asked)
+    answer.on_plain = lambda session_id: None
+    whole = Conversation(answer)
+    whole.arrives([framed(16)])
+    assert asked == ["head", "done"]
+    assert len(whole.client.pieces) == 1
+
+
+def test_a_parked_answer_stays_where_it_is() -> None:
+    parked = Conversation(FetchAnswer(CORRELATION_ID, 16, bytes))
+    parked.arrives([framed(16)])
+    assert parked.client.pieces == []
+    assert parked.link.expected
+
+
+def test_another_answer_than_the_one_due_is_refused() -> None:
+    wrong = Conversation(Answer(CORRELATION_ID + 1))
+    wrong.arrives([framed(16)])
+    assert [str(failure) for failure in wrong.client.failures] == [
+        "broker answered 7 where 8 was due"
+    ]
+    assert wrong.client.pieces == []
+
+
+def test_what_is_rewritten_is_not_passed_even_if_it_is_whole() -> None:
+    held = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [b"another"]))
+    held.arrives([framed(16)])
+    assert held.client.pieces == [b"\x00\x00\x00\x07another"]
+
+
+def test_two_answers_in_one_piece_leave_in_order() -> None:
+    asked: list[str] = []
+    both = Conversation(Answer(CORRELATION_ID))
+    both.link.expected.append(fetch_answer(16, asked))
+    first = INT32.pack(8) + INT32.pack(CORRELATION_ID) + b"body"
+    both.arrives([first + framed(16)])
+    assert b"".join(both.client.pieces).startswith(first)
+    assert both.client.answers == 2

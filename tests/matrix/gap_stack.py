@@ -1,0 +1,117 @@
+"""Topics with a hole that nobody has any more, one broker, and the proxies that readers use.
+
+The hole is made as it is in life: the broker drops records while no archiver runs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from archive_only_process import ArchiveOnlyProcess
+from archive_process import COMMAND, PROJECT
+from archived_topics import SETTINGS
+from matrix_client import Line
+from proxy_process import ProxyProcess
+from topic_data import TopicData, archived_ends, produce, trim
+
+from lab.kafka import KafkaServer
+
+FIRST_LOST, FIRST_KEPT = 2000, 3000
+ARCHIVED_BEHIND, LIVE = 500, 700
+
+# The archive goes on behind the hole (MIDDLE), or it ends there and the broker's log begins (END).
+MIDDLE, END = "gap-middle", "gap-end"
+# As END, but read through a proxy that also archives.
+GATHERED = "gathered-end"
+SERVE, ARCHIVING, ARCHIVE_ONLY = "serve", "archiving", "archive-only"
+# The same for those who would rather stop than go on behind a loss.
+SERVE_STOP, ARCHIVE_ONLY_STOP = "serve-stop", "archive-only-stop"
+_STOP = {"gateway.gap_policy": "error"}
+
+
+@dataclass(frozen=True)
+class GapCase:
+    """`count` records are there, of partition 0."""
+
+    mode: str
+    topic: str
+    bootstrap: str
+    broker: str
+    expected: list[Line]
+
+
+class GapStack:
+    """A context manager. `case(mode, topic)` starts what serves it when first asked for."""
+
+    def __init__(self, kafka: KafkaServer, folder: Path) -> None:
+        self.kafka = kafka
+        self._folder = folder
+        (folder / "store").mkdir(parents=True)
+        self._store = (folder / "store").as_uri()
+        self._written: dict[str, TopicData] = {}
+        self._archived: dict[str, int] = {}
+        self.proxies: dict[str, ProxyProcess] = {}
+        self._parts = ExitStack()
+
+    def __enter__(self) -> GapStack:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._parts.close()
+
+    def case(self, mode: str, topic: str) -> GapCase:
+        if topic not in self._written:
+            self._written[topic] = self._with_a_gap(topic)
+        if mode not in self.proxies:
+            self.proxies[mode] = self._parts.enter_context(self._proxy(mode))
+        alone = mode in (ARCHIVE_ONLY, ARCHIVE_ONLY_STOP)
+        end = self._archived[topic] if alone else None
+        lines = [
+            (0, offset, key.decode(), value.decode())
+            for offset, key, value in self._written[topic].written[0]
+            if not FIRST_LOST <= offset < FIRST_KEPT and (end is None or offset < end)
+        ]
+        bootstrap = self.proxies[mode].bootstrap
+        return GapCase(mode, topic, bootstrap, self.kafka.bootstrap, lines)
+
+    def _proxy(self, mode: str) -> ProxyProcess:
+        folder = self._folder / mode
+        folder.mkdir()
+        stop = _STOP if mode in (SERVE_STOP, ARCHIVE_ONLY_STOP) else {}
+        if mode in (ARCHIVE_ONLY, ARCHIVE_ONLY_STOP):
+            return ArchiveOnlyProcess(self._store, folder, stop)
+        archive = GATHERED if mode == ARCHIVING else None
+        settings = {**SETTINGS, **stop}
+        broker = self.kafka.bootstrap
+        return ProxyProcess(broker, self._store, folder, archive=archive, settings=settings)
+
+    def _with_a_gap(self, topic: str) -> TopicData:
+        self.kafka.create_topic(topic, 1)
+        data = TopicData(topic)
+        self._append(data, FIRST_LOST)
+        self._archive(data)
+        self._append(data, FIRST_KEPT - FIRST_LOST)
+        trim(self.kafka.bootstrap, topic, {0: FIRST_KEPT})
+        if topic == MIDDLE:
+            self._append(data, ARCHIVED_BEHIND)
+            self._archive(data)
+            trim(self.kafka.bootstrap, topic, {0: FIRST_KEPT + ARCHIVED_BEHIND})
+        self._append(data, LIVE)
+        return data
+
+    def _append(self, data: TopicData, count: int) -> None:
+        # kafkajs can read gzip and nothing else by itself.
+        produce(self.kafka.bootstrap, data, count, compression="gzip")
+
+    def _archive(self, data: TopicData) -> None:
+        command = [*COMMAND, "archive", "--once", "--bootstrap", self.kafka.bootstrap]
+        command += ["--store", self._store, "--topics", data.topic]
+        for key, value in SETTINGS.items():
+            command += ["--set", f"{key}={value}"]
+        subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
+        ends = archived_ends(self._store, data.topic)
+        assert ends == data.ends(self.kafka.bootstrap)
+        self._archived[data.topic] = ends[0]

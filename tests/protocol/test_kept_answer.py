@@ -1,0 +1,116 @@
+"""An answer without records may be withheld; one with records leaves as it comes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchResponse
+
+from protocol import fetch_scan as fs
+from protocol.fetch_request import TopicRef
+from protocol.fetch_response import FetchResponseHead, HeadPatch, PartitionPatch
+from protocol.kept_answer import KEPT_BYTES_MAX, KeptAnswer
+
+OUT_OF_RANGE, NOT_LEADER = 1, 6
+VERSIONS = [4, 7, 11, 12, 16]
+
+
+def answer(version: int, partitions: list[tuple[int, bytes]]) -> bytes:
+    """A whole frame; each partition as (error code, records)."""
+    response = FetchResponse[version]()
+    topic = FetchResponse.FetchableTopicResponse(version=version)
+    topic.topic, topic.topic_id, topic.partitions = "t", None, []
+    for number, (code, records) in enumerate(partitions):
+        entry = FetchResponse.FetchableTopicResponse.PartitionData(version=version)
+        entry.partition_index, entry.error_code, entry.records = number, code, records
+        entry.high_watermark = entry.last_stable_offset = 5
+        topic.partitions.append(entry)
+    response.responses = [topic]
+    response.with_header(correlation_id=1)
+    frame: bytes = response.encode(header=True, framed=True)
+    return frame
+
+
+def scanned(
+    version: int, frame: bytes, cuts: list[int], withheld: bool, any_empty: bool = False
+) -> tuple[bytes, list[tuple[bool, bool]]]:
+    """What left, and what was asked."""
+    asked: list[tuple[bool, bool]] = []
+
+    def on_error(topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
+        return PartitionPatch() if code == OUT_OF_RANGE else None
+
+    def withhold(patched: bool, errors_left: bool) -> bool:
+        asked.append((patched, errors_left))
+        return withheld
+
+    def on_head(head: FetchResponseHead) -> HeadPatch:
+        return HeadPatch(head.correlation_id, head.session_id)
+
+    scan = fs.FetchResponseScan(
+        version, len(frame), on_head, on_error, lambda tags: tags, None, withhold, any_empty
+    )
+    left, at = b"", 0
+    for end in [*sorted(cuts), len(frame)]:
+        if end > at:
+            left += b"".join(scan.feed(memoryview(bytearray(frame[at:end]))))
+            at = end
+    assert scan.done
+    return left, asked
+
+
+PARTITIONS = st.lists(
+    st.tuples(st.sampled_from([0, 0, OUT_OF_RANGE, NOT_LEADER]), st.sampled_from([b"", b"", b"r"])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(st.sampled_from(VERSIONS), PARTITIONS, st.data(), st.booleans(), st.booleans())
+def test_only_an_answer_without_records_is_asked_about_and_then_all_or_nothing_leaves(
+    version: int,
+    partitions: list[tuple[int, bytes]],
+    data: st.DataObject,
+    withheld: bool,
+    any_empty: bool,
+) -> None:
+    frame = answer(version, partitions)
+    cuts = data.draw(st.lists(st.integers(1, len(frame)), max_size=5))
+    left, asked = scanned(version, frame, cuts, withheld, any_empty)
+    codes = {code for code, _ in partitions}
+    records = any(content for _, content in partitions)
+    patched = OUT_OF_RANGE in codes
+    if records or not (patched or any_empty):
+        assert not asked
+        assert len(left) == len(frame)
+    else:
+        assert asked == [(patched, NOT_LEADER in codes)]
+        assert len(left) == (0 if withheld else len(frame))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_comes_before_the_first_records_is_not_lost(version: int) -> None:
+    partitions = [(OUT_OF_RANGE, b""), *[(0, b"")] * 50, (0, b"records")]
+    frame = answer(version, partitions)
+    every_byte = list(range(1, len(frame)))
+    left, asked = scanned(version, frame, every_byte, withheld=True)
+    assert not asked
+    assert len(left) == len(frame)
+    assert b"records" in left
+
+
+def test_at_the_limit_what_was_kept_leaves_unasked() -> None:
+    asked: list[bool] = []
+
+    def withhold(patched: bool, errors_left: bool) -> bool:
+        asked.append(patched)
+        return True
+
+    kept = KeptAnswer(withhold, any_empty=False)
+    kept.patched = True
+    assert kept.keep([bytes(KEPT_BYTES_MAX)], whole=False) is None
+    released = kept.keep([b"x"], whole=False)
+    assert released is not None
+    assert sum(map(len, released)) == KEPT_BYTES_MAX + 1
+    assert not asked

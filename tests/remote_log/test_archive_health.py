@@ -1,0 +1,349 @@
+"""Each thing there is to know of an archive has one name, one sentence and the same offsets: in the
+log, the store, `verify`, `segments`, `/metrics` and `/api/status`.
+
+Each state is brought about by the archiver's own classes; what they leave is put in a folder, which
+the commands and a proxy that does not archive then look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_archive import TIP, PlantedArchive, batch
+from prometheus_client import generate_latest
+from retention_world import HOUR_MS, World, turns, virtually
+from structlog.testing import capture_logs
+from test_local_trimming import TIP as TRIMMED
+from test_local_trimming import trimming
+from test_log_begins_again import begun_again
+from test_partition_deletion import WIPED, life
+from test_partition_watch import LAGGING
+from test_unclean_histories import world as unclean_world
+
+from fetchproxy.cli.segments import read_archive
+from fetchproxy.cli.verify import print_summary, report_json, silent, verified
+from fetchproxy.config.sections import ArchiveConfig, Config, StoreConfig
+from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.status import Status
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import LogHistory
+from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.remote_log.archive_records import ArchiveRecords
+from fetchproxy.remote_log.concerns import (
+    ON_RECORD,
+    ArchiverConcerns,
+    Concern,
+    Finding,
+    read_concerns,
+)
+from fetchproxy.remote_log.partition_watch import PartitionWatch
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.open import open_store
+from fetchproxy.storage.store_clock import StoreClock
+
+Making = Callable[[Path], Awaitable[MemoryObjectStore]]
+
+
+async def three_segments(recorded: bool = True) -> PlantedArchive:
+    """Offsets 0 to 9, 10 to 19 and 30 to 39."""
+    planted = PlantedArchive(recorded=recorded)
+    for base in (0, 10, 30):
+        await planted.add([batch(base)])
+    return planted
+
+
+async def lost(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive(recorded=False)
+    async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
+        records = ArchiveRecords(planted.rsm, TIP)
+        for base in (0, 10, 30):
+            await records.read()
+            await records.begin(await rlmm.refresh(TIP, asyncio.get_running_loop().time()), base)
+            await records.finished(await planted.add([batch(base)]))
+    return planted.store
+
+
+async def gone(_: Path) -> MemoryObjectStore:
+    planted = await three_segments()
+    await planted.record_gap(20, 29)
+    for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS, SegmentFile.METADATA):
+        await planted.store.delete(planted.key(planted.segments[1], file))
+    return planted.store
+
+
+async def not_known(_: Path) -> MemoryObjectStore:
+    return (await three_segments(recorded=False)).store
+
+
+async def unreadable(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    for base in (0, 10, 20):
+        await planted.add([batch(base)])
+    await planted.store.put(planted.key(planted.segments[1], SegmentFile.METADATA), b"{")
+    return planted.store
+
+
+async def aside(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    for base in (0, 10):
+        await planted.add([batch(base)])
+    async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
+        await rlmm.put_log_history(TIP, LogHistory(after_epoch=0))
+    return planted.store
+
+
+async def at_risk(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    await planted.add([batch(0)])
+    concerns = ArchiverConcerns(planted.rsm.concerns)
+    watch = PartitionWatch(ArchiveConfig(margin_warn_share=0.5), concerns)
+    status = replace(LAGGING, tip=TIP, archive_end=10, first_unarchived_ms=0)
+    await watch.look([status], 0.0, 8 * HOUR_MS)
+    await concerns.publish()
+    return planted.store
+
+
+async def stopped(spool: Path) -> MemoryObjectStore:
+    async with unclean_world(2, spool) as here:
+        await begun_again(here)
+        store = here.rsm._store
+        assert isinstance(store, MemoryObjectStore)
+        return store
+
+
+async def trimming_stopped(_: Path) -> MemoryObjectStore:
+    async with trimming() as world:
+        await world.store.delete(world.planted.key(world.planted.segments[1], SegmentFile.LOG))
+        await world.local.trim(TRIMMED)
+        await world.concerns.publish()
+        return world.store
+
+
+async def another_cluster(_: Path) -> MemoryObjectStore:
+    async with life() as world:
+        await world.look()
+        world.broker.topics = WIPED
+        concerns = ArchiverConcerns(world.planted.rsm.concerns)
+        async with world.process(concerns=concerns) as deletion:
+            await deletion.look()
+        await concerns.publish()
+        return world.store
+
+
+def of_world(make: Callable[[World, AsyncExitStack], Awaitable[None]]) -> MemoryObjectStore:
+    stores: list[MemoryObjectStore] = []
+
+    async def and_publish(world: World, opened: AsyncExitStack) -> None:
+        await make(world, opened)
+        await world.concerns.publish()
+        stores.append(world.store)
+
+    virtually(and_publish)
+    return stores[0]
+
+
+async def much_at_once(world: World, opened: AsyncExitStack) -> None:
+    await world.plant(10)
+    step = {"retention_step_grace_ms": HOUR_MS, "remote_log_retention_ms": 3 * HOUR_MS}
+    expirer, _ = await world.start(opened, **step)
+    await expirer.expire(TIP)
+
+
+async def wrong_clock(world: World, opened: AsyncExitStack) -> None:
+    class TellingStore(type(world.store), StoreClock):  # type: ignore[misc]
+        async def clock_ms(self, prefix: str) -> int:
+            return world.wall_clock_ms() - world.skew_ms
+
+    world.store.__class__ = TellingStore
+    await world.plant(10)
+    world.skew_ms = 48 * HOUR_MS
+    step = {"retention_step_grace_ms": HOUR_MS, "remote_log_retention_ms": 30 * HOUR_MS}
+    expirer, _ = await world.start(opened, **step)
+    await expirer.expire(TIP)
+
+
+async def last_whole_copy(world: World, opened: AsyncExitStack) -> None:
+    await world.plant(2)
+    first = world.planted.segments[0]
+    await world.add(0, event_timestamp_ms=world.wall_clock_ms())
+    await world.store.delete(world.planted.key(first, SegmentFile.LOG))
+    expirer, _ = await world.start(opened)
+    await turns(expirer, 400)
+
+
+MADE: dict[str, tuple[Making | Callable[[World, AsyncExitStack], Awaitable[None]], Any]] = {
+    "archive_gap": (lost, (20, 29)),
+    "archived_offsets_missing": (gone, (10, 19)),
+    "archived_offsets_not_known": (not_known, (20, 29)),
+    "segment_metadata_unreadable": (unreadable, (None, None)),
+    "segments_put_aside": (aside, (0, 19)),
+    "archive_margin_small": (at_risk, (None, None)),
+    "partition_stopped": (stopped, (None, None)),
+    "local_trimming_stopped": (trimming_stopped, (0, 29)),
+    "topic_deletion_stopped": (another_cluster, (None, None)),
+    "retention_step_announced": (much_at_once, (0, 69)),
+    "retention_clock_doubted": (wrong_clock, (None, None)),
+    "replaced_segment_kept": (last_whole_copy, (0, 9)),
+}
+OF_A_WORLD = {"retention_step_announced", "retention_clock_doubted", "replaced_segment_kept"}
+# What an archiver alone knows; the rest others see by themselves, each in its way.
+SAID_IN_THE_LOG = (
+    "archive_margin_small",
+    "partition_stopped",
+    "local_trimming_stopped",
+    "topic_deletion_stopped",
+    *OF_A_WORLD,
+)
+FAULTS = {
+    "archived_offsets_missing",
+    "segment_metadata_unreadable",
+    # By what is damaged there.
+    "local_trimming_stopped",
+    "replaced_segment_kept",
+}
+
+
+def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
+    for key, (content, _) in store._objects.items():
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    prefix = "archive" if any(key.startswith("archive/") for key in store._objects) else ""
+    return Config(store=StoreConfig(url=(folder / prefix).as_uri()))
+
+
+async def shown(config: Config) -> Status:
+    """By the page of a proxy that archives nothing."""
+    nothing = Surroundings("serve", tuple, tuple, lambda: None, lambda tips: {})
+    assert config.store.url is not None
+    async with (
+        open_store(config.store.url, config.store) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+    ):
+        collector = StatusCollector(config, rsm, rlmm, None, nothing)
+        await collector.look()
+        return collector()
+
+
+def gauge(name: str, concern: str) -> float | None:
+    return REGISTRY.get_sample_value(name, {"concern": concern})
+
+
+def test_each_concern_is_brought_about_here() -> None:
+    assert MADE.keys() == set(Concern)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_all_places_say_the_same(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, offsets = MADE[name]
+    with capture_logs() as logs:
+        store = of_world(make) if name in OF_A_WORLD else asyncio.run(make(tmp_path))  # type: ignore[arg-type]
+    config = folder_of(store, tmp_path / "archive")
+    report = asyncio.run(verified(config, None, lambda done, total: None, silent))
+    _, listed = asyncio.run(read_archive(config, None))
+    assert report.concerns == listed
+    [said] = [found for found in listed if found.concern == name]
+    assert (said.first_offset, said.last_offset) == offsets
+    assert report.clean == (name not in FAULTS)
+    if name in SAID_IN_THE_LOG:
+        [event] = [e for e in logs if e["event"] == name]
+        assert (event["error"], event["log_level"]) == (said.what, "error")
+    print_summary(report)
+    assert f"{name}: {said.what}" in capsys.readouterr().out.splitlines()
+    assert json.loads(json.dumps(report_json(report)))["concerns"] == [asdict(f) for f in listed]
+    _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
+
+
+def _page_and_metrics_say(said: Finding, listed: tuple[Finding, ...], status: Status) -> None:
+    assert said in status.concerns
+    assert set(status.concerns) <= set(listed)
+    waits = [found.what for found in listed if found.concern not in ON_RECORD]
+    assert set(status.headlines) <= set(waits)
+    assert (said.what in status.headlines) == (said.concern not in ON_RECORD)
+    assert gauge("fetchproxy_archive_concerns", said.concern) == 1
+    assert gauge("fetchproxy_archive_concern_offsets", said.concern) == said.offsets
+    assert b"fetchproxy_archive_concerns{" in generate_latest(REGISTRY)
+
+
+def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
+    async def sound() -> MemoryObjectStore:
+        planted = PlantedArchive()
+        await planted.add([batch(0)])
+        return planted.store
+
+    config = folder_of(asyncio.run(sound()), tmp_path)
+    assert asyncio.run(verified(config, None, lambda done, total: None, silent)).concerns == ()
+    assert asyncio.run(read_archive(config, None))[1] == ()
+    status = asyncio.run(shown(config))
+    assert (status.concerns, status.headlines) == ((), ())
+    assert [gauge("fetchproxy_archive_concerns", name) for name in Concern] == [0] * len(Concern)
+
+
+async def test_what_is_over_leaves_the_store() -> None:
+    """Also for an archiver that takes over, and knows of it by the store alone."""
+    planted = PlantedArchive()
+    objects = planted.rsm.concerns
+    for began, went_on in ((True, False), (True, True)):
+        first = ArchiverConcerns(objects)
+        with capture_logs():
+            first.hold(Concern.PARTITION_STOPPED, TIP, "it stands")
+        await first.publish()
+        assert [found.name for found in await objects.list_concerns()] == ["partition_stopped"]
+        second = first if went_on else ArchiverConcerns(objects)
+        await second.publish()
+        assert len(await objects.list_concerns()) == began, "nothing was looked at yet"
+        with capture_logs():
+            second.release(Concern.PARTITION_STOPPED, TIP)
+        await second.publish()
+        assert await objects.list_concerns() == []
+
+
+async def test_a_deleted_partition_has_no_concerns() -> None:
+    planted = PlantedArchive()
+    await planted.add([batch(0)])
+    concerns = ArchiverConcerns(planted.rsm.concerns)
+    with capture_logs():
+        concerns.hold(Concern.PARTITION_STOPPED, TIP, "it stands")
+        concerns.hold(Concern.TOPIC_DELETION_STOPPED, None, "of the archive")
+    await concerns.publish()
+    await planted.rsm.forget_partition(TIP)
+    assert [found.tip for found in await planted.rsm.concerns.list_concerns()] == [None]
+
+
+async def test_what_is_known_is_not_read_again() -> None:
+    planted = PlantedArchive()
+    objects = planted.rsm.concerns
+    tips = [replace(TIP, partition=number) for number in range(40)]
+    concerns = ArchiverConcerns(objects)
+    with capture_logs():
+        for tip in tips:
+            concerns.hold(Concern.PARTITION_STOPPED, tip, "it stands")
+    await concerns.publish()
+    reads = "fetchproxy_store_request_seconds_count"
+    known = await read_concerns(objects)
+    assert [one.subject for one in known] == sorted(tips, key=lambda tip: str(tip.partition))
+    before = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
+    assert await read_concerns(objects, known) == known
+    with capture_logs():
+        concerns.hold(Concern.PARTITION_STOPPED, tips[3], "it stands, and otherwise")
+        concerns.release(Concern.PARTITION_STOPPED, tips[4])
+    await concerns.publish()
+    again = await read_concerns(objects, known)
+    assert len(again) == 39
+    assert [one.finding.what for one in again if one.subject == tips[3]] == [
+        "it stands, and otherwise"
+    ]
+    after = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
+    assert before is not None
+    assert after is not None
+    assert after - before <= 42, "the archiver's first look, and one that has changed, twice"

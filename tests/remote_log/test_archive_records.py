@@ -1,0 +1,127 @@
+"""What the archiver puts on record of a partition, and in which order: no crash makes it lie."""
+
+from __future__ import annotations
+
+import pytest
+from planted_archive import TIP, PlantedArchive, batch
+
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.metadata.finished_offsets_json import NOT_STATED, FinishedOffsets
+from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.remote_log.archive_records import (
+    ArchiveRecords,
+    gap_before,
+    read_finished_offsets,
+)
+
+
+async def stated(archive: PlantedArchive) -> FinishedOffsets | None:
+    return await read_finished_offsets(archive.rsm.records, TIP)
+
+
+async def gaps(archive: PlantedArchive) -> list[tuple[int, int]]:
+    found = archive.rsm.records.list_archive_gaps(TIP)
+    return [(gap.first_offset, gap.last_offset) async for gap in found]
+
+
+async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> None:
+    """As the archiver does it: its last word, the copy counts, its end."""
+    await records.begin(build_view(TIP, archive.segments, 0.0), start)
+    await records.finished(await archive.add([batch(start, epoch=3)]))
+
+
+async def test_a_new_partition_is_on_record_from_its_first_offset() -> None:
+    archive = PlantedArchive(recorded=False)
+    records = ArchiveRecords(archive.rsm, TIP)
+    await records.read()
+    await copy(archive, records, 40)
+    assert await stated(archive) == FinishedOffsets(TIP, 40, 49, 0)
+    await copy(archive, records, 70)
+    assert await gaps(archive) == [(50, 69)]
+    report = await archive.verify()
+    assert not [f for f in report.faults if f.object_key.endswith("/0/")]
+    assert [(gap.first_offset, gap.last_offset) for gap in report.gaps] == [(50, 69)]
+    assert report.not_known == ()
+
+
+async def test_an_archive_of_before_is_on_record_from_its_end() -> None:
+    archive = PlantedArchive(recorded=False)
+    await archive.add([batch(0), batch(10)])
+    await archive.add([batch(30)])
+    records = ArchiveRecords(archive.rsm, TIP)
+    await records.read()
+    await copy(archive, records, 45)
+    assert await stated(archive) == FinishedOffsets(TIP, 40, 54, 0)
+    assert await gaps(archive) == [(40, 44)]
+
+
+async def test_what_was_finished_and_is_gone_is_not_put_on_record_as_lost() -> None:
+    archive = PlantedArchive()
+    await archive.add([batch(0), batch(10)])
+    await archive.state(end_offset=59)
+    archive.recorded = False
+    records = ArchiveRecords(archive.rsm, TIP)
+    await records.read()
+    await copy(archive, records, 80)
+    assert await gaps(archive) == [(60, 79)]
+    faults = (await archive.verify()).faults
+    assert [fault.offset for fault in faults if fault.object_key.endswith("/0/")] == [20]
+
+
+async def test_the_end_is_withdrawn_before_a_truncation() -> None:
+    archive = PlantedArchive()
+    await archive.add([batch(0), batch(10)])
+    await ArchiveRecords(archive.rsm, TIP).withdraw_end()
+    found = await stated(archive)
+    assert found is not None
+    assert (found.recorded_from, found.end_offset) == (0, NOT_STATED)
+    archive.segments.clear()
+    assert (await archive.verify()).clean
+
+
+async def test_an_end_that_cannot_be_stated_does_not_fail_the_copy() -> None:
+    archive = PlantedArchive(recorded=False)
+    records = ArchiveRecords(archive.rsm, TIP)
+    await records.read()
+    await copy(archive, records, 0)
+
+    class Away(type(archive.store)):  # type: ignore[misc]
+        async def put(self, key: str, content: bytes) -> None:
+            if key.endswith("finished-offsets"):
+                raise StorageUnavailable("away")
+            await super().put(key, content)
+
+    archive.store.__class__ = Away
+    await copy(archive, records, 10)
+    assert await stated(archive) == FinishedOffsets(TIP, 0, 9, 0)
+    assert not [f for f in (await archive.verify()).faults if f.object_key.endswith("/0/")]
+
+
+async def test_a_statement_that_cannot_be_read_is_made_anew() -> None:
+    archive = PlantedArchive()
+    await archive.add([batch(0)])
+    await archive.rsm.records.put_finished_offsets(TIP, b"damaged")
+    archive.recorded = False
+    records = ArchiveRecords(archive.rsm, TIP)
+    await records.read()
+    await copy(archive, records, 10)
+    assert await stated(archive) == FinishedOffsets(TIP, 10, 19, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "log_start", "finished", "gap"),
+    [
+        (100, 100, 0, 99, None),
+        (150, 100, 0, 99, (100, 149)),
+        (150, 100, 120, 99, (120, 149)),
+        (150, 100, 150, 99, None),
+        (150, 50, 0, 99, (100, 149)),
+        (80, 50, 0, 99, None),
+        (150, None, 120, 99, (120, 149)),
+        (150, None, 0, NOT_STATED, (10, 149)),
+    ],
+)
+def test_what_is_a_gap(
+    start: int, end: int | None, log_start: int, finished: int, gap: tuple[int, int] | None
+) -> None:
+    assert gap_before(start, end, log_start, FinishedOffsets(TIP, 10, finished)) == gap

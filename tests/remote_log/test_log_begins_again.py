@@ -1,0 +1,361 @@
+"""A log that begins again (its disk was replaced) is no reason to let go of the last copy.
+
+Only what the new leader's lineage contradicts goes; a leader that has nothing of the archive
+contradicts nothing. Then nothing is deleted, hidden or trimmed, and a person is asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import structlog
+from planted_archive import TIP
+from test_unclean_histories import World, come_to_rest, world
+from unclean_cluster import Replica, UncleanCluster
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import LogBeginsAgain, ResolutionRefused
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern, read_concerns
+from fetchproxy.remote_log.partition_archiver import PartitionArchiver
+from fetchproxy.remote_log.resolution import Answer, ResolutionPlan, resolve
+from fetchproxy.remote_log.retention.local_retention import trim_target
+from fetchproxy.remote_log.retention.plan import plan_removals
+from fetchproxy.remote_log.retention.retention_settings import Retention
+from fetchproxy.remote_log.verification.verify import verify_archive
+
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+class Answering(Random):
+    """Whose leader always answers."""
+
+    getrandbits = Random.getrandbits
+
+    def random(self) -> float:
+        return 1.0
+
+
+def replace_disk(cluster: UncleanCluster) -> None:
+    """Of the only replica: it leads again, in a newer epoch, with an empty log."""
+    cluster.replicas[cluster.leads] = Replica()
+    cluster.epoch += 1
+
+
+async def archived(here: World) -> PartitionArchiver:
+    """An archive of all that the leader has."""
+    here.cluster.rng = Answering(7)
+    here.cluster.produce(20)
+    archiver = here.archiver()
+    assert await come_to_rest(here, [archiver])
+    return archiver
+
+
+async def process(archiver: PartitionArchiver) -> None:
+    while await archiver.process(close_short=True):
+        pass
+
+
+def finished(here: World) -> list[tuple[int, int]]:
+    found = here.rlmm.list_remote_log_segments(TIP)
+    assert all(segment.state is FINISHED for segment in found)
+    return [(segment.start_offset, segment.end_offset) for segment in found]
+
+
+@pytest.mark.parametrize("produced", [0, 3, 200])
+async def test_a_log_that_begins_again_takes_nothing_out_of_the_archive(
+    tmp_path: Path, produced: int
+) -> None:
+    """Empty, shorter than the archive, and longer than it."""
+    async with world(2, tmp_path) as here:
+        archiver = await archived(here)
+        before, served = finished(here), await here.served()
+        replace_disk(here.cluster)
+        here.cluster.produce(produced)
+        here.cluster.hear()
+        for attempt in (archiver, here.archiver(), archiver):
+            with structlog.testing.capture_logs() as logs, pytest.raises(LogBeginsAgain):
+                await process(attempt)
+            assert not [e for e in logs if e["event"] == "archive_truncated"]
+        assert finished(here) == before
+        assert await here.served() == served, "every archived record can still be read"
+        assert here.views.begins_again(TIP)
+
+
+async def test_what_follows_a_raised_log_start_is_not_hidden(tmp_path: Path) -> None:
+    """Retention had raised the log start; the log that begins again is below it."""
+    async with world(2, tmp_path) as here:
+        archiver = await archived(here)
+        start = here.cluster.leader.log[10].base
+        await here.rlmm.raise_log_start_offset(TIP, start)
+        await archiver.release()
+        assert await come_to_rest(here, [archiver])
+        before, served = finished(here), await here.served()
+        replace_disk(here.cluster)
+        for produced in (2, 100):  # below the log start, and beyond the archive's end
+            here.cluster.produce(produced)
+            here.cluster.hear()
+            with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain):
+                await process(archiver)
+            assert finished(here) == before
+            assert await here.served() == served
+
+
+async def test_a_log_that_shares_only_what_was_deleted_from_the_archive_stops_it(
+    tmp_path: Path,
+) -> None:
+    async with world(2, tmp_path) as here:
+        archiver = await archived(here)
+        log = here.cluster.leader.log
+        await here.rlmm.raise_log_start_offset(TIP, log[10].base)
+        here.cluster.replicas[1].log = log[:6]
+        here.cluster.leads, here.cluster.epoch = 1, here.cluster.epoch + 1
+        here.cluster.produce(2)
+        here.cluster.hear()
+        before = finished(here)
+        with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain):
+            await process(archiver)
+        assert finished(here) == before
+
+
+@pytest.mark.parametrize("produced", [2, 100])
+async def test_an_archive_without_a_segment_below_its_log_start_stops(
+    tmp_path: Path, produced: int
+) -> None:
+    """All was deleted (DeleteRecords), in both tiers. Then the log begins again, and grows."""
+    async with world(2, tmp_path) as here:
+        archiver = await archived(here)
+        end = here.cluster.leader.end
+        await here.rlmm.raise_log_start_offset(TIP, end)
+        here.cluster.trim(end)
+        await archiver.release()
+        await process(archiver)  # nothing is wrong yet
+        replace_disk(here.cluster)
+        here.cluster.produce(produced)
+        here.cluster.hear()
+        with pytest.raises(LogBeginsAgain, match=r"begins at offset 0.* resolve orders-0"):
+            await process(archiver)
+
+
+async def test_a_log_that_shares_a_beginning_is_truncated_as_before(tmp_path: Path) -> None:
+    async with world(2, tmp_path) as here:
+        archiver = await archived(here)
+        log = here.cluster.leader.log
+        here.cluster.replicas[1].log = log[:6]
+        here.cluster.leads, here.cluster.epoch = 1, here.cluster.epoch + 1
+        here.cluster.produce(2)
+        here.cluster.hear()
+        with structlog.testing.capture_logs() as logs:
+            await process(archiver)
+        assert [e["truncation_offset"] for e in logs if e["event"] == "archive_truncated"] == [
+            log[6].base
+        ]
+        assert await here.served() == [(b.base, b.epoch) for b in here.cluster.leader.log]
+
+
+# --- a person's word ---
+async def begun_again(
+    here: World, produced: int = 3, deleted: int = 0
+) -> tuple[PartitionArchiver, list[tuple[int, int]]]:
+    """Stopped, as the store says, too; and what the archive serves, of which retention has deleted
+    `deleted` batches."""
+    archiver = await archived(here)
+    if deleted:
+        await here.rlmm.raise_log_start_offset(TIP, here.cluster.leader.log[deleted].base)
+    served = await here.served()
+    replace_disk(here.cluster)
+    here.cluster.produce(produced)
+    here.cluster.hear()
+    concerns = ArchiverConcerns(here.rsm.concerns)
+    with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain) as stopped:
+        await process(archiver)
+    concerns.hold(Concern.PARTITION_STOPPED, TIP, str(stopped.value))
+    await concerns.publish()
+    return archiver, served
+
+
+async def answered(here: World, answer: Answer, dry_run: bool = False) -> ResolutionPlan:
+    with structlog.testing.capture_logs():
+        return await resolve(
+            TIP,
+            answer,
+            here.cluster,
+            here.rsm,
+            here.rlmm,
+            wall_clock_ms=lambda: 10**6,
+            dry_run=dry_run,
+        )
+
+
+def alive(here: World) -> list[tuple[int, int]]:
+    return [(b.base, b.epoch) for b in here.cluster.leader.log]
+
+
+async def audit(here: World, served: list[tuple[int, int]]) -> None:
+    """Another process, by the store alone, sees the same, and `verify` finds nothing."""
+    assert await here.served() == served
+    async with StoreBackedRemoteLogMetadataManager(here.rsm, MetadataConfig()) as other:
+        seen = await other.refresh(TIP, 0.0)
+        mine = here.rlmm.view(TIP)
+        assert mine is not None
+        assert list(seen.segments) == list(mine.segments)
+        assert await read_concerns(here.rsm.concerns) == []
+        report = await verify_archive(here.rsm, other)
+    assert not report.faults, report.faults[:3]
+
+
+@pytest.mark.parametrize("answer", Answer)
+async def test_a_dry_run_changes_nothing(tmp_path: Path, answer: Answer) -> None:
+    async with world(2, tmp_path) as here:
+        archiver, served = await begun_again(here)
+        before = finished(here)
+        assert (await answered(here, answer, dry_run=True)).in_words
+        assert finished(here) == before
+        with pytest.raises(LogBeginsAgain):
+            await process(archiver)
+        assert await here.served() == served
+
+
+@pytest.mark.parametrize("answer", Answer)
+async def test_a_sound_partition_is_not_resolved(tmp_path: Path, answer: Answer) -> None:
+    async with world(2, tmp_path) as here:
+        await archived(here)
+        before = finished(here)
+        with pytest.raises(ResolutionRefused, match="nothing waits"):
+            await answered(here, answer)
+        assert finished(here) == before
+
+
+@pytest.mark.parametrize("deleted", [0, 10])
+async def test_truncate_the_leaders_log_is_archived_from_its_start(
+    tmp_path: Path, deleted: int
+) -> None:
+    """Also below the log start that retention had raised."""
+    async with world(2, tmp_path) as here:
+        archiver, _ = await begun_again(here, deleted=deleted)
+        await answered(here, Answer.TRUNCATE)
+        await process(archiver)
+        assert await here.served() == alive(here)
+        here.cluster.produce(30)
+        await process(archiver)
+        await audit(here, alive(here))
+        gone = [s for s in here.rlmm.list_remote_log_segments(TIP) if s.state is not FINISHED]
+        assert gone, "their objects stay for the grace"
+        raised = here.cluster.leader.log[1].base
+        await here.rlmm.raise_log_start_offset(TIP, raised)
+        await audit(here, alive(here)[1:])
+
+
+@pytest.mark.parametrize("deleted", [0, 10])
+async def test_keep_goes_on_where_the_archive_ends(tmp_path: Path, deleted: int) -> None:
+    async with world(2, tmp_path) as here:
+        archiver, served = await begun_again(here, deleted=deleted)
+        end = served_end(here)
+        await answered(here, Answer.KEEP)
+        await process(archiver)
+        await audit(here, served)
+        while here.cluster.leader.end < end + 20:
+            here.cluster.produce(1)
+        await process(archiver)
+        kept_on = [b for b in here.cluster.leader.log if b.last >= end]
+        await audit(here, served + [(b.base, b.epoch) for b in kept_on])
+        view = here.rlmm.view(TIP)
+        assert view is not None
+        assert not view.gaps()
+        # What the broker has below the joint was never archived: it is not trimmed.
+        edges = await here.cluster.edges(TIP)
+        assert trim_target(view, edges, Retention(local_ms=0), 10**12) is None
+
+
+def served_end(here: World) -> int:
+    view = here.rlmm.view(TIP)
+    assert view is not None
+    assert view.log_end_offset is not None
+    return view.log_end_offset
+
+
+async def test_later_elections_respect_what_was_kept(tmp_path: Path) -> None:
+    """A clean one asks nothing more; an unclean one cuts no lower; another disk stops it again."""
+    async with world(2, tmp_path) as here:
+        archiver, served = await begun_again(here)
+        end = served_end(here)
+        await answered(here, Answer.KEEP)
+        while here.cluster.leader.end < end + 20:
+            here.cluster.produce(1)
+        await process(archiver)
+        cluster = here.cluster
+        cluster.epoch += 1
+        cluster.hear()
+        cluster.produce(3)
+        await process(archiver)
+        log = list(cluster.leader.log)
+        kept = [b for b in log if b.last < end]
+        cluster.replicas[1].log = kept
+        cluster.leads, cluster.epoch = 1, cluster.epoch + 1
+        cluster.produce(1)
+        cluster.hear()
+        with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain):
+            await process(archiver)
+        cluster.replicas[1].log = log[: len(kept) + 3]
+        cluster.epoch += 1
+        cluster.produce(2)
+        cluster.hear()
+        with structlog.testing.capture_logs():
+            await process(archiver)
+        above = [(b.base, b.epoch) for b in cluster.leader.log if b.last >= end]
+        await audit(here, served + above)
+
+
+async def test_new_history_puts_the_old_one_aside_and_keep_shows_it_again(tmp_path: Path) -> None:
+    async with world(2, tmp_path) as here:
+        archiver, served = await begun_again(here)
+        end, old = served_end(here), finished(here)
+        await answered(here, Answer.NEW_HISTORY)
+        await process(archiver)
+        await audit(here, alive(here))
+        while here.cluster.leader.end < end + 20:
+            here.cluster.produce(1)
+        await process(archiver)
+        await audit(here, alive(here))
+        view = here.rlmm.view(TIP)
+        assert view is not None
+        every = here.rlmm.list_remote_log_segments(TIP)
+        removals = plan_removals(every, view, now_ms=10**12, grace_ms=0, attempt_age_max_ms=0)
+        assert not removals.hide
+        assert set(old) <= set(finished(here)), "they stay in the store"
+        await answered(here, Answer.KEEP)
+        await archiver.release()
+        await process(archiver)
+        above = [(b.base, b.epoch) for b in here.cluster.leader.log if b.last >= end]
+        await audit(here, served + above)
+
+
+async def test_new_history_below_a_raised_log_start(tmp_path: Path) -> None:
+    async with world(2, tmp_path) as here:
+        archiver, _ = await begun_again(here, deleted=10)
+        await answered(here, Answer.NEW_HISTORY)
+        await process(archiver)
+        await audit(here, alive(here))
+
+
+@pytest.mark.parametrize("answer", Answer)
+async def test_an_archive_without_a_segment_is_resolved_too(tmp_path: Path, answer: Answer) -> None:
+    async with world(2, tmp_path) as here:
+        archiver = await archived(here)
+        end = here.cluster.leader.end
+        await here.rlmm.raise_log_start_offset(TIP, end)
+        replace_disk(here.cluster)
+        here.cluster.produce(100)
+        here.cluster.hear()
+        with pytest.raises(LogBeginsAgain):
+            await process(here.archiver())
+        await answered(here, answer)
+        await archiver.release()
+        await process(archiver)
+        expected = alive(here)
+        if answer is Answer.KEEP:
+            expected = [(b.base, b.epoch) for b in here.cluster.leader.log if b.last >= end]
+        await audit(here, expected)

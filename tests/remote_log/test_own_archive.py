@@ -1,0 +1,230 @@
+"""When an archiver makes an archive, and when a person has to say so: asked of a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.open_metadata import metadata_manager
+from fetchproxy.config.load import load_config
+from fetchproxy.config.sections import Config, StoreConfig
+from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError
+from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.attached_topics import open_archive
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.own_archive import OwnArchive, state_metadata_topic
+from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.layout import LAYOUT_OBJECT, layout_text
+from fetchproxy.storage.open import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from lab.kafka import KafkaServer
+
+
+def configured(kafka: KafkaServer, folder: Path, topics: str | None, **more: str) -> Config:
+    variables = {
+        "FETCHPROXY_CLUSTER_BOOTSTRAP": kafka.bootstrap,
+        "FETCHPROXY_STORE_URL": (folder / "store").as_uri(),
+    }
+    if topics is not None:
+        variables["FETCHPROXY_ARCHIVE_TOPICS"] = topics
+    variables |= {f"FETCHPROXY_{key.upper()}": value for key, value in more.items()}
+    return load_config(None, variables)
+
+
+class Process(NamedTuple):
+    own: OwnArchive
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    cluster: Cluster
+
+
+@asynccontextmanager
+async def process(config: Config, *, create: bool = False) -> AsyncIterator[Process]:
+    archives = config.archive.topics is not None
+    async with (
+        open_archive(config, create=archives) as rsm,
+        Cluster(config.cluster) as cluster,
+        metadata_manager(config, rsm, cluster, lambda: 0) as rlmm,
+    ):
+        own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=archives, create=create)
+        yield Process(own, rsm, rlmm, cluster)
+
+
+def written_topic(kafka: KafkaServer, name: str, *, forgotten: int = 0) -> None:
+    kafka.create_topic(name, 1)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(10):
+        producer.produce(name, b"%d" % number, partition=0)
+    producer.flush(30)
+    if forgotten:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        (done,) = admin.delete_records([TopicPartition(name, 0, forgotten)]).values()
+        done.result(30)
+
+
+async def test_the_first_archiver_makes_the_archive_and_says_whose_it_is(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-first")
+    config = configured(kafka_server, tmp_path, "own-first")
+    async with process(config) as one:
+        await one.own.confirm()
+        assert one.own.confirmed.is_set()
+        said = await one.rsm.identity.look()
+        assert said is not None
+        assert said.cluster_id == await one.cluster.cluster_id() != ""
+        assert said.manager == "store"
+    async with process(config) as one:
+        await one.own.confirm()
+        assert await one.rsm.identity.look() == said, "who comes later changes nothing"
+
+
+async def test_what_brokers_have_deleted_by_themselves_is_in_no_archive(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-expired", forgotten=4)
+    async with process(configured(kafka_server, tmp_path, "own-expired")) as one:
+        await one.own.at_start()
+        assert one.own.confirmed.is_set()
+
+
+async def test_a_place_that_lost_its_archive_begins_none_unless_a_person_says_so(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-seen")
+    config = configured(kafka_server, tmp_path, "own-seen")
+    async with process(config) as one:
+        await one.own.confirm()
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+    for make in (lambda: None, (tmp_path / "store").mkdir):
+        make()
+        async with process(config) as one:
+            with pytest.raises(ConfigError, match=r"no archive at .* any more.*--create"):
+                await one.own.at_start()
+            assert not one.own.confirmed.is_set()
+    async with process(config, create=True) as one:
+        await one.own.confirm()
+
+
+async def test_where_archivers_have_trimmed_the_brokers_a_person_says_that_there_was_no_archive(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-forgotten", forgotten=4)
+    config = configured(
+        kafka_server, tmp_path, "own-forgotten", archive_local_retention_ms="3600000"
+    )
+    async with process(config) as one:
+        with pytest.raises(ConfigError, match=r"own-forgotten-0.* below offset 4.*--create"):
+            await one.own.at_start()
+        assert not one.own.confirmed.is_set()
+    assert not (tmp_path / "store").exists(), "a mount point stays as it is"
+    async with process(config, create=True) as one:
+        await one.own.confirm()
+        assert await one.rsm.list_partitions() == []
+
+
+async def test_a_reader_waits_for_the_archive(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()  # an empty mount point
+    reading = configured(kafka_server, tmp_path, None)
+    async with process(reading) as one, asyncio.TaskGroup() as tasks:
+        await one.own.at_start()
+        assert not one.own.confirmed.is_set()
+        with pytest.raises(ArchiveMissing):
+            await one.rsm.list_partitions()
+        running = tasks.create_task(one.own.run())
+        async with asyncio.timeout(60):
+            while not one.own.headlines():  # noqa: ASYNC110 - it knows no events
+                await asyncio.sleep(0.02)
+        assert "there is no archive" in one.own.headlines()[0]
+        written_topic(kafka_server, "own-awaited")
+        async with process(configured(kafka_server, tmp_path, "own-awaited")) as writing:
+            await writing.own.confirm()
+        async with asyncio.timeout(60):
+            await one.own.confirmed.wait()
+        assert one.own.headlines() == ()
+        running.cancel()
+
+
+async def test_who_is_set_otherwise_does_not_start(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-otherwise")
+    config = configured(kafka_server, tmp_path, "own-otherwise")
+    async with process(config) as one:
+        await one.own.confirm()
+    async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as rsm:
+        await state_metadata_topic(rsm, "elsewhere")
+    for topics in ("own-otherwise", None):
+        async with process(configured(kafka_server, tmp_path, topics)) as one:
+            with pytest.raises(ArchiveMismatch, match=r"metadata\.manager.*topic elsewhere"):
+                await one.own.at_start()
+    other = configured(
+        kafka_server,
+        tmp_path,
+        None,
+        metadata_manager="topic",
+        metadata_topic_name="mine",
+        metadata_topic_replication_factor="1",
+    )
+    async with process(other) as one:
+        with pytest.raises(ArchiveMismatch, match=r"topic elsewhere.*topic mine"):
+            await one.own.at_start()
+
+
+async def test_an_archive_of_another_cluster_is_left_alone(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-cluster")
+    config = configured(kafka_server, tmp_path, "own-cluster")
+    async with process(config) as one:
+        await one.rsm.identity.state(ArchiveIdentity(UUID(int=1), "another", "store"))
+        with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap.* cluster another"):
+            await one.own.at_start()
+
+
+async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / LAYOUT_OBJECT).write_bytes(layout_text())
+    written_topic(kafka_server, "own-claimed", forgotten=4)
+    config = configured(kafka_server, tmp_path, "own-claimed")
+    async with process(config) as one:
+        await one.own.confirm()
+        said = await one.rsm.identity.look()
+        assert said is not None
+        assert (said.cluster_id, said.manager) == (await one.cluster.cluster_id(), "store")
+        assert said.generation is not None
+
+
+async def test_a_metadata_topic_that_knows_an_archive_makes_no_second_one(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-topic")
+    config = configured(
+        kafka_server,
+        tmp_path,
+        "own-topic",
+        metadata_manager="topic",
+        metadata_topic_name="own-topic-metadata",
+        metadata_topic_replication_factor="1",
+        metadata_topic_partitions="2",
+    )
+    async with process(config) as one:
+        await one.own.confirm()
+        topic = await one.cluster.topic_by_name("own-topic")
+        tip = TopicIdPartition(topic.topic_id, topic.name, 0)
+        await one.rlmm.raise_log_start_offset(tip, 3)
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    async with process(config, create=True) as one:
+        with pytest.raises(ConfigError, match=r"own-topic-metadata knows segments"):
+            await one.own.at_start()

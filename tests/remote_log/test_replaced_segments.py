@@ -1,0 +1,212 @@
+"""What others hold as well goes only while these are in the store: merged, copied twice, hidden."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from merging_world import MergingWorld
+from planted_archive import TIP, batch
+from retention_world import State, World, turns, virtually
+
+from fetchproxy.model import RemoteLogSegmentId, RemoteLogSegmentMetadata
+from fetchproxy.storage.layout import SegmentFile
+
+with_both = pytest.mark.parametrize("manager", ["store", "topic"])
+
+
+@pytest.fixture(params=["store", "topic"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> MergingWorld:
+    return MergingWorld(request.param, spool=tmp_path, bytes_max=30 * len(batch(0)))
+
+
+async def merged_log(world: MergingWorld) -> str:
+    before = {key for key in world.store.objects() if key.endswith(".log")}
+    await world.merge()
+    [key] = {key for key in world.store.objects() if key.endswith(".log")} - before
+    return key
+
+
+@pytest.mark.parametrize("how", ["log gone", "log cut", "index gone", "index cut"])
+async def test_sources_of_a_merge_stay_where_the_merged_one_is_damaged(
+    world: MergingWorld, how: str
+) -> None:
+    await world.plant_small(20)
+    sources = world.store.objects()
+    key = await merged_log(world)
+    if how.startswith("index"):
+        key = key.removesuffix("log") + "index"
+    content = await world.store.get(key)
+    if how.endswith("gone"):
+        await world.store.delete(key)
+    else:
+        await world.store.put(key, content[:-1])
+    await world.tidy_until_settled()
+    assert sources <= world.store.objects()
+    [told] = world.told()
+    assert told.startswith("replaced_segment_kept: orders-0: ")
+    await world.store.put(key, content)
+    await world.tidy_until_settled()
+    assert not any(
+        f"{base:020d}-" in found for base in (10, 190) for found in world.store.objects()
+    )
+    assert await world.ranges() == [(0, 199)]
+
+
+async def test_sources_that_are_hidden_already_stay_too(world: MergingWorld) -> None:
+    """The merged one goes in the grace, after it was looked at."""
+    await world.plant_small(20)
+    before = await world.read()
+    logs = {key for key in world.store.objects() if key.endswith(".log")}
+    key = await merged_log(world)
+    content = await world.store.get(key)
+    world.skew_ms += 10 * 60_000
+    async with AsyncExitStack() as opened:
+        expirer, rlmm = await world.start(opened)
+        await expirer.tidy(TIP)
+        await expirer.tidy(TIP)
+        hidden = [s for s in rlmm.list_remote_log_segments(TIP) if s.start_offset]
+        assert {s.state for s in hidden} == {State.DELETE_SEGMENT_STARTED}
+    await world.store.delete(key)
+    await world.tidy_until_settled()
+    assert logs <= world.store.objects()
+    await world.store.put(key, content)
+    await world.tidy_until_settled()
+    assert not logs & world.store.objects()
+    assert await world.read() == before
+
+
+async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWorld) -> None:
+    """All of its objects, and with the store's own manager all that says it ever was."""
+    await world.plant_small(20)
+    logs = {key for key in world.store.objects() if key.endswith(".log")}
+    key = await merged_log(world)
+    await world.add(200, timestamp=2_000)
+    world.skew_ms += 10 * 60_000
+    async with AsyncExitStack() as opened:
+        expirer, _ = await world.start(opened)
+        await expirer.tidy(TIP)
+        await expirer.tidy(TIP)
+    stem = key.removesuffix("log")
+    for found in [found for found in world.store.objects() if found.startswith(stem)]:
+        await world.store.delete(found)
+    await world.tidy_until_settled()
+    assert logs <= world.store.objects()
+    [told] = world.told()
+    assert told.startswith("replaced_segment_kept: orders-0: ")
+
+
+@with_both
+def test_a_second_copy_stays_where_the_first_is_damaged(manager: str) -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(2)
+        first = world.planted.segments[0]
+        await world.add(0, event_timestamp_ms=world.wall_clock_ms())
+        key = world.planted.key(first, SegmentFile.LOG)
+        content = await world.store.get(key)
+        await world.store.delete(key)
+        expirer, _ = await world.start(opened)
+        before = world.store.objects()
+        await turns(expirer, 400)
+        assert world.store.objects() == before
+        [headline] = world.told()
+        assert f"{key} is missing" in headline
+        await world.store.put(key, content)
+        await turns(expirer, 200)
+        assert world.told() == []
+        assert len(world.store.objects()) == len(before) + 1 - 4
+        expirer.forget(TIP)
+
+    virtually(life, manager)
+
+
+@with_both
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_attempt_stays_while_it_is_the_last_that_is_whole(manager: str, begun: bool) -> None:
+    """Where a finished copy of its offsets is damaged, or they were lost before another copy."""
+
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(1)
+        await world.add(20)
+        state = State.COPY_SEGMENT_STARTED
+        attempt = await world.add(10, event_timestamp_ms=world.wall_clock_ms(), state=state)
+        key = world.planted.key(attempt, SegmentFile.LOG)
+        if not begun:
+            await world.store.delete(key)
+        expirer, _ = await world.start(opened)
+        await turns(expirer, 400)
+        assert (key in world.store.objects()) == begun
+        assert len(world.told()) == begun
+
+    virtually(life, manager)
+
+
+def of_no_metadata(metadata: RemoteLogSegmentMetadata, number: int) -> RemoteLogSegmentMetadata:
+    return replace(metadata, segment_id=RemoteLogSegmentId(TIP, UUID(int=number)))
+
+
+@pytest.mark.parametrize("damage", [None, lambda log: log[:-1]], ids=["missing", "cut"])
+def test_a_log_without_metadata_stays_where_the_other_one_is_damaged(
+    damage: Callable[[bytes], bytes] | None,
+) -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(3)
+        named = world.planted.segments[1]
+        orphan = of_no_metadata(named, 77)
+        left = set()
+        for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
+            left.add(world.planted.key(orphan, file))
+            content = await world.store.get(world.planted.key(named, file))
+            await world.store.put(world.planted.key(orphan, file), content)
+        key = world.planted.key(named, SegmentFile.LOG)
+        before = await world.store.get(key)
+        if damage is None:
+            await world.store.delete(key)
+        else:
+            await world.planted.change(named, SegmentFile.LOG, damage)
+        settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 1_000}
+        expirer, _ = await world.start(opened, **settings)
+        await turns(expirer, 200)
+        assert left <= world.store.objects()
+        assert key in world.told()[0]
+        await world.store.put(key, before)
+        await turns(expirer, 200)
+        assert not left & world.store.objects()
+        assert world.told() == []
+
+    virtually(life)
+
+
+def test_a_log_without_metadata_stays_where_another_has_only_its_beginning() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(1)
+        long = await world.planted.add([batch(0), batch(10), batch(20)])
+        await world.store.delete(world.planted.key(long, SegmentFile.METADATA))
+        settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 1_000}
+        expirer, _ = await world.start(opened, **settings)
+        await turns(expirer, 200)
+        assert world.planted.key(long, SegmentFile.LOG) in world.store.objects()
+        for base in (10, 20):
+            await world.add(base)
+        await turns(expirer, 200)
+        assert world.planted.key(long, SegmentFile.LOG) not in world.store.objects()
+
+    virtually(life)
+
+
+def test_it_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(2)
+        await world.add(0, event_timestamp_ms=world.wall_clock_ms())
+        await world.store.delete(world.planted.key(world.planted.segments[0], SegmentFile.LOG))
+        expirer, _ = await world.start(opened)
+        await turns(expirer, 300)
+        await asyncio.sleep(0)
+
+    virtually(life)
+    assert capsys.readouterr().out.count("replaced_segment_kept") == 1

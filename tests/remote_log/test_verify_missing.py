@@ -1,0 +1,204 @@
+"""Verification knows what should be there: a lost segment is a fault, a recorded gap is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_archive import TIP, PlantedArchive, batch
+
+from fetchproxy.metadata.finished_offsets_json import (
+    NOT_STATED,
+    FinishedOffsets,
+    decode_finished_offsets,
+    encode_finished_offsets,
+)
+from fetchproxy.model import EpochStart, RemoteLogSegmentState
+from fetchproxy.remote_log.verification.expected_offsets import Held, NotHeld, not_held
+from fetchproxy.remote_log.verification.verify_report import RecordedGap, VerifyReport
+from fetchproxy.storage.layout import SegmentFile
+
+
+async def four_segments(*, recorded: bool = True) -> PlantedArchive:
+    """0-29, 30-59, 60-89, 90-119."""
+    archive = PlantedArchive(recorded=recorded)
+    for start in range(0, 120, 30):
+        await archive.add(batch(base) for base in range(start, start + 30, 10))
+    return archive
+
+
+async def lose(archive: PlantedArchive, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        for file in SegmentFile:
+            await archive.store.delete(archive.key(archive.segments[number], file))
+
+
+def told(report: VerifyReport) -> list[tuple[str, int | None, str]]:
+    return [(fault.object_key, fault.offset, fault.what) for fault in report.faults]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "first", "last"),
+    [([0], 0, 29), ([1], 30, 59), ([1, 2], 30, 89), ([3], 90, 119), ([2, 3], 60, 119),
+     ([0, 1, 2, 3], 0, 119)],
+)  # fmt: skip
+async def test_segments_that_are_gone_are_a_fault(
+    numbers: list[int], first: int, last: int
+) -> None:
+    archive = await four_segments()
+    assert (await archive.verify()).not_known == ()
+    await lose(archive, numbers)
+    report = await archive.verify()
+    folder = archive.rsm.records.folder(TIP)
+    what = f"offsets {first} to {last} were archived and are in no segment"
+    assert told(report) == [(folder, first, what)]
+    assert report.gaps == ()
+
+
+async def test_a_gap_is_one_only_where_it_is_on_record() -> None:
+    archive = PlantedArchive()
+    for start in (0, 50, 90):
+        await archive.add([batch(start), batch(start + 10)])
+    await archive.record_gap(20, 49)
+    report = await archive.verify()
+    assert report.gaps == (RecordedGap("orders", 0, 20, 49),)
+    assert [offset for _, offset, _ in told(report)] == [70]
+    await archive.record_gap(70, 89)
+    assert (await archive.verify()).clean
+
+
+async def test_a_gap_that_another_archiver_has_filled_is_none() -> None:
+    archive = await four_segments()
+    await archive.record_gap(30, 59)
+    report = await archive.verify()
+    assert (report.clean, report.gaps) == (True, ())
+
+
+async def test_what_was_deleted_is_not_missed() -> None:
+    archive = await four_segments()
+    await lose(archive, [0, 1])
+    await archive.rsm.put_log_start_offset(TIP, 45, b"{}")
+    assert [offset for _, offset, _ in told(await archive.verify())] == [45]
+    await archive.rsm.put_log_start_offset(TIP, 60, b"{}")
+    assert (await archive.verify()).clean
+    await lose(archive, [2, 3])
+    await archive.rsm.put_log_start_offset(TIP, 120, b"{}")
+    assert (await archive.verify()).clean
+
+
+async def test_of_an_archive_from_before_there_were_records_nothing_is_made_up() -> None:
+    archive = await four_segments(recorded=False)
+    await lose(archive, [0, 2])
+    report = await archive.verify()
+    assert (report.clean, report.gaps) == (True, ())
+    assert [str(what) for what in report.not_known] == [
+        "orders-0: where the archive began and up to where it was finished",
+        "orders-0: whether offsets 60 to 89, which are in no segment, were archived",
+    ]
+    # An archiver that keeps records has gone on from 60.
+    await archive.state(TIP, recorded_from=60, end_offset=119)
+    report = await archive.verify()
+    assert [offset for _, offset, _ in told(report)] == [60]
+    assert [str(what) for what in report.not_known] == [
+        "orders-0: whether the archive began below offset 30"
+    ]
+
+
+async def test_a_segment_that_lost_its_metadata_alone_is_named_once() -> None:
+    archive = await four_segments()
+    key = archive.key(archive.segments[1], SegmentFile.METADATA)
+    await archive.store.delete(key)
+    assert [found[0] for found in told(await archive.verify())] == [key]
+    await archive.store.put(key, b"damaged")
+    assert [found[0] for found in told(await archive.verify())] == [key]
+
+
+async def test_a_copy_that_is_begun_again_is_not_there() -> None:
+    """Stale metadata: the segment counts as begun, and nobody is served from it."""
+    archive = await four_segments()
+    state = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    await archive.restate(replace(archive.segments[3], state=state))
+    assert [offset for _, offset, _ in told(await archive.verify())] == [90]
+
+
+async def test_an_end_of_a_log_that_is_no_more_is_not_missed() -> None:
+    """An archiver of a dead leader has stated its end after the archive was truncated."""
+    archive = PlantedArchive()
+    await archive.add([batch(0), batch(10)])
+    await archive.add([batch(20, epoch=2)], lineage=(EpochStart(0, 0), EpochStart(2, 20)))
+    await archive.state(TIP, end_offset=99, leader_epoch=1)
+    assert (await archive.verify()).clean
+    await archive.state(TIP, end_offset=99, leader_epoch=2)
+    assert not (await archive.verify()).clean
+
+
+async def test_a_statement_that_cannot_be_read_is_a_fault() -> None:
+    archive = await four_segments()
+    key = archive.rsm.records.finished_offsets_key(TIP)
+    await archive.store.put(key, b"damaged")
+    assert [found[0] for found in told(await archive.verify())] == [key]
+    other = replace(TIP, partition=1)
+    await archive.store.put(key, encode_finished_offsets(FinishedOffsets(other, 0, 9)))
+    assert "it is of orders-1" in told(await archive.verify())[0][2]
+
+
+async def test_a_partition_that_is_forgotten_leaves_no_record() -> None:
+    archive = await four_segments()
+    await archive.record_gap(500, 509)
+    await lose(archive, range(4))
+    await archive.rsm.forget_partition(TIP)
+    folder = archive.rsm.records.folder(TIP)
+    assert [found.key async for found in archive.store.list(folder)] == []
+
+
+spans = st.tuples(st.integers(0, 40), st.integers(0, 9)).map(lambda p: (p[0], p[0] + p[1]))
+
+
+@given(
+    st.lists(spans, max_size=6),
+    st.lists(spans, max_size=4),
+    st.integers(0, 30),
+    st.none() | st.tuples(st.integers(0, 40), st.integers(NOT_STATED, 50)),
+)
+def test_each_offset_is_judged_by_itself(
+    segments: list[tuple[int, int]],
+    gaps: list[tuple[int, int]],
+    log_start: int,
+    said: tuple[int, int] | None,
+) -> None:
+    stated = None if said is None else FinishedOffsets(TIP, said[0], said[1], 0)
+    found = not_held(Held(segments, (), log_start, 0), stated, gaps)
+    every = range(60)
+    held = _offsets(segments)
+    first = min([*held, *([] if said is None else [said[0]])], default=60)
+    last = max([*held, *([] if said is None else [said[1]])], default=-1)
+    wanted = [o for o in every if first <= o <= last and o >= log_start and o not in held]
+    from_ = 60 if said is None else said[0]
+    recorded = _offsets(gaps)
+    assert _rising(found.gaps) == [o for o in wanted if o in recorded]
+    assert _rising(found.missing) == [o for o in wanted if o not in recorded and o >= from_]
+    assert _rising(found.not_known) == [o for o in wanted if o not in recorded and o < from_]
+
+
+def test_what_an_unreadable_segment_may_hold_is_not_judged() -> None:
+    stated = FinishedOffsets(TIP, 0, 99, 0)
+    held = Held([(0, 9), (50, 59)], (30, 80), 0, 0)
+    assert not_held(held, stated, ()) == NotHeld(missing=((10, 29), (60, 79)))
+
+
+def test_a_statement_is_read_as_it_was_written() -> None:
+    for stated in (FinishedOffsets(TIP, 7), FinishedOffsets(TIP, 0, 2**63 - 1, 2**31 - 1)):
+        assert decode_finished_offsets(encode_finished_offsets(stated), "key", TIP) == stated
+
+
+def _offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    return {offset for first, last in ranges for offset in range(first, last + 1)}
+
+
+def _rising(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    every = [offset for first, last in ranges for offset in range(first, last + 1)]
+    assert every == sorted(set(every))
+    return every

@@ -1,0 +1,226 @@
+"""What archivers say that they gather: written, read by others, believed while it is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from random import Random
+from uuid import UUID
+
+import pytest
+from faulty_store import Faults, FaultyObjectStore
+from virtual_loop import run_virtual
+
+from fetchproxy.errors import CorruptSegment, StorageUnavailable
+from fetchproxy.metadata.archiver_positions import (
+    BEAT_INTERVAL_S,
+    IN_USE_S,
+    LOOK_WAIT_MAX_S,
+    NOT_KNOWN,
+    SILENT_MAX_S,
+    ArchiverPositions,
+    decode_positions,
+    encode_positions,
+)
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.published_positions import PublishedPositions
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+T0, T1 = (TopicIdPartition(UUID(int=7), "t", n) for n in range(2))
+READ_MAX_MS = 1_000
+
+
+class World:
+    def __init__(self) -> None:
+        self.store = FaultyObjectStore(MemoryObjectStore(), Random(1))
+        self.rsm = RemoteStorageManager(self.store, "archive")
+
+    @asynccontextmanager
+    async def reader(
+        self, here: Callable[[TopicIdPartition], int | None] = lambda tip: None
+    ) -> AsyncIterator[ArchiverPositions]:
+        clock = asyncio.get_running_loop().time
+        async with ArchiverPositions(self.rsm, READ_MAX_MS, clock, here) as positions:
+            yield positions
+
+    @asynccontextmanager
+    async def archiver(
+        self, positions: Mapping[TopicIdPartition, int], number: int = 1
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        told = PublishedPositions(self.rsm, UUID(int=number), lambda: positions, positions.get)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(told.run())
+            await asyncio.sleep(0.5)
+            yield task
+            task.cancel()
+
+    async def kill(self, task: asyncio.Task[None]) -> None:
+        """As SIGKILL: what it said stays."""
+        kept = {
+            stored.key: await self.store.inner.get(stored.key)
+            async for stored in self.rsm.archivers.list()
+        }
+        task.cancel()
+        await asyncio.wait([task])
+        for key, content in kept.items():
+            await self.store.inner.put(key, content)
+
+
+async def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_positions_come_back_as_they_were_written() -> None:
+    positions = {(UUID(int=i), p): i * p - 1 for i in range(30) for p in range(30)}
+    raw = asyncio.run(encode_positions(positions, 17))
+    assert decode_positions(raw, "key") == positions
+    assert asyncio.run(encode_positions(positions, 18)) != raw, "a beat is a change"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b'{"version": 1}',
+        b'{"version": 2, "beat": 1, "positions": {}}',
+        b'{"version": 1, "positions": []}',
+        b'{"version": 1, "positions": {"../../etc": {"0": 1}}}',
+        b'{"version": 1, "positions": {"AAAAAAAAAAAAAAAAAAAABw": {"-1": 1}}}',
+        b'{"version": 1, "positions": {"AAAAAAAAAAAAAAAAAAAABw": {"0": -2}}}',
+        b'{"version": 1, "positions": {"AAAAAAAAAAAAAAAAAAAABw": {"0": 1e3}}}',
+        b'{"version": 1, "positions": {"AAAAAAAAAAAAAAAAAAAABw": [1]}}',
+    ],
+)
+def test_what_is_no_such_object_names_its_key(raw: bytes) -> None:
+    with pytest.raises(CorruptSegment, match="the-key"):
+        decode_positions(raw, "the-key")
+
+
+def test_what_is_said_is_read_kept_up_to_date_and_taken_back() -> None:
+    async def main() -> None:
+        world, positions = World(), {T0: 100, T1: NOT_KNOWN}
+        async with world.reader() as reader:
+            async with world.archiver(positions):
+                await reader.refresh(await now())
+                assert [reader.gathered_from(tip) for tip in (T0, T1)] == [100, NOT_KNOWN]
+                positions[T0] = 250
+                await asyncio.sleep(1.5)
+                assert reader.gathered_from(T0) == 100, "nobody has looked"
+                await reader.refresh(await now())
+                assert reader.gathered_from(T0) == 250
+            await asyncio.sleep(0.1)
+            await reader.refresh(await now())
+            assert reader.gathered_from(T0) is None, "an archiver that ends takes it back"
+
+    run_virtual(main)
+
+
+def test_one_that_was_killed_is_believed_for_a_while_and_its_word_is_removed() -> None:
+    async def main() -> None:
+        world = World()
+        async with world.reader() as reader:
+            async with world.archiver({T0: 100}) as task:
+                await world.kill(task)
+            for _ in range(5):
+                await reader.refresh(await now())
+                assert reader.gathered_from(T0) == 100
+                await asyncio.sleep(SILENT_MAX_S / 6)
+            await asyncio.sleep(SILENT_MAX_S / 6 + 1)
+            await reader.refresh(await now())
+            assert reader.gathered_from(T0) is None
+            async with world.archiver({T1: 5}, number=2):
+                await asyncio.sleep(30 * SILENT_MAX_S)
+                left = [stored.key async for stored in world.rsm.archivers.list()]
+                assert left == [world.rsm.archivers.key(UUID(int=2))]
+
+    run_virtual(main)
+
+
+def test_one_that_has_nothing_new_to_say_is_believed_as_long_as_it_runs() -> None:
+    async def main() -> None:
+        world = World()
+        async with world.reader() as reader, world.archiver({T0: 100}):
+            for _ in range(20):
+                await reader.refresh(await now())
+                assert reader.gathered_from(T0) == 100
+                await asyncio.sleep(BEAT_INTERVAL_S)
+            await asyncio.sleep(100 * SILENT_MAX_S)
+            await reader.refresh(await now())
+            assert reader.gathered_from(T0) == 100, "also by one that has not looked for long"
+
+    run_virtual(main)
+
+
+def test_of_several_the_lowest_counts_and_of_this_process_its_own_word() -> None:
+    async def main() -> None:
+        world, own = World(), {T1: 7}
+        async with (
+            world.reader(own.get) as reader,
+            world.archiver({T0: 100}),
+            world.archiver({T0: 60, T1: 3}, number=2),
+        ):
+            await reader.refresh(await now())
+            assert [reader.gathered_from(tip) for tip in (T0, T1)] == [60, 7]
+
+    run_virtual(main)
+
+
+def test_what_cannot_be_read_says_nothing_and_hides_nobody_else() -> None:
+    async def main() -> None:
+        world = World()
+        async with world.reader() as reader, world.archiver({T0: 100}):
+            await world.store.inner.put(world.rsm.archivers.key(UUID(int=9)), b"torn")
+            await world.store.inner.put("archive/archivers/notes.txt", b"somebody's")
+            await reader.refresh(await now())
+            assert reader.gathered_from(T0) == 100
+
+    run_virtual(main)
+
+
+def test_a_store_that_hangs_is_an_error_in_time_and_holds_up_no_look() -> None:
+    async def main() -> None:
+        world = World()
+        async with world.reader() as reader, world.archiver({T0: 100}):
+            await reader.look(1.0)
+            assert reader.gathered_from(T0) == 100
+            await asyncio.sleep(2)
+            world.store.faults = Faults(latency_s_min=3_600, latency_s_max=3_600)
+            with pytest.raises(StorageUnavailable, match=str(READ_MAX_MS)):
+                await reader.refresh(await now())
+            began = await now()
+            await reader.look(1.0)
+            assert await now() - began <= LOOK_WAIT_MAX_S
+            began = await now()
+            for _ in range(100):
+                await reader.look(1.0)
+            assert await now() == began, "one that has failed is not waited for again"
+            assert reader.gathered_from(T0) == 100, "what was last said counts"
+            world.store.faults = Faults()
+
+    run_virtual(main)
+
+
+def test_for_a_while_after_somebody_asked_nobody_has_to_wait() -> None:
+    async def main() -> None:
+        world = World()
+        world.store.faults = Faults(latency_s_min=0.1, latency_s_max=0.1)
+
+        async def waited(reader: ArchiverPositions) -> bool:
+            begun = await now()
+            await reader.look(BEAT_INTERVAL_S)
+            return await now() > begun
+
+        async with world.reader() as reader, asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(reader.run())
+            assert await waited(reader)
+            for _ in range(3):
+                await asyncio.sleep(0.9 * IN_USE_S)
+                assert not await waited(reader)
+            await asyncio.sleep(IN_USE_S + 2 * BEAT_INTERVAL_S)
+            assert await waited(reader), "the store is left alone meanwhile"
+            running.cancel()
+
+    run_virtual(main)

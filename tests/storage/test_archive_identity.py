@@ -1,0 +1,114 @@
+"""What an archive says of itself, and what a process does that is set otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, RemoteStorageError
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.archive_identity import (
+    ArchiveIdentity,
+    OwnIdentity,
+    encode_identity,
+    parse_identity,
+)
+from fetchproxy.storage.layout import LAYOUT_OBJECT, layout_text
+from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+TIP = TopicIdPartition(UUID(int=7), "orders", 0)
+WORDS = st.text(st.characters(categories=["L", "N", "P"], max_codepoint=0x7E), min_size=1)
+OURS = ArchiveIdentity(UUID(int=5), "cluster-1", "topic __remote_log_metadata")
+
+
+@given(st.builds(ArchiveIdentity, st.none() | st.uuids(), st.none() | WORDS, st.none() | WORDS))
+def test_what_is_stated_is_read_back(identity: ArchiveIdentity) -> None:
+    assert parse_identity(encode_identity(identity)) == identity
+
+
+def test_lines_of_a_later_version_are_left_alone() -> None:
+    content = encode_identity(OURS) + b"colour green\nword\n"
+    assert parse_identity(content) == OURS
+    assert parse_identity(layout_text()) == ArchiveIdentity()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"remote-log-layout 2\n", b"generation x\n", layout_text() + b"generation short\n"],
+)
+def test_what_cannot_be_read_is_no_archive_of_ours(content: bytes) -> None:
+    with pytest.raises(RemoteStorageError):
+        parse_identity(content)
+
+
+def test_only_what_is_missing_is_completed() -> None:
+    said = ArchiveIdentity(None, "cluster-2", None)
+    assert said.completed(OURS) == ArchiveIdentity(OURS.generation, "cluster-2", OURS.manager)
+
+
+async def test_a_place_without_an_archive_is_no_empty_archive() -> None:
+    async with MemoryObjectStore() as store:
+        rsm = RemoteStorageManager(store, "team", must_exist=True)
+        for look in (rsm.list_partitions, rsm.list_topics):
+            with pytest.raises(ArchiveMissing):
+                await look()
+        with pytest.raises(ArchiveMissing):
+            assert [found async for found in rsm.list_partition(TIP)]
+        with pytest.raises(ArchiveMissing):
+            await rsm.put_log_start_offset(TIP, 5, b"")
+        assert [found async for found in store.list("")] == []
+        await rsm.identity.state(OURS)
+        assert await rsm.list_partitions() == []
+
+
+async def test_an_archive_that_goes_away_is_missed_before_it_is_believed_to_be_empty() -> None:
+    async with MemoryObjectStore() as store:
+        rsm = RemoteStorageManager(store, must_exist=True)
+        await rsm.identity.state(OURS)
+        await rsm.put_log_start_offset(TIP, 5, b"")
+        assert await rsm.list_partitions() == [TIP]
+        for found in [found async for found in store.list("")]:
+            await store.delete(found.key)
+        await asyncio.sleep(1.1)
+        with pytest.raises(ArchiveMissing):
+            await rsm.list_partitions()
+        with pytest.raises(ArchiveMissing):
+            await rsm.put_log_start_offset(TIP, 6, b"")
+
+
+async def test_who_is_set_to_another_manager_neither_reads_nor_writes() -> None:
+    async with MemoryObjectStore() as store:
+        await RemoteStorageManager(store).identity.state(OURS)
+        rsm = RemoteStorageManager(store, manager="store", must_exist=True)
+        with pytest.raises(ArchiveMismatch, match=r"metadata\.manager.*__remote_log_metadata"):
+            await rsm.list_partitions()
+        with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
+            await rsm.put_log_start_offset(TIP, 5, b"")
+        assert [found.key async for found in store.list("")] == [LAYOUT_OBJECT]
+
+
+async def test_an_archive_that_was_replaced_meanwhile_is_not_taken_for_the_same() -> None:
+    async with MemoryObjectStore() as store:
+        rsm = RemoteStorageManager(store, must_exist=True)
+        await rsm.identity.state(OURS)
+        other = ArchiveIdentity(uuid4(), OURS.cluster_id, OURS.manager)
+        await store.put(LAYOUT_OBJECT, encode_identity(other))
+        await asyncio.sleep(1.1)
+        with pytest.raises(ArchiveMismatch, match="replaced by another"):
+            await rsm.list_partitions()
+
+
+async def test_two_that_make_an_archive_at_once_agree() -> None:
+    async with MemoryObjectStore() as store:
+        both = [OwnIdentity(store, "", None, must_exist=True) for _ in range(2)]
+        async with asyncio.TaskGroup() as tasks:
+            for number, one in enumerate(both):
+                assert await one.look() is None
+                tasks.create_task(one.state(ArchiveIdentity(UUID(int=number + 1))))
+        generations = {said.generation for one in both if (said := await one.look()) is not None}
+        assert len(generations) == 1
