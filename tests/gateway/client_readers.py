@@ -37,7 +37,14 @@ class _Progress:
         )
 
 
-def read_confluent(bootstrap: str, topic: str, ends: Mapping[int, int], **more: object) -> Records:
+def read_confluent(
+    bootstrap: str,
+    topic: str,
+    ends: Mapping[int, int],
+    starts: Mapping[int, int] | None = None,
+    **more: object,
+) -> Records:
+    """From offset 0, or from `starts`."""
     progress = _Progress(ends)
     consumer = confluent_kafka.Consumer(
         {
@@ -50,7 +57,7 @@ def read_confluent(bootstrap: str, topic: str, ends: Mapping[int, int], **more: 
         }
     )
     try:
-        tps = [confluent_kafka.TopicPartition(topic, p, 0) for p in ends]
+        tps = [confluent_kafka.TopicPartition(topic, p, (starts or {}).get(p, 0)) for p in ends]
         consumer.assign(tps)
         while True:
             for message in consumer.consume(500, timeout=0.2):
