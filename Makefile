@@ -13,7 +13,7 @@ MINUTES ?= 30
 SEED ?=
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-metadata bench-pipeline soak chaos lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline soak chaos lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -81,6 +81,10 @@ bench-archive: venv  ## how fast a topic is archived, next to a consumer that on
 bench-connections: venv  ## what thousands of connections and partitions cost
 	$(BIN)/python -m lab setup kafka
 	$(BIN)/python -m benchmarks connections
+
+bench-hostile: venv  ## what the tail feels of clients without credentials that do their worst
+	$(BIN)/python -m lab setup kafka
+	$(BIN)/python -m benchmarks hostile
 
 bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory, cold start, look-ups
 	$(BIN)/python -m benchmarks metadata

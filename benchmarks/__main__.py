@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks.frame import Part
 
 # In the order in which they run.
-PARTS = ("tail", "replay", "fanin", "outage", "archive", "connections", "metadata")
+PARTS = ("tail", "replay", "fanin", "outage", "archive", "connections", "hostile", "metadata")
 
 
 def part(name: str) -> Part:

@@ -103,6 +103,10 @@ LOOK_UPS = at_most(
     "x", 2, "warm ≤ 2, cold ≤ 5",
     at_most("cold", "x", 5, "≤ 5"),
 )  # fmt: skip
+TAIL_BESIDE_HOSTILE = at_most(
+    "tail p99 beside 50 connections without credentials that do their worst : without them",
+    "x", 1.5,
+)  # fmt: skip
 SMALL_FETCHES = at_least("small fetches over 1,000 connections : direct", "x", 0.5)
 
 TABLE: tuple[Goal, ...] = (
@@ -124,4 +128,5 @@ TABLE: tuple[Goal, ...] = (
     SPREAD,
     LOOK_UPS,
     SMALL_FETCHES,
+    TAIL_BESIDE_HOSTILE,
 )

@@ -1,9 +1,10 @@
 """How long one record takes from `produce` to the consumer, over several ways in turn.
 
 `python -m benchmarks.latency_probe UPSTREAM SAMPLES WAYS` (WAYS: JSON list of [name, bootstrap,
-topic]) prints `{name: [milliseconds, …]}` as JSON. One process holds producer and consumers, so one
-clock tells both times. The producer talks to the broker itself, as in production; each way has its
-topic and a consumer that waits in a long poll. One record at a time, way after way.
+topic], or with the consumer's own settings behind them) prints `{name: [milliseconds, …]}` as JSON.
+One process holds producer and consumers, so one clock tells both times. The producer talks to the
+broker itself, as in production; each way has its topic and a consumer that waits in a long poll.
+One record at a time, way after way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
@@ -20,7 +22,7 @@ _STALLED_S = 30.0
 _WARM_UP_SAMPLES = 20
 _RECORD = bytes(100)
 
-Way = tuple[str, str, str]
+Way = Sequence[Any]  # name, bootstrap, topic, and perhaps settings
 
 
 def probe(upstream: str, samples: int, ways: Sequence[Way]) -> dict[str, list[float]]:
@@ -31,9 +33,10 @@ def probe(upstream: str, samples: int, ways: Sequence[Way]) -> dict[str, list[fl
     consumers = {}
     # Of the broker itself: with the end comes the beginning, which is the archive's to tell.
     asking = Consumer({"bootstrap.servers": upstream, "group.id": "benchmark"})
-    for name, bootstrap, topic in ways:
+    for name, bootstrap, topic, *settings in ways:
         consumer = Consumer(
             {
+                **dict(*settings),
                 "bootstrap.servers": bootstrap,
                 "group.id": "benchmark",
                 "enable.auto.commit": False,
@@ -45,9 +48,9 @@ def probe(upstream: str, samples: int, ways: Sequence[Way]) -> dict[str, list[fl
         consumer.assign([TopicPartition(topic, 0, end)])
         consumers[name] = consumer
     asking.close()
-    found: dict[str, list[float]] = {name: [] for name, _, _ in ways}
+    found: dict[str, list[float]] = {name: [] for name, *_ in ways}
     for sample in range(samples + _WARM_UP_SAMPLES):
-        for name, _, topic in ways:
+        for name, _, topic, *_ in ways:
             took_ms = _once(producer, topic, consumers[name])
             if sample >= _WARM_UP_SAMPLES:
                 found[name].append(took_ms)

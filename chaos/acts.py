@@ -171,9 +171,12 @@ class Stage:
         broker = self.parts.broker(act.target)
         broker.kill()
         # Not the controller's own log: a voter that forgets its votes is another story.
-        for folder in broker.data_dir.glob("*-*"):
-            if folder.is_dir() and not folder.name.startswith("__cluster_metadata"):
-                shutil.rmtree(folder)
+        for path in broker.data_dir.glob("*-*"):
+            if path.name.endswith("-checkpoint"):
+                # With the old log's start the broker would empty the new one at its next start.
+                path.unlink()
+            elif path.is_dir() and not path.name.startswith("__cluster_metadata"):
+                shutil.rmtree(path)
         broker.start()
         old, log.written = log.written, {}
         log.history += 1

@@ -175,12 +175,19 @@ class LogHistory:
 
     Only segments that reach an epoch above `after_epoch` are of the history that is shown. What is
     archived below the offset `kept_below`, in epochs up to `kept_epoch`, is kept and shown,
-    whatever the leader's log has there.
+    whatever the leader's log has there. `earlier`: the last epochs of histories that were put aside
+    before the one that ends with `after_epoch`, each above the one before.
     """
 
     after_epoch: int = -1
     kept_below: int = 0
     kept_epoch: int = -1
+    earlier: tuple[int, ...] = ()
+
+    def followed_by(self, after_epoch: int) -> LogHistory:
+        """The history that begins behind that epoch; what was shown so far is put aside."""
+        before = () if self.after_epoch < 0 else (self.after_epoch,)
+        return LogHistory(after_epoch, earlier=(*self.earlier, *before))
 
     def shows(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether a finished segment is of this history; others are kept, and shown to nobody."""

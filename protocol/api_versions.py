@@ -6,6 +6,7 @@ fields keep their bytes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 
 from protocol.apis import PROXIED_VERSIONS, ApiKey, offered_versions
@@ -28,10 +29,17 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
     whatever version was asked for: the client learns from it which version to ask with.
     Raises `WireError` for a body that is not an ApiVersionsResponse of that version.
     """
+    return bytes(payload[:4]) + _intersected(bytes(payload[4:]), api_version)
+
+
+@lru_cache(maxsize=64)
+def _intersected(rest: bytes, api_version: int) -> bytes:
+    """Behind the correlation id: a cluster gives all clients the same few answers."""
+    payload = bytes(4) + rest
     cursor = response_body(payload, ApiKey.API_VERSIONS, api_version)
     if cursor.int16() == ErrorCode.UNSUPPORTED_VERSION:
-        return _mend_refusal(payload)
-    return _intersect(payload, cursor, api_version)
+        return _mend_refusal(payload)[4:]
+    return _intersect(payload, cursor, api_version)[4:]
 
 
 def _mend_refusal(payload: Buffer) -> bytes:

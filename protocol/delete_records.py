@@ -5,6 +5,7 @@ Results are patched in place: a result's fields have fixed widths, so an answer 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
@@ -50,17 +51,23 @@ def parse_request(
 ) -> DeleteRecordsRequest:
     """A whole request's body in `buf[body_pos:end]`. Raises `WireError`."""
     cursor = Cursor(buf, body_pos, end)
+    return DeleteRecordsRequest(tuple(asked_in(cursor, api_version)), cursor.int32())
+
+
+def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:
+    """What a request asks for from its body on, one by one; `timeout_ms` (int32) lies behind it.
+
+    Raises `WireError`.
+    """
     flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
-    asked: list[AskedDeletion] = []
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
         for _ in range(cursor.count(flexible) or 0):
-            asked.append(AskedDeletion(topic, cursor.int32(), cursor.int64()))
+            yield AskedDeletion(topic, cursor.int32(), cursor.int64())
             if flexible:
                 cursor.skip_tags()
         if flexible:
             cursor.skip_tags()
-    return DeleteRecordsRequest(tuple(asked), cursor.int32())
 
 
 def parse_response(payload: Buffer, api_version: int) -> list[DeletionResult]:

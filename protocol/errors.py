@@ -1,7 +1,7 @@
 """What a peer can do wrong on the wire. Every function of `protocol` raises these and nothing else.
 
 WireError
-├── FrameTooLarge      a size prefix beyond the limit, or negative
+├── FrameTooLarge      a size prefix beyond a limit, or negative
 ├── Truncated          the bytes end before the message does
 └── MalformedMessage   a length, count or type that no valid message has
 """
@@ -14,7 +14,11 @@ class WireError(Exception):
 
 
 class FrameTooLarge(WireError):
-    pass
+    """`limit` is the name of the one that it is beyond."""
+
+    def __init__(self, message: str, limit: str = "frame_bytes_max") -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class Truncated(WireError):

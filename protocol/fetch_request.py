@@ -7,7 +7,7 @@ FetchRequest.json.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -25,6 +25,11 @@ LEADER_EPOCH_FROM = 9
 SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the one named
 INITIAL_EPOCH = 0
 NO_LEADER_EPOCH = -1
+
+# Of one request. Five times what clusters of 10,000 partitions have; each costs some 400 bytes.
+PARTITIONS_MAX = 50_000
+# How many are read before `request_in_steps` leaves the event loop to others: less than 2 ms.
+_PARTITIONS_A_STEP = 250
 
 # A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
 TopicRef = bytes
@@ -87,7 +92,7 @@ def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
     Raises WireError. Versions outside 4–18 are the caller's to refuse.
     """
     version = INT16.unpack_from(payload, 2)[0]
-    return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at, version)
+    return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at)
 
 
 def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | None:
@@ -192,7 +197,21 @@ def _plain_classic(payload: bytes, pos: int, version: int) -> _Read | None:
     return (partitions, payload[rack_at:], b"") if rack_end == len(payload) else None
 
 
-def any_request(payload: Buffer, body_at: int, version: int) -> FetchRequest:
+def any_request(payload: Buffer, body_at: int) -> FetchRequest:
+    steps = request_in_steps(payload, body_at)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as read:
+            return read.value  # type: ignore[no-any-return]
+
+
+Steps = Generator[None, None, None]
+
+
+def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, FetchRequest]:
+    """As `parse_fetch_request`, with a pause wherever it yields. Raises WireError."""
+    version = INT16.unpack_from(payload, 2)[0]
     flexible = version >= FLEXIBLE_FROM
     cursor = Cursor(payload, body_at)
     replica_id = cursor.int32() if version < 15 else -1
@@ -204,8 +223,11 @@ def any_request(payload: Buffer, body_at: int, version: int) -> FetchRequest:
     session_id, session_epoch = 0, SESSIONLESS_EPOCH
     if version >= SESSIONS_FROM:
         session_id, session_epoch = cursor.int32(), cursor.int32()
-    partitions = _parse_partitions(cursor, version)
-    forgotten = _parse_forgotten(cursor, version) if version >= SESSIONS_FROM else ()
+    partitions: dict[PartitionKey, FetchPartition] = {}
+    yield from _read_partitions(cursor, version, partitions)
+    forgotten: list[PartitionKey] = []
+    if version >= SESSIONS_FROM:
+        yield from _read_forgotten(cursor, version, forgotten)
     rack = b""
     if version >= 11:
         start = cursor.pos
@@ -232,7 +254,7 @@ def any_request(payload: Buffer, body_at: int, version: int) -> FetchRequest:
         session_id=session_id,
         session_epoch=session_epoch,
         partitions=partitions,
-        forgotten=forgotten,
+        forgotten=tuple(forgotten),
         rack=rack,
         tags=tags,
     )
@@ -255,15 +277,19 @@ def _entry_struct(version: int) -> Struct:
     return _ENTRY_V5 if version >= 5 else _ENTRY_V4
 
 
-def _parse_partitions(cursor: Cursor, version: int) -> dict[PartitionKey, FetchPartition]:
+def _read_partitions(
+    cursor: Cursor, version: int, found: dict[PartitionKey, FetchPartition]
+) -> Steps:
     flexible = version >= FLEXIBLE_FROM
     entry = _entry_struct(version)
     has_epoch = version >= 9
     offset_field = 2 if has_epoch else 1
-    found: dict[PartitionKey, FetchPartition] = {}
+    left, step = PARTITIONS_MAX, 0
     for _ in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
-        for _ in range(cursor.count(flexible) or 0):
+        count = cursor.count(flexible) or 0
+        left = _within(left, count, "partitions")
+        for _ in range(count):
             start = cursor.skip(entry.size, "fetch partition")
             fields = entry.unpack_from(cursor.buf, start)
             if flexible:
@@ -275,20 +301,33 @@ def _parse_partitions(cursor: Cursor, version: int) -> dict[PartitionKey, FetchP
                 bytes(cursor.buf[start : cursor.pos]),
                 fields[1] if has_epoch else NO_LEADER_EPOCH,
             )
+            step += 1
+            if step % _PARTITIONS_A_STEP == 0:
+                yield
         if flexible:
             cursor.skip_tags()
-    return found
+        step += 1  # a topic of few partitions costs as much as one of them
+        if step % _PARTITIONS_A_STEP == 0:
+            yield
 
 
-def _parse_forgotten(cursor: Cursor, version: int) -> tuple[PartitionKey, ...]:
+def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> Steps:
     flexible = version >= FLEXIBLE_FROM
-    found: list[PartitionKey] = []
-    for _ in range(cursor.count(flexible) or 0):
+    for number in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
-        found.extend((topic, cursor.int32()) for _ in range(cursor.count(flexible) or 0))
+        count = cursor.count(flexible) or 0
+        _within(PARTITIONS_MAX - len(found), count, "forgotten partitions")
+        found.extend((topic, cursor.int32()) for _ in range(count))
         if flexible:
             cursor.skip_tags()
-    return tuple(found)
+        if number % _PARTITIONS_A_STEP == 0 or count > _PARTITIONS_A_STEP:
+            yield
+
+
+def _within(left: int, count: int, what: str) -> int:
+    if count > left:
+        raise MalformedMessage(f"a Fetch of more than {PARTITIONS_MAX} {what}")
+    return left - count
 
 
 def _encode_topic_ref(topic: TopicRef, version: int) -> bytes:

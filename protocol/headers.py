@@ -17,6 +17,8 @@ from protocol.primitives import INT32, Buffer, Cursor
 
 _START = Struct(">hhih")
 REQUEST_HEADER_BYTES_MIN = _START.size
+# A client id is at most half as long, and no client sends tagged fields here.
+REQUEST_HEADER_BYTES_MAX = 64 * 1024
 
 _flexible_from = FLEXIBLE_FROM.get
 

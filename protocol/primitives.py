@@ -22,6 +22,8 @@ UINT32 = Struct(">I")
 INT64 = Struct(">q")
 
 UVARINT_BYTES_MAX = 5
+# No message of Kafka's has ten; without a bound 4 MiB could hold two million empty ones.
+TAGGED_FIELDS_MAX = 64
 
 # For `Cursor.rows`: where a flexible entry says that it has no tagged fields, by `flexible`.
 NO_TAGS: dict[bool, dict[int, int]] = {False: {}, True: {-1: 0}}
@@ -193,16 +195,24 @@ class Cursor:
         self.pos += count * row.size
         return count, row.iter_unpack(entries[: count * row.size])
 
+    def _tag_count(self) -> int:
+        count = self.uvarint()
+        if count > TAGGED_FIELDS_MAX:
+            raise MalformedMessage(
+                f"{count} tagged fields before byte {self.pos}, at most {TAGGED_FIELDS_MAX} may be"
+            )
+        return count
+
     def skip_tags(self) -> None:
-        """Step over a tagged-field section (KIP-482)."""
-        for _ in range(self.uvarint()):
+        """Step over a tagged-field section (KIP-482). Raises for more than TAGGED_FIELDS_MAX."""
+        for _ in range(self._tag_count()):
             self.uvarint()
             self.skip(self.uvarint(), "tagged field")
 
     def tags(self) -> list[tuple[int, int, int]]:
         """A tagged-field section as (tag, start, end) with positions in `buf`."""
         found = []
-        for _ in range(self.uvarint()):
+        for _ in range(self._tag_count()):
             tag = self.uvarint()
             size = self.uvarint()
             found.append((tag, self.skip(size, "tagged field"), self.pos))

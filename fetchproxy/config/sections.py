@@ -62,6 +62,13 @@ class GatewayConfig(Section):
         description="largest frame of either side (Kafka's socket.request.max.bytes)",
         ge=KiB,
     )
+    held_request_bytes_max: int = Field(
+        2 * MiB,
+        description="largest request that must be whole before it can be handled: Fetch, "
+        "ListOffsets, OffsetForLeaderEpoch, DeleteRecords; enough for 50,000 partitions. Produce "
+        "and all others pass as they arrive",
+        ge=KiB,
+    )
     connections_max: int = Field(20_000, description="clients at once; one more is closed", ge=1)
     connections_per_ip_max: int = Field(
         20_000,

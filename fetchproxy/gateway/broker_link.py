@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Protocol, cast
 
 from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
+from fetchproxy.gateway.breathing import MESSAGES_A_TURN
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.record_pipe import PEEK_BYTES, RecordPipe, plain_socket
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
@@ -76,6 +77,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._held: HeldAnswer | None = None
         self._waiting = False  # an answer is being rewritten, or parked
         self._client_slow = False
+        self._goes_on = False  # with the next answers, in the loop's next turn
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -108,6 +110,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._owner.resume_requests()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        while self._goes_on:  # what has come before the end is still the client's
+            self._take_more()
         self.transport = None
         if len(self._carry) >= 4 and looks_like_tls(INT32.unpack_from(self._carry)[0]):
             # Shorter than the beginning of an answer: an alert, as plaintext came to a TLS port.
@@ -207,6 +211,17 @@ class BrokerLink(asyncio.BufferedProtocol):
         if self._waiting:
             self._pace()
 
+    def _go_on_soon(self) -> None:
+        """Others' answers come first."""
+        if not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._take_more)
+
+    def _take_more(self) -> None:
+        if self._goes_on:
+            self._goes_on = False
+            self._take(memoryview(b""))
+
     def _leaves_whole(self, view: memoryview) -> bool:
         """One whole answer that needs no scan, as nearly all of the tail's: a short way out.
 
@@ -234,6 +249,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         pos = emit = 0
         end = len(view)
         write = self._owner.write_to_client
+        left = MESSAGES_A_TURN
         while pos < end and not self._waiting:
             if self._left:
                 step = min(self._left, end - pos)
@@ -243,6 +259,10 @@ class BrokerLink(asyncio.BufferedProtocol):
                     self._finish()
                 continue
             if self._scan is None and self._held is None:
+                if not left:
+                    self._go_on_soon()
+                    break
+                left -= 1
                 if end - pos < 8 or not self._begin(view, pos):
                     break
                 if self._left:

@@ -213,7 +213,7 @@ class ClientSession(asyncio.BufferedProtocol):
     def _refuse(self, error: WireError, side: str) -> None:
         WIRE_ERRORS.labels(type(error).__name__).inc()
         if isinstance(error, FrameTooLarge):
-            LIMITS_REACHED.labels("frame_bytes_max").inc()
+            LIMITS_REACHED.labels(error.limit).inc()
         self.close("wire_error", error=str(error), kind=type(error).__name__, side=side)
 
     # -- what the link tells (LinkOwner) -----------------------------------------------------------
@@ -329,6 +329,12 @@ class ClientSession(asyncio.BufferedProtocol):
         if self._requests.limited or (self.muted and self._requests.kept_bytes):
             self._pace()
 
+    def take_more(self) -> None:
+        """What was left for a later turn of the loop."""
+        self._take(memoryview(b""))
+        self._pace()
+        self._requests.close_if_answered()
+
     def expect(self, answer: Answer) -> None:
         """The answer of a request whose bytes pass."""
         if self.link is not None:
@@ -362,9 +368,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def _unmute(self) -> None:
         self.muted = False
-        self._take(memoryview(b""))
-        self._pace()
-        self._requests.close_if_answered()
+        self.take_more()
 
     @property
     def _held_back(self) -> bool:

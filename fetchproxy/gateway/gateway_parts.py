@@ -30,12 +30,13 @@ from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 class GatewayParts:
     """`clock` is the running loop's time in seconds.
 
-    `is_archiving`: an archiver in this process has the partition. `positions`: what archivers say
-    that they gather. `views` is the archive as clients may see it, `rlmm` as it is; `knowledge` is
-    of which topics it has anything.
+    `clients_use_sasl`: the brokers' listener asks for it. `is_archiving`: an archiver in this
+    process has the partition. `positions`: what archivers say that they gather. `views` is the
+    archive as clients may see it, `rlmm` as it is; `knowledge` is of which topics it has anything.
     """
 
     config: GatewayConfig
+    clients_use_sasl: bool
     remote_fetch: RemoteFetchConfig
     cluster: Cluster
     rlmm: RemoteLogMetadataManager

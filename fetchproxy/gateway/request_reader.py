@@ -1,21 +1,26 @@
 """Cuts a client's bytes into requests and handles each as its API says (`apis.table`).
 
-Most requests pass as they arrive, without being whole; the others are held until they are. Reading
-stops where the session is muted, or where as many requests are in flight as may be.
+Most requests pass as they arrive, without being whole; the others are held until they are, within
+`gateway.held_request_bytes_max`. What cannot be right is refused by its first bytes. Reading stops
+where the session is muted, or where as many requests are in flight as may be.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from fetchproxy.gateway.answers import Answer
 from fetchproxy.gateway.apis.behaviour import Held, Passes
-from fetchproxy.gateway.apis.table import FETCH, RELAY, handling_of
+from fetchproxy.gateway.apis.table import FETCH, REFUSED, RELAY, handling_of
+from fetchproxy.gateway.breathing import MESSAGES_A_TURN
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.gateway.sasl_progress import SaslProgress
 from fetchproxy.observability.metrics import LIMITS_REACHED, RELAYED_BYTES_TO_BROKER
 from fetchproxy.tls.failures import looks_like_tls
-from protocol.errors import FrameTooLarge, Truncated
-from protocol.headers import RequestHead, peek_request_header
+from protocol.apis import ApiKey
+from protocol.errors import FrameTooLarge, MalformedMessage, Truncated
+from protocol.headers import REQUEST_HEADER_BYTES_MAX, RequestHead, peek_request_header
 from protocol.primitives import INT32
 
 if TYPE_CHECKING:
@@ -32,10 +37,14 @@ class RequestReader:
         self._parts = parts
         self._config = parts.config
         self._clock = parts.clock
+        self._sasl = SaslProgress() if parts.clients_use_sasl else None
         self._carry = bytearray()
+        self._whole_at = 0  # bytes of `_carry` with which the request is whole that it begins with
         self._left = 0  # of a request that passes through
         self._passing: Answer | None = None  # what it is to be answered with
         self.limited = False  # as many requests in flight as may be
+        self._left_in_turn = 0  # of MESSAGES_A_TURN
+        self._goes_on = False  # with the next requests, in the loop's next turn
         self.ended = False  # the client sends no more
         self.begun_at: float | None = None
 
@@ -61,7 +70,7 @@ class RequestReader:
         session = self._session
         if session.link is None:
             return not self._carry
-        if session.muted or self.limited:
+        if session.muted or self.limited or self._goes_on:
             return False
         cut_off = self._passing if self._left else None
         due = [answer for answer in session.link.expected if answer is not cut_off]
@@ -69,13 +78,17 @@ class RequestReader:
 
     def take(self, view: memoryview) -> None:
         """Raises WireError; what is not to be looked at yet is kept."""
-        if self._carry:
-            self._carry += view
-            view = memoryview(self._carry)
-            self._carry = bytearray()
-        rest = self._consume(view) if not self._session.muted else 0
-        if rest < len(view):
-            self._carry = bytearray(view[rest:])
+        carry = self._carry
+        if carry:
+            carry += view  # in place: a large request is neither copied nor read at every packet
+        if len(carry or view) >= self._whole_at and not self._session.muted:
+            self._whole_at = 0
+            view, self._carry = memoryview(carry or view), bytearray()
+            rest = self._consume(view)
+            if rest < len(view):
+                self._carry = bytearray(view[rest:])
+        elif not carry:
+            self._carry = bytearray(view)
         waits = self._session.muted or self.limited or self.ended
         if not (self._carry or self._left) or waits:
             self.begun_at = None
@@ -87,6 +100,7 @@ class RequestReader:
         pos = emit = 0
         end = len(view)
         session = self._session
+        self._left_in_turn = MESSAGES_A_TURN
         while pos < end and not session.muted:
             if self._left:
                 pos = self._go_on(pos, end)
@@ -100,8 +114,9 @@ class RequestReader:
                     break
                 self._left = size + 4
                 continue
-            if end - pos < size + 4:
-                break  # held until whole
+            if end - pos < size + 4 and handling is not REFUSED:
+                self._whole_at = size + 4
+                break
             if emit < pos:
                 session.send_upstream(view[emit:pos], None)
                 emit = pos
@@ -118,6 +133,16 @@ class RequestReader:
             session.send_upstream(view[emit:pos], None)
         RELAYED_BYTES_TO_BROKER.total += pos
         return pos
+
+    def _go_on_soon(self) -> None:
+        """The others' requests come first."""
+        if not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._take_more)
+
+    def _take_more(self) -> None:
+        self._goes_on = False
+        self._session.take_more()
 
     def _go_on(self, pos: int, end: int) -> int:
         """Within a request that passes: where it, or what has arrived of it, ends."""
@@ -138,6 +163,9 @@ class RequestReader:
             raise self._not_a_size(size)
         if end - pos < 4 + _REQUEST_BYTES_MIN:
             return None
+        if not self._left_in_turn:
+            self._go_on_soon()
+            return None
         link = self._session.link
         in_flight = 0 if link is None else len(link.expected)
         if in_flight >= self._config.inflight_requests_max and self._session.at_inflight_limit():
@@ -146,11 +174,32 @@ class RequestReader:
             return None
         try:
             head = peek_request_header(view, pos + 4, min(end, pos + 4 + size))
-        except Truncated:
-            if end - pos >= size + 4:
-                raise
+        except Truncated as error:
+            self._wait_for_more(error, end - pos, size + 4)
             return None
-        return size, head, handling_of(head)
+        handling = handling_of(head) if self._sasl is None else self._before_sasl(head)
+        if isinstance(handling, Held) and handling is not REFUSED:
+            self._check_held(size, head)
+        self._left_in_turn -= 1
+        return size, head, handling
+
+    def _before_sasl(self, head: RequestHead) -> Passes | Held:
+        """Until the broker knows the client, it alone reads what he sends."""
+        assert self._sasl is not None
+        if self._sasl.accepted and head.api_key != ApiKey.SASL_AUTHENTICATE:
+            self._sasl = None
+            return handling_of(head)
+        return self._sasl.handling_of(head)
+
+    @staticmethod
+    def _wait_for_more(error: Truncated, there: int, whole: int) -> None:
+        """Raises where what is still to come of a request, `whole` bytes in all, would not help."""
+        if there >= whole:
+            raise error
+        if there >= REQUEST_HEADER_BYTES_MAX:
+            raise MalformedMessage(
+                f"the beginning of a request is longer than {REQUEST_HEADER_BYTES_MAX} bytes"
+            )
 
     def _not_a_size(self, size: int) -> FrameTooLarge:
         tls = ": it speaks TLS, and this listener plaintext" if looks_like_tls(size) else ""
@@ -158,6 +207,15 @@ class RequestReader:
             f"size prefix {size} is not within {_REQUEST_BYTES_MIN} … "
             f"{self._config.frame_bytes_max}{tls}"
         )
+
+    def _check_held(self, size: int, head: RequestHead) -> None:
+        limit = self._config.held_request_bytes_max
+        if size > limit:
+            raise FrameTooLarge(
+                f"{ApiKey(head.api_key).name} of {size} bytes is beyond "
+                f"gateway.held_request_bytes_max, which is {limit}",
+                "held_request_bytes_max",
+            )
 
     def _pass(
         self, view: memoryview, end: int, frame_end: int, head: RequestHead, passes: Passes
@@ -174,9 +232,9 @@ class RequestReader:
             return True
         try:
             answer = passes.expect(self._parts, head, view, min(end, frame_end))
-        except Truncated:
-            if end >= frame_end:
-                raise
+        except Truncated as error:
+            begin = head.client_id_start
+            self._wait_for_more(error, min(end, frame_end) - begin, frame_end - begin)
             return False
         self._passing = answer
         if answer is not None:

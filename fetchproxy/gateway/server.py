@@ -94,6 +94,7 @@ class GatewayServer:
         knowledge = ArchivedKnowledge(rlmm, loop.time, warnings)
         self._parts = GatewayParts(
             config=config.gateway,
+            clients_use_sasl=config.cluster.security_protocol.startswith("SASL_"),
             remote_fetch=config.remote_fetch,
             cluster=cluster,
             rlmm=rlmm,

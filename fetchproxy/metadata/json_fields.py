@@ -72,6 +72,15 @@ class Fields:
             raise CorruptSegment(f"field {name} is no integer from {low} below {limit}")
         return value
 
+    def integers(self, name: str, low: int, limit: int) -> tuple[int, ...]:
+        """A list; where it is missing, an empty one."""
+        value = self._document.get(name, [])
+        if not isinstance(value, list) or any(type(v) is not int for v in value):
+            raise CorruptSegment(f"field {name} is no list of integers")
+        if not all(low <= v < limit for v in value):
+            raise CorruptSegment(f"field {name} has integers not from {low} below {limit}")
+        return tuple(value)
+
     def text(self, name: str) -> str:
         value = self._field(name)
         if not isinstance(value, str):

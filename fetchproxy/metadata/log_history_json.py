@@ -1,7 +1,7 @@
 """Content of a partition's `log-history` object. Pure.
 
 {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
- "after_epoch": -1, "kept_below": 4000, "kept_epoch": 7}
+ "after_epoch": -1, "kept_below": 4000, "kept_epoch": 7, "earlier": []}
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def encode_log_history(tip: TopicIdPartition, history: LogHistory) -> bytes:
         "after_epoch": history.after_epoch,
         "kept_below": history.kept_below,
         "kept_epoch": history.kept_epoch,
+        "earlier": history.earlier,
     }
     return json.dumps(fields, indent=1).encode() + b"\n"
 
@@ -38,4 +39,5 @@ def _history(fields: Fields) -> LogHistory:
         after_epoch=fields.integer("after_epoch", -1, INT32),
         kept_below=fields.integer("kept_below", 0, INT64),
         kept_epoch=fields.integer("kept_epoch", -1, INT32),
+        earlier=fields.integers("earlier", 0, INT32),
     )

@@ -36,16 +36,16 @@ the partition is not known. A fetchproxy that is too old for it takes it for an 
 read, says so, and tells nobody that an offset is not there.
 
 The newest version of each is written, all are read; a log start of the first history is written in
-version 0, as programs that know no other can read that. A version 0 segment does not say whether
-transactions were aborted in it: it is read as if there were, so that a reader asks for its
-transaction index and fails without one instead of serving aborted records. `leaderEpoch` is the
-last of the segment's own epochs.
+version 0, as programs that know no other can read that, and so is a history with no `earlier`. A
+version 0 segment does not say whether transactions were aborted in it: it is read as if there were,
+so that a reader asks for its transaction index and fails without one instead of serving aborted
+records. `leaderEpoch` is the last of the segment's own epochs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from struct import Struct
 from typing import TypeVar
@@ -63,7 +63,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from protocol.errors import WireError
-from protocol.primitives import Cursor, encode_string, encode_uvarint
+from protocol.primitives import INT32, Cursor, encode_string, encode_uvarint
 
 T = TypeVar("T")
 S = TypeVar("S", bound=IntEnum)
@@ -85,7 +85,7 @@ NEWEST_VERSION = {
     RecordType.DELETE_PARTITION_STATE: 0,
     RecordType.LOG_START_OFFSET: 1,
     RecordType.CACHE_FILE_CHECKPOINT: 0,
-    RecordType.LOG_HISTORY: 0,
+    RecordType.LOG_HISTORY: 1,
     RecordType.RESTORE: 0,
 }
 NO_OFFSET = -1
@@ -260,6 +260,9 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
     if isinstance(event, LogHistorySaid):
         said = event.history
         data = _LOG_HISTORY.pack(said.after_epoch, said.kept_below, said.kept_epoch, at_ms)
+        if not said.earlier:
+            return record_head(RecordType.LOG_HISTORY, 0), data
+        data += INT32.pack(len(said.earlier)) + b"".join(map(INT32.pack, said.earlier))
         return record_head(RecordType.LOG_HISTORY), data
     if isinstance(event, Restore):
         return record_head(RecordType.RESTORE), _RESTORE.pack(event.restoring, at_ms)
@@ -309,7 +312,10 @@ def _decode(
             kept_below=fields.integer("keptBelow", Cursor.int64, 0),
             kept_epoch=fields.integer("keptEpoch", Cursor.int32, NO_EPOCH),
         )
-        return LogHistorySaid(tip, history, fields.integer("eventTimestamp", Cursor.int64, -1))
+        at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
+        if version:
+            history = replace(history, earlier=_decode_earlier(fields))
+        return LogHistorySaid(tip, history, at_ms)
     if kind is RecordType.RESTORE:
         restoring = fields.boolean("restoring")
         return Restore(tip, restoring, fields.integer("eventTimestamp", Cursor.int64, -1))
@@ -346,6 +352,13 @@ def _decode_segment(
         has_aborted_txns=has_aborted_txns,
         copied_end_offset=None if copied == NO_OFFSET else copied,
     )
+
+
+def _decode_earlier(fields: _Fields) -> tuple[int, ...]:
+    count = fields.integer("earlier", Cursor.int32, 0)
+    if count * INT32.size > fields.remaining:
+        raise CorruptSegment(f"field earlier claims {count} elements")
+    return tuple(fields.integer("earlier.epoch", Cursor.int32, 0) for _ in range(count))
 
 
 def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fetchproxy.cluster.leader_log import LeaderLog, compare_with_leader
@@ -83,26 +83,36 @@ def plan_resolution(
         )
     start = max(leader.archived_epochs_end, leader.edges.log_start_offset)
     log_start = start if start > leader.edges.log_start_offset else None
+    history = view.history.followed_by(after_epoch)
     if answer is Answer.TRUNCATE:
         words = _dropped(shown, leader.edges)
-        return ResolutionPlan(shown[::-1], LogHistory(after_epoch), log_start, words)
+        return ResolutionPlan(shown[::-1], history, log_start, words)
     words = (
         f"{len(shown)} segments stay in the store and are shown to no reader any more",
         f"the log is archived from offset {start} on",
     )
-    return ResolutionPlan((), LogHistory(after_epoch), log_start, words)
+    return ResolutionPlan((), history, log_start, words)
 
 
 def plan_showing_again(
     view: PartitionView, segments: Sequence[RemoteLogSegmentMetadata]
 ) -> ResolutionPlan | None:
-    """`--keep` of what `--new-history` has put aside; None: nothing is."""
-    aside = [s for s in segments if s.state is _FINISHED and not view.history.shows(s)]
-    aside = [s for s in aside if _epoch(s) <= view.history.after_epoch]
+    """`--keep` of what `--new-history` has put aside last; None: nothing is.
+
+    Raises ResolutionRefused where that would be a second kept log beside one that is shown.
+    """
+    now = view.history
+    before = now.earlier[-1] if now.earlier else -1
+    aside = [s for s in segments if s.state is _FINISHED and before < _epoch(s) <= now.after_epoch]
     if not aside:
         return None
+    if now.kept_below:
+        raise ResolutionRefused(
+            f"{view.tip}: below offset {now.kept_below} another log is kept already; what was put "
+            "aside before it cannot be shown beside it"
+        )
     end = max(s.end_offset for s in aside) + 1
-    history = LogHistory(-1, end, view.history.after_epoch)
+    history = LogHistory(before, end, now.after_epoch, now.earlier[:-1])
     words = (
         f"{len(aside)} segments are shown again, up to offset {end}",
         f"from offset {end} on the leader's log counts",
@@ -120,7 +130,8 @@ def _keep(view: PartitionView, edges: LogEdges) -> ResolutionPlan:
         f"{edges.high_watermark} now)",
         f"archiving goes on at offset {end}, once the log gets there",
     )
-    return ResolutionPlan((), LogHistory(view.history.after_epoch, end, epoch), None, words)
+    history = replace(view.history, kept_below=end, kept_epoch=epoch)
+    return ResolutionPlan((), history, None, words)
 
 
 def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tuple[str, ...]:

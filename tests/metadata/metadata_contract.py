@@ -368,7 +368,8 @@ class MetadataContract:
             epochs = (EpochStart(epoch, first),)
             return replace(segment(number, first, last), segment_leader_epochs=epochs)
 
-        new, kept = LogHistory(after_epoch=3), LogHistory(-1, kept_below=20, kept_epoch=3)
+        new = LogHistory(after_epoch=3, earlier=(0, 1))
+        kept = LogHistory(-1, kept_below=20, kept_epoch=3)
         async with backing.manager() as manager, backing.manager() as other:
             below = await copied(manager, of_epoch(1, 0, 9, 2))
             old = await copied(manager, of_epoch(2, 10, 19, 3))

@@ -333,6 +333,38 @@ async def test_new_history_puts_the_old_one_aside_and_keep_shows_it_again(tmp_pa
         await audit(here, served + above)
 
 
+async def test_of_two_logs_put_aside_keep_shows_the_last_one_alone(tmp_path: Path) -> None:
+    """The two have nothing to do with each other, and neither is laid over the other."""
+    async with world(2, tmp_path) as here:
+        archiver, _ = await begun_again(here)
+        first_end = served_end(here)
+        await answered(here, Answer.NEW_HISTORY)
+        while here.cluster.leader.end < first_end + 7:
+            here.cluster.produce(1)
+        await process(archiver)
+        second = await here.served()
+        assert second == alive(here)
+        end = here.cluster.leader.end
+        replace_disk(here.cluster)
+        here.cluster.produce(3)
+        here.cluster.hear()
+        with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain):
+            await process(archiver)
+        await answered(here, Answer.NEW_HISTORY)
+        await process(archiver)
+        await audit(here, alive(here))
+        while here.cluster.leader.end < end + 20:
+            here.cluster.produce(1)
+        await process(archiver)
+        await answered(here, Answer.KEEP)
+        await archiver.release()
+        await process(archiver)
+        above = [(b.base, b.epoch) for b in here.cluster.leader.log if b.last >= end]
+        await audit(here, second + above)
+        with pytest.raises(ResolutionRefused, match="another log is kept already"):
+            await answered(here, Answer.KEEP)
+
+
 async def test_new_history_below_a_raised_log_start(tmp_path: Path) -> None:
     async with world(2, tmp_path) as here:
         archiver, _ = await begun_again(here, deleted=10)

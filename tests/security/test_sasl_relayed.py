@@ -146,6 +146,25 @@ def test_an_unauthenticated_client_gets_no_answer_about_the_archive(
         assert alice.fetch(version, open_topic.topic, topic_id, 0).error == 0
 
 
+def test_of_an_unauthenticated_client_nothing_is_read(
+    secured: SecuredKafka, proxy: ProxyProcess
+) -> None:
+    """The broker refuses what comes too early, not the proxy, which holds none of it."""
+    beginning = struct.pack(">ihhih", 50_000_000, 1, 12, 1, -1) + bytes(1000)
+    before = len(proxy.logged("client_connection_closed"))
+    for bootstrap in (secured.sasl, proxy.bootstrap):
+        with RawConnection(bootstrap) as stranger:
+            stranger.send(beginning)
+            with pytest.raises((AssertionError, ConnectionError)):
+                stranger.receive()
+    with SaslConnection(proxy.bootstrap, "alice") as alice:
+        alice.send(beginning)  # who is known is read, and so refused by the proxy
+        with pytest.raises((AssertionError, ConnectionError)):
+            alice.receive()
+    lines = proxy.logged("client_connection_closed")[before:]
+    assert [line["kind"] for line in lines] == ["FrameTooLarge"]
+
+
 @pytest.mark.parametrize("timestamp", [-2, -5, 0])
 def test_an_unauthenticated_client_gets_no_offsets(
     timestamp: int, secured: SecuredKafka, proxy: ProxyProcess, open_topic: TopicData

@@ -49,7 +49,11 @@ def test_connections_that_hold_most_go_when_all_together_hold_too_much() -> None
             await connection.close()
 
     gateway = GATEWAY.model_copy(
-        update={"connection_buffers_bytes_max": 3 * MiB // 2 + 1000, "half_frame_max_ms": 60_000}
+        update={
+            "connection_buffers_bytes_max": 3 * MiB // 2 + 1000,
+            "half_frame_max_ms": 60_000,
+            "held_request_bytes_max": 100 * MiB,
+        }
     )
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, gateway=gateway)
 

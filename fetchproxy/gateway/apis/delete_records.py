@@ -27,13 +27,14 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.gateway.answers import HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
 from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.many_items import each_of
 from fetchproxy.model import TopicIdPartition
 from protocol import delete_records as wire
 from protocol.apis import PROXIED_VERSIONS, ApiKey
 from protocol.delete_records import DeletionResult
 from protocol.error_codes import ErrorCode
 from protocol.headers import RequestHead
-from protocol.primitives import Buffer
+from protocol.primitives import Buffer, Cursor
 
 if TYPE_CHECKING:
     from fetchproxy.gateway.client_session import ClientSession
@@ -47,13 +48,14 @@ RAISED_AT_ONCE = 16
 
 
 def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    parts = session.parts
-    request = wire.parse_request(memoryview(frame)[4:], body_at, head.api_version)
-    asked = {(a.topic, a.partition): a.offset for a in request.asked}
-    wait_s = max(request.timeout_ms, STORE_WAIT_MIN_MS) / 1000
+    parts, version = session.parts, head.api_version
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
-        return [await _correct(parts, payload, head.api_version, asked, wait_s)]
+        cursor = Cursor(memoryview(frame)[4:], body_at)
+        every = each_of(wire.asked_in(cursor, version))
+        asked = {(a.topic, a.partition): a.offset async for a in every}
+        wait_s = max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
+        return [await _correct(parts, payload, version, asked, wait_s)]
 
     session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
     return True

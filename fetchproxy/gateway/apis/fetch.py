@@ -21,13 +21,22 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fetchproxy.gateway.answers import Answer
+from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_connection import NOTHING_INJECTED, FetchConnection
 from fetchproxy.gateway.fetch_session import FetchKind
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.served_fetch import ServedFetch
 from fetchproxy.gateway.upstream_poll import encode_poll
-from protocol.fetch_request import TOPIC_IDS_FROM, FetchRequest, parse_fetch_request, with_session
+from protocol.errors import MalformedMessage
+from protocol.fetch_request import (
+    PARTITIONS_MAX,
+    TOPIC_IDS_FROM,
+    FetchRequest,
+    parse_fetch_request,
+    request_in_steps,
+    with_session,
+)
 from protocol.fetch_response import encode_error_response
 from protocol.headers import client_id, peek_request_header
 
@@ -39,6 +48,7 @@ class FetchHandler:
     def __init__(self, session: ClientSession, parts: GatewayParts) -> None:
         self._on = FetchConnection(session, parts)
         self._busy = False  # a fetch that passed is not answered yet
+        self._read: FetchRequest | None = None  # a large one, that was read in steps
         self._idle = asyncio.Event()
         self.close = self._on.close
         self.discard_parked = self._on.discard_parked
@@ -54,7 +64,10 @@ class FetchHandler:
         if self._busy:
             self._on.session.mute_while(self._until_idle(), "fetch-behind-fetch")
             return False
-        request = parse_fetch_request(frame[4:], body_at)
+        if self._read is None and len(frame) > READ_AT_ONCE_BYTES_MAX:
+            self._on.session.mute_while(self._read_in_steps(frame, body_at), "read-large-fetch")
+            return False
+        request, self._read = self._read or parse_fetch_request(frame[4:], body_at), None
         if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
             self._on.session.send_upstream(frame, Answer(request.correlation_id))
             return True
@@ -63,6 +76,8 @@ class FetchHandler:
             refusal = self._refuse(request, kind.error_code)
             self._on.session.mute_while(refusal, "fetch-session-error")
             return True
+        if len(self._on.mirror.asked) > PARTITIONS_MAX:
+            raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
         if by_id is not self._on.judging.by_id:
             self._on.judging.name_topics(by_id)
@@ -77,6 +92,17 @@ class FetchHandler:
         else:
             self._pass(frame, body_at, request, kind)
         return True
+
+    async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
+        """So that one client's ten thousand partitions do not keep the others waiting."""
+        steps = request_in_steps(memoryview(frame)[4:], body_at)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as read:
+                self._read = read.value
+                return
+            await self._on.parts.purgatory.steps.go_on()
 
     def _client(self, frame: bytes) -> Client:
         return self._on.session.client_host, client_id(frame, peek_request_header(frame, 4))

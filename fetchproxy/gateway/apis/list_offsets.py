@@ -35,6 +35,7 @@ from fetchproxy.errors import (
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
 from fetchproxy.gateway.archive_lookup import ArchiveLookup, Looked
+from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.many_items import each_of
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from fetchproxy.gateway.client_session import ClientSession
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
-# A request that names more than some 300 partitions is read when its answer is there, bit by bit.
-READ_AT_ONCE_BYTES_MAX = 8_192
 # Answers made between two breaths of the event loop: the lineage of a partition is looked through.
 ANSWERED_AT_ONCE = 50
 # And those whose records are looked for in memory, some 50 µs each.

@@ -25,6 +25,7 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
 from fetchproxy.gateway.archive_lookup import ArchiveLookup
+from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.many_items import chosen, collected, each_of
 from fetchproxy.metadata.lineage import EpochEnd, lineage_of, merged_end_offset
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 ARCHIVE_WAIT_MAX_S = 2.0
 # Of that for partitions that were never read: what else is asked for is answered all the same.
 FIRST_READ_WAIT_MAX_S = 1.0
-# A request that names more than some 500 partitions is read when its answer is there, bit by bit.
-READ_AT_ONCE_BYTES_MAX = 8_192
 # Lineages looked through between two breaths of the event loop.
 LINEAGES_AT_ONCE = 50
 

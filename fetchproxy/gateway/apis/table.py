@@ -106,4 +106,4 @@ def handling_of(head: RequestHead) -> Passes | Held:
     return REFUSED
 
 
-__all__ = ["BEHAVIOURS", "FETCH", "RELAY", "RELAYED_WHY", "SPECIAL", "handling_of"]
+__all__ = ["BEHAVIOURS", "FETCH", "REFUSED", "RELAY", "RELAYED_WHY", "SPECIAL", "handling_of"]

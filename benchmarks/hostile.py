@@ -1,0 +1,140 @@
+"""`python -m benchmarks.hostile`: what a consumer of the tail feels of clients that mean harm.
+
+Fifty connections do their worst (`hostile_connections`) beside a consumer that reads the tail. It
+is measured with and without them in turn. *Without credentials*: the brokers' listener asks for
+SASL, the consumer has logged in, and the others cannot. *Open*: nobody needs credentials, so what
+they send is parsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.contestants import FetchproxyServer
+from benchmarks.frame import Outcome, Part, Size, child
+from benchmarks.goals import TAIL_BESIDE_HOSTILE
+from benchmarks.process_usage import resident_mib
+from benchmarks.report import Row, goal_rows, percentile, ratios, row
+from lab.secured_kafka import SecuredKafka
+
+STRANGERS, OPEN = "without credentials", "open"
+CALM, HOSTILE = "calm", "hostile"
+USER, PASSWORD = "alice", "alice-secret"
+TOPIC = "benchmark-hostile"
+_SETTLE_S = 2.0
+_PROJECT = Path(__file__).parents[1]
+
+
+@dataclass(slots=True)
+class Measured:
+    """Milliseconds of each record by (listener, calm or hostile), a list for each round."""
+
+    latencies: dict[tuple[str, str], list[list[float]]] = field(default_factory=dict)
+    resident_mib: dict[str, list[float]] = field(default_factory=dict)  # the most seen
+    harm: Counter[str] = field(default_factory=Counter)
+
+
+def rows_of(measured: Measured) -> list[Row]:
+    def p99s(listener: str, how: str) -> list[float]:
+        return [percentile(samples, 99) for samples in measured.latencies[listener, how]]
+
+    found = {each: ratios(p99s(each, HOSTILE), p99s(each, CALM)) for each in (STRANGERS, OPEN)}
+    rows = goal_rows(TAIL_BESIDE_HOSTILE, found[STRANGERS])
+    rows.append(row(f"the same, {OPEN}: what they send is parsed", "x", found[OPEN]))
+    for (listener, how), rounds in measured.latencies.items():
+        for percent in (50, 99):
+            values = [percentile(samples, percent) for samples in rounds]
+            rows.append(row(f"tail p{percent}, {listener}, {how}", "ms", values))
+    for listener, values in measured.resident_mib.items():
+        rows.append(row(f"memory of the proxy, {listener}", "MiB", values))
+    rows.append(row("harm done", "times", [measured.harm.total()]))
+    return rows
+
+
+@contextmanager
+def beside(bootstrap: str, connections: int, done: Counter[str]) -> Iterator[None]:
+    command = [sys.executable, "-m", "benchmarks.hostile_connections", bootstrap, str(connections)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
+    ) as process:
+        try:
+            yield
+        finally:
+            told, _ = process.communicate(b"", timeout=30)
+            done.update(json.loads(told or b"{}"))
+
+
+def measure(options: argparse.Namespace, console: Console) -> Outcome:
+    measured = Measured()
+    login = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+    }
+    as_user = {
+        "cluster.security_protocol": "SASL_PLAINTEXT",
+        "cluster.sasl_mechanism": "PLAIN",
+        "cluster.sasl_username": USER,
+    }
+    secret = {"FETCHPROXY_CLUSTER_SASL_PASSWORD": PASSWORD}
+    with ExitStack() as running:
+        kafka = running.enter_context(SecuredKafka({USER: PASSWORD}))
+        kafka.create_topic(TOPIC)
+        for resource in ("TOPIC", "GROUP"):
+            kafka.allow(USER, "*", "READ", resource=resource)
+        proxies = {
+            STRANGERS: running.enter_context(FetchproxyServer(kafka.sasl, as_user, None, secret)),
+            OPEN: running.enter_context(FetchproxyServer(kafka.bootstrap)),
+        }
+        for number in range(options.rounds + 1):  # round 0 warms up
+            for listener, proxy in proxies.items():
+                way = (proxy.bootstrap, TOPIC, login if listener == STRANGERS else {})
+                for how in (CALM, HOSTILE) if number % 2 else (HOSTILE, CALM):
+                    with ExitStack() as harm:
+                        if how == HOSTILE:
+                            harm.enter_context(
+                                beside(proxy.bootstrap, options.connections, measured.harm)
+                            )
+                        time.sleep(_SETTLE_S)
+                        samples = child(
+                            "benchmarks.latency_probe",
+                            *(kafka.bootstrap, str(options.samples)),
+                            json.dumps([(how, *way)]),
+                        )[how]
+                        if not number:
+                            continue
+                        measured.latencies.setdefault((listener, how), []).append(samples)
+                        if how == HOSTILE:
+                            measured.resident_mib.setdefault(listener, []).append(
+                                resident_mib(proxy.pid)
+                            )
+            console.print(f"round {number} of {options.rounds}" if number else "warm-up")
+    return Outcome(rows_of(measured), {"harm": dict(measured.harm)})
+
+
+PART = Part(
+    name="hostile",
+    title="The tail beside clients that mean harm: medians of the rounds, ratios within a round",
+    description=__doc__,
+    sizes=(
+        Size("rounds", 5, 1, "with and without them in turn"),
+        Size("connections", 50, 20, "that mean harm"),
+        Size("samples", 8_000, 200, "records a round and listener, some 6 ms each"),
+    ),
+    measure=measure,
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

@@ -1,0 +1,172 @@
+"""Connections without credentials that do their worst, in a process of their own.
+
+`python -m benchmarks.hostile_connections HOST:PORT COUNT` goes on until its standard input ends.
+Then it prints how often each kind of harm was done. Each connection does one kind of it again and
+again; what is refused or closed is tried on a new connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+
+# What one connection sends in a second is bounded, so that the sender takes no core for itself:
+# the machine's other clients would suffer of that with no proxy at all.
+PAUSE_S = 0.05
+PIECE_BYTES = 64 * 1024
+FETCH, LIST_OFFSETS, METADATA, PRODUCE, API_VERSIONS = 1, 2, 3, 0, 18
+MIB = 1024 * 1024
+
+Pieces = Iterator[bytes]
+
+
+def head(size: int, api_key: int, version: int) -> bytes:
+    return struct.pack(">ihhih", size, api_key, version, 7, -1)
+
+
+def _in_pieces(data: bytes, size: int = PIECE_BYTES) -> Pieces:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def endless_header() -> Pieces:
+    """Empty tagged fields, first 1 MiB of them and then byte after byte."""
+    yield head(90 * MIB, METADATA, 12) + b"\xff\xff\xff\xff\x07"
+    yield from _in_pieces(bytes(MIB))
+    for _ in range(100):
+        yield b"\x00"
+
+
+def half_a_frame() -> Pieces:
+    """Most of a Fetch of 90 MiB, in small pieces."""
+    yield head(90 * MIB, FETCH, 11)
+    for _ in range(20 * MIB // PIECE_BYTES):
+        yield bytes(PIECE_BYTES)
+
+
+def many_partitions() -> Pieces:
+    """A Fetch v4 of 120,000 partitions, as large as may be held."""
+    entries = b"".join(struct.pack(">iqi", number, 0, 1) for number in range(120_000))
+    body = struct.pack(">iiiibi", -1, 0, 0, 1, 0, 1) + struct.pack(">h", 1) + b"t"
+    body += struct.pack(">i", 120_000) + entries
+    yield head(10 + len(body), FETCH, 4)
+    yield from _in_pieces(body)
+
+
+def ten_thousand_partitions() -> Pieces:
+    """A legal Fetch v12."""
+    entry = struct.Struct(">iiqiqiB")
+    entries = b"".join(entry.pack(n, -1, 0, -1, 0, 1, 0) for n in range(10_000))
+    body = b"\x00" + struct.pack(">iiiiBii", -1, 0, 0, 1, 0, 0, -1)
+    body += b"\x02\x02t\x91\x4e" + entries + b"\x00\x01\x01\x00"
+    yield head(10 + len(body), FETCH, 12)
+    yield from _in_pieces(body)
+
+
+def tagged_partitions() -> Pieces:
+    """A Fetch v12 whose partition has a million empty tagged fields."""
+    body = b"\x00" + struct.pack(">iiiiBii", -1, 0, 0, 1, 0, 0, -1) + b"\x02\x02t\x02"
+    body += struct.pack(">iiqiqi", 0, -1, 0, -1, 0, 1) + b"\xc0\x84\x3d" + bytes(3 * MIB // 2)
+    yield head(10 + len(body), FETCH, 12)
+    yield from _in_pieces(body)
+
+
+def many_look_ups() -> Pieces:
+    entries = b"".join(struct.pack(">iq", number, -2) for number in range(100_000))
+    body = struct.pack(">ii", -1, 1) + struct.pack(">h", 1) + b"t"
+    body += struct.pack(">i", 100_000) + entries
+    yield head(10 + len(body), LIST_OFFSETS, 1)
+    yield from _in_pieces(body)
+
+
+def endless_transaction() -> Pieces:
+    """A Produce whose transactional id is 80 MiB long."""
+    yield head(90 * MIB, PRODUCE, 9) + b"\x00\x81\x80\x80\x28"
+    for _ in range(5 * MIB // PIECE_BYTES):
+        yield bytes(PIECE_BYTES)
+
+
+def pipelined() -> Pieces:
+    """Ten thousand requests, and no answer is read."""
+    one = head(10, API_VERSIONS, 0)
+    for _ in range(100):
+        yield one * 100
+
+
+def nothing() -> Pieces:
+    """Come and go."""
+    yield b""
+
+
+HARMS: tuple[Callable[[], Pieces], ...] = (
+    endless_header,
+    half_a_frame,
+    many_partitions,
+    ten_thousand_partitions,
+    tagged_partitions,
+    many_look_ups,
+    endless_transaction,
+    pipelined,
+    nothing,
+)
+
+
+async def _pieces(harm: Callable[[], Pieces]) -> AsyncIterator[bytes]:
+    for piece in harm():
+        yield piece
+        await asyncio.sleep(PAUSE_S)
+
+
+async def do(harm: Callable[[], Pieces], host: str, port: int) -> None:
+    """Once, on a connection of its own; OSError where the other side has closed it."""
+    reader, writer = await asyncio.open_connection(host, port)
+    # Reset on close: a port that lingers is one less for the next connection.
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    try:
+        async for piece in _pieces(harm):
+            writer.write(piece)
+            async with asyncio.timeout(1.0):
+                await writer.drain()
+            if reader.at_eof():
+                return
+        if harm is not pipelined:
+            async with asyncio.timeout(1.0):
+                await reader.read(PIECE_BYTES)
+    finally:
+        writer.close()
+
+
+async def _again_and_again(number: int, host: str, port: int, done: Counter[str]) -> None:
+    harm = HARMS[number % len(HARMS)]
+    while True:
+        with suppress(OSError, TimeoutError):  # refused, as it should be, or no longer read
+            await do(harm, host, port)
+        done[harm.__name__] += 1
+        await asyncio.sleep(PAUSE_S)
+
+
+async def main(bootstrap: str, count: int) -> Counter[str]:
+    host, _, port = bootstrap.rpartition(":")
+    done: Counter[str] = Counter()
+    async with asyncio.TaskGroup() as group:
+        harming = [
+            group.create_task(_again_and_again(number, host, int(port), done))
+            for number in range(count)
+        ]
+        await asyncio.to_thread(sys.stdin.read)
+        for task in harming:
+            task.cancel()
+    return done
+
+
+if __name__ == "__main__":
+    os.nice(10)  # it stands for clients on other machines
+    print(json.dumps(asyncio.run(main(sys.argv[1], int(sys.argv[2])))))

@@ -1,0 +1,45 @@
+"""How far a client is with SASL, where the brokers' listener asks for it.
+
+The broker authenticates its clients, and the proxy is not told when it is done. Until one of its
+answers to SaslAuthenticate is without an error, nothing but that, ApiVersions and SaslHandshake can
+be right: all else passes unread, for the broker to refuse. Of a client without credentials nothing
+is parsed and nothing is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fetchproxy.gateway.answers import Answer, HeldAnswer
+from fetchproxy.gateway.apis.behaviour import Held, Passes
+from fetchproxy.gateway.apis.table import RELAY, handling_of
+from fetchproxy.gateway.gateway_parts import GatewayParts
+from protocol.apis import ApiKey
+from protocol.headers import RequestHead, response_body
+from protocol.primitives import Buffer
+
+_READ_BEFORE = frozenset((ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE))
+
+
+class SaslProgress:
+    """Of one connection. `accepted`: the broker has taken some of what the client has shown.
+
+    A mechanism may need another round then, which is no reason to read less.
+    """
+
+    def __init__(self) -> None:
+        self.accepted = False
+        self._authenticate = Passes(self._expect)
+
+    def handling_of(self, head: RequestHead) -> Passes | Held:
+        if head.api_key == ApiKey.SASL_AUTHENTICATE:
+            return self._authenticate
+        return handling_of(head) if head.api_key in _READ_BEFORE else RELAY
+
+    def _expect(self, parts: GatewayParts, head: RequestHead, view: Buffer, end: int) -> Answer:
+        def look(payload: bytes) -> Sequence[Buffer]:
+            body = response_body(payload, ApiKey.SASL_AUTHENTICATE, head.api_version)
+            self.accepted = self.accepted or not body.int16()
+            return [payload]
+
+        return HeldAnswer(head.correlation_id, look)

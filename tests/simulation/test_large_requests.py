@@ -1,0 +1,113 @@
+"""A request that is large, or comes in very many pieces, costs the others no turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+from calm_replay import GATEWAY, Replay, run_replay
+from client_connection import FETCH_RESPONSE
+from kafka.protocol.consumer.fetch import FetchRequest
+from test_many_connections import connected
+
+from fetchproxy.config.sections import MiB, RemoteFetchConfig
+from fetchproxy.gateway import request_reader
+from fetchproxy.gateway.apis import fetch as fetch_api
+from protocol.headers import RequestHead
+
+VERSION = 12
+PARTITIONS = 10_000
+
+
+def fetch_of(partitions: int) -> Any:
+    of_topic = FetchRequest.FetchTopic
+    entries = [
+        of_topic.FetchPartition(
+            partition=n,
+            current_leader_epoch=-1,
+            fetch_offset=0,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            partition_max_bytes=1000,
+        )
+        for n in range(partitions)
+    ]
+    return FetchRequest(
+        replica_id=-1,
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1000,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[of_topic(topic="weather", partitions=entries)],
+        forgotten_topics_data=[],
+        rack_id="",
+    )
+
+
+def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = 0
+    in_steps = fetch_api.request_in_steps
+
+    def counted(payload: memoryview, body_at: int) -> Any:
+        nonlocal steps
+        reading = in_steps(payload, body_at)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as read:
+                return read.value
+            steps += 1
+            yield
+
+    monkeypatch.setattr(fetch_api, "request_in_steps", counted)
+
+    async def main(replay: Replay) -> None:
+        connection = await connected("wide")
+        answer = await connection.ask(fetch_of(PARTITIONS), FETCH_RESPONSE, VERSION)
+        assert [each.partition_index for each in answer.message.responses[0].partitions] == [0]
+        await connection.close()
+
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+    assert steps >= PARTITIONS / 500
+
+
+def test_a_request_in_a_thousand_pieces_is_looked_at_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+    peek = request_reader.peek_request_header
+
+    def counted(view: memoryview, pos: int = 0, end: int | None = None) -> RequestHead:
+        nonlocal looks
+        looks += 1
+        return peek(view, pos, end)
+
+    monkeypatch.setattr(request_reader, "peek_request_header", counted)
+
+    async def main(replay: Replay) -> None:
+        nonlocal looks
+        connection = await connected("slow")
+        looks = 0
+        transport = connection._transport
+        assert transport is not None
+        transport.write(struct.pack(">ihhih", MiB, 1, VERSION, 1, -1))
+        for _ in range(1000):
+            transport.write(bytes(100))
+            await asyncio.sleep(0.01)
+        assert connection.is_open
+        assert looks <= 3
+        transport.abort()
+
+    run_replay(
+        RemoteFetchConfig(),
+        main,
+        partitions=1,
+        batches=1,
+        gateway=GATEWAY.model_copy(update={"half_frame_max_ms": 60_000}),
+    )
