@@ -43,8 +43,8 @@ class ArchiveOnlyConfig(Section):
     groups_max: int = Field(10_000, description="groups with members at once", ge=1)
     groups_bytes_max: int = Field(
         256 * MiB,
-        description="metadata and assignments of all members of all groups; above it members are "
-        "turned away",
+        description="what members of all groups brought and were given, and committed offsets, "
+        "names included; above it members and new commits are turned away",
         ge=KiB,
     )
     group_members_max: int = Field(1_000, description="members of one group (group.max.size)", ge=1)
