@@ -153,6 +153,13 @@ class ArchiveOnlyServer:
             self._stack = opened.pop_all()
         if tells_address_reached(self._config):
             warn_of_address_reached(self._config, "archive_only")
+        if not is_loopback(listen.host) and self._config.tls_client_auth != "required":
+            log.warning(
+                "archive_open_to_anybody",
+                host=listen.host,
+                port=self.port,
+                hint="gateway.tls_client_auth = required lets in only who has a certificate",
+            )
         log.info(
             "archive_only_listening",
             host=listen.host,

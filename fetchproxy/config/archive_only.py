@@ -15,6 +15,11 @@ class ArchiveOnlyConfig(Section):
     enabled: bool = Field(
         False, description="answer every client from the archive alone; no broker is asked"
     )
+    open_to_anybody: bool = Field(
+        False,
+        description="whoever reaches the listener may read the whole archive; beyond loopback it "
+        "starts with this or with `gateway.tls_client_auth = required` only",
+    )
     refresh_interval_ms: int = Field(
         5_000,
         description="topics and segments that another process archives are seen within this; each "
