@@ -22,7 +22,7 @@ from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, RequestRefu
 from fetchproxy.archive_only.served_apis import served_api
 from fetchproxy.gateway.answer_pieces import join_small
 from fetchproxy.gateway.answer_turns import ConnectionTurn
-from fetchproxy.gateway.client_rates import ConnectionPace
+from fetchproxy.gateway.client_rates import ConnectionPace, payer_of
 from fetchproxy.gateway.half_closed import is_reset
 from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REFUSED,
@@ -66,7 +66,8 @@ class Connection:
     ) -> None:
         self._parts = parts
         self._config = config = parts.gateway
-        self._pace = ConnectionPace(parts.rates)
+        payer = payer_of(writer.transport)
+        self._pace = ConnectionPace(parts.rates, lambda: payer)
         self._turn = ConnectionTurn(parts.turns)
         self._reader = reader
         self._writer = writer
