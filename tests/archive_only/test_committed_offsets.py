@@ -39,6 +39,7 @@ async def test_what_was_acknowledged_is_there_after_a_crash(tmp_path: Path) -> N
             assert again.get("g", "orders", 1) is None
             assert again.groups() == {"g"}
     assert [path.name for path in tmp_path.iterdir()] == ["offsets.json"]
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 async def test_many_at_once_share_writings_and_all_are_kept(tmp_path: Path) -> None:

@@ -63,9 +63,11 @@ async def told(bootstrap: str, name: str, more: Mapping[str, object]) -> list[An
     config = load_config(None, {}, [Setting(k, str(v), "test") for k, v in values.items()])
     rsm = RemoteStorageManager(MemoryObjectStore())
     with capture_logs() as logs:
-        async with Cluster(config.cluster) as cluster:
-            async with metadata_manager(config, rsm, cluster, lambda: 1):
-                pass
+        async with (
+            Cluster(config.cluster) as cluster,
+            metadata_manager(config, rsm, cluster, lambda: 1),
+        ):
+            pass
     return [line for line in logs if line["event"].startswith("metadata_topic_") and "hint" in line]
 
 

@@ -218,6 +218,10 @@ def _read_file(file: Path) -> dict[OffsetKey, CommittedOffset]:
         raise ConfigError(f"archive_only.offsets_file = {file}: cannot be read: {error}") from error
 
 
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
 def _write_file(file: Path, offsets: Offsets) -> None:
     """Durable when it returns; the name always leads to a whole file. Raises OSError."""
     rows = [
@@ -225,7 +229,7 @@ def _write_file(file: Path, offsets: Offsets) -> None:
         for key, value in sorted(offsets.items(), key=lambda item: item[0])
     ]
     beside = file.with_name(file.name + ".new")
-    with beside.open("w", encoding="utf-8") as out:
+    with open(beside, "w", encoding="utf-8", opener=_for_its_owner) as out:
         json.dump({"format": FORMAT, "offsets": rows}, out)
         out.flush()
         os.fsync(out.fileno())
