@@ -41,8 +41,7 @@ class ArchiveOnlyConfig(Section):
     )
     request_bytes_max: int = Field(
         1 * MiB,
-        description="largest request: nobody produces here, and while one of very many tiny parts "
-        "is read everybody waits (1 to 2 s for each MiB of them), so it is far below gateway's",
+        description="largest request: nobody produces here, so it is far below gateway's",
         ge=KiB,
     )
     groups_max: int = Field(10_000, description="groups with members at once", ge=1)
