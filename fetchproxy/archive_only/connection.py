@@ -107,15 +107,17 @@ class Connection:
         payload = await self._next_request()
         if payload is None:
             return False
+        request = self._request(payload)
+        del payload
         try:
             # Also a broker closes a connection on which nothing has moved for so long.
             async with self._within("idle_max_ms"):
-                pieces = await self._answer(payload)
+                pieces = await self._answer(request)
             with self._parts.answers.taking(pieces) as pieces:
                 await self._send(pieces)
         finally:
             self._turn.give_back()
-        del payload, pieces
+        del request, pieces
         await self._pace.pause()
         return True
 
@@ -176,12 +178,10 @@ class Connection:
         except asyncio.IncompleteReadError:
             return None
 
-    async def _answer(self, payload: bytes) -> Sequence[Buffer]:
+    def _request(self, payload: bytes) -> Request:
+        """Raises WireError."""
         head = peek_request_header(payload)
-        api = served_api(head)
-        if api is None:
-            return self._refuse(head)
-        request = Request(
+        return Request(
             head,
             payload,
             client_id(payload, head),
@@ -191,6 +191,11 @@ class Connection:
             self._host,
             self._port,
         )
+
+    async def _answer(self, request: Request) -> Sequence[Buffer]:
+        api = served_api(request.head)
+        if api is None:
+            return self._refuse(request.head)
         ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
         return await api.answer(self._parts, request)
 

@@ -26,6 +26,7 @@ from fetchproxy.archive_only.groups.committed_offsets import (
     OffsetsFull,
 )
 from fetchproxy.archive_only.groups.group_memory import GroupMemory
+from fetchproxy.observability.metrics import LIMITS_REACHED
 from protocol.message_codec import ELEMENTS_MAX
 
 MiB = 1 << 20
@@ -60,6 +61,31 @@ async def test_forty_joins_of_names_alone_stay_within_the_limit() -> None:
         assert 4 <= errors.count(0) <= 8
         assert errors.count(FULL) == 40 - errors.count(0)
         assert held < limit + 2 * MiB  # and what the test's own clients hold
+
+
+async def test_those_that_wait_hold_what_is_counted_and_no_more() -> None:
+    """Nor their requests: a join waits for the others, a sync for the leader."""
+    limit = 8 * MiB
+    names = [f"{number:02}" + 32_000 * "n" for number in range(30)]
+    settings = {
+        "archive_only": {"groups_bytes_max": limit, "group_initial_rebalance_delay_ms": 3_600_000}
+    }
+    async with serve_archive(await plant(), settings) as served:
+        clients = [await served.client() for _ in range(20)]
+        await error_of(await served.client(), join(group_id=""))  # what is made once is there
+        before = LIMITS_REACHED.labels("groups_bytes_max")._value.get()
+        tracemalloc.start()
+        try:
+            for number, client in enumerate(clients):
+                client.send(join(group_id=f"g{number}", protocols=protocols(*names)), 3)
+                await client.writer.drain()
+            async with asyncio.timeout(60):
+                while LIMITS_REACHED.labels("groups_bytes_max")._value.get() < before + 12:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < limit + 2 * MiB
 
 
 async def test_many_tiny_names_count_as_what_they_cost() -> None:

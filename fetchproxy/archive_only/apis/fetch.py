@@ -61,7 +61,7 @@ class _Round:
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    fetch = parse_fetch_request(request.payload, request.head.body_position)
+    fetch = parse_fetch_request(request.take_payload(), request.head.body_position)
     if fetch.session_id and fetch.session_epoch not in _FULL_FETCH_EPOCHS:
         # Of a broker, or of a proxy before its restart: the client begins anew with all partitions.
         code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND

@@ -97,6 +97,7 @@ class GroupCoordinator:
             return SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
         ticket, reply = self._expect()
         group.sync(self._now(), ticket, request)
+        del request  # what the group has not taken of it is not kept while it waits
         self._note_size(group)
         return cast(SyncReply, await self._answered(group, ticket, reply))
 
