@@ -5,10 +5,15 @@ RUN python -m venv /opt/fetchproxy
 # The dependencies first: they change less often than the code, so this layer is kept.
 COPY requirements/base.txt requirements/base.txt
 RUN /opt/fetchproxy/bin/pip install --no-cache-dir --require-hashes -r requirements/base.txt
+# What builds the package is locked as well, and stays out of the image.
+COPY requirements/build.txt requirements/build.txt
+RUN python -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY protocol protocol
 COPY fetchproxy fetchproxy
-RUN /opt/fetchproxy/bin/pip install --no-cache-dir --no-deps .
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /src/wheels . \
+    && /opt/fetchproxy/bin/pip install --no-cache-dir --no-index --no-deps /src/wheels/*.whl
 
 FROM python:3.11-slim
 # A volume that is mounted on the spool takes its owner from here.

@@ -105,6 +105,7 @@ lock: venv  ## resolve pyproject.toml anew into requirements/*.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)
 	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -o requirements/base.txt
 	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' --constraints requirements/base.txt --extra dev -o requirements/dev.txt
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(BIN)/uv pip compile - --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -o requirements/build.txt
 
 clean:  ## remove .venv and everything that tools left in the tree (the lab's cache stays)
 	rm -rf $(VENV) .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -33,6 +33,30 @@ Fields = dict[str, Any]  # Any: a field's type is known to its table alone
 _INT8 = Packed(">b")
 _LATEST_VERSION = 0x7FFF
 
+# Elements of all arrays of one request: twice the partitions that anybody names at once. Each costs
+# the reader some microseconds, in which nobody else is served, and many times its bytes.
+ELEMENTS_MAX = 20_000
+
+
+class _RequestCursor(Cursor):
+    """Counts what is still to be read of arrays."""
+
+    __slots__ = ("elements_left",)
+
+    def __init__(self, buf: Buffer, pos: int) -> None:
+        super().__init__(buf, pos)
+        self.elements_left = ELEMENTS_MAX
+
+    def count(self, flexible: bool) -> int | None:
+        count = super().count(flexible)
+        self.elements_left -= count or 0
+        if self.elements_left < 0:
+            raise MalformedMessage(
+                f"{ELEMENTS_MAX - self.elements_left} elements up to the array before byte "
+                f"{self.pos}; expected at most {ELEMENTS_MAX} in a request"
+            )
+        return count
+
 
 class Kind(ABC):
     """How one value is read and written."""
@@ -183,12 +207,12 @@ def array(*fields: Field) -> Array:
 
 
 def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, version: int) -> Fields:
-    """The body of a whole request. Raises `WireError` where it ends too early.
+    """The body of a whole request. Raises `WireError`: it ends too early, has too many elements.
 
     What is left over is nobody's, as at a broker (AbstractRequest.parseRequest): librdkafka 2.16
     sends Metadata 13 with a field that ended with version 10.
     """
-    return table.read(Cursor(buf, body_at), version, is_flexible(api_key, version))
+    return table.read(_RequestCursor(buf, body_at), version, is_flexible(api_key, version))
 
 
 def write_response(

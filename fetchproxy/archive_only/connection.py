@@ -22,7 +22,7 @@ from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, RequestRefu
 from fetchproxy.archive_only.served_apis import served_api
 from fetchproxy.gateway.answer_pieces import join_small
 from fetchproxy.gateway.answer_turns import ConnectionTurn
-from fetchproxy.gateway.client_rates import ConnectionPace
+from fetchproxy.gateway.client_rates import ConnectionPace, payer_of
 from fetchproxy.gateway.half_closed import is_reset
 from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REFUSED,
@@ -66,7 +66,8 @@ class Connection:
     ) -> None:
         self._parts = parts
         self._config = config = parts.gateway
-        self._pace = ConnectionPace(parts.rates)
+        payer = payer_of(writer.transport)
+        self._pace = ConnectionPace(parts.rates, lambda: payer)
         self._turn = ConnectionTurn(parts.turns)
         self._reader = reader
         self._writer = writer
@@ -106,15 +107,17 @@ class Connection:
         payload = await self._next_request()
         if payload is None:
             return False
+        request = self._request(payload)
+        del payload
         try:
             # Also a broker closes a connection on which nothing has moved for so long.
             async with self._within("idle_max_ms"):
-                pieces = await self._answer(payload)
+                pieces = await self._answer(request)
             with self._parts.answers.taking(pieces) as pieces:
                 await self._send(pieces)
         finally:
             self._turn.give_back()
-        del payload, pieces
+        del request, pieces
         await self._pace.pause()
         return True
 
@@ -175,12 +178,10 @@ class Connection:
         except asyncio.IncompleteReadError:
             return None
 
-    async def _answer(self, payload: bytes) -> Sequence[Buffer]:
+    def _request(self, payload: bytes) -> Request:
+        """Raises WireError."""
         head = peek_request_header(payload)
-        api = served_api(head)
-        if api is None:
-            return self._refuse(head)
-        request = Request(
+        return Request(
             head,
             payload,
             client_id(payload, head),
@@ -190,6 +191,11 @@ class Connection:
             self._host,
             self._port,
         )
+
+    async def _answer(self, request: Request) -> Sequence[Buffer]:
+        api = served_api(request.head)
+        if api is None:
+            return self._refuse(request.head)
         ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
         return await api.answer(self._parts, request)
 

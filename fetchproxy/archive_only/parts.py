@@ -45,9 +45,12 @@ class ArchiveOnlyParts:
     clock: Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """A whole request. `payload` is without size prefix; `host`, `port`: where clients dial us."""
+    """A whole request. `payload` is without size prefix; `host`, `port`: where clients dial us.
+
+    It is read once, and not kept while the answer is waited for: that may take minutes.
+    """
 
     head: RequestHead
     payload: bytes
@@ -69,7 +72,13 @@ class Request:
     def read(self, table: Structure) -> Fields:
         """Raises WireError."""
         head = self.head
-        return read_request(table, self.payload, head.body_position, head.api_key, head.api_version)
+        return read_request(
+            table, self.take_payload(), head.body_position, head.api_key, head.api_version
+        )
+
+    def take_payload(self) -> bytes:
+        payload, self.payload = self.payload, b""
+        return payload
 
     def respond(self, table: Structure, values: dict[str, Any]) -> Sequence[Buffer]:
         head = self.head

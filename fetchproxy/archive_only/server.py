@@ -20,6 +20,7 @@ from fetchproxy.archive_only.catalogue import ArchiveWatch
 from fetchproxy.archive_only.connection import Address, Connection
 from fetchproxy.archive_only.groups.committed_offsets import CommittedOffsets
 from fetchproxy.archive_only.groups.group_coordinator import GroupCoordinator
+from fetchproxy.archive_only.groups.group_memory import GroupMemory
 from fetchproxy.archive_only.parts import NODE_ID, ArchiveOnlyParts
 from fetchproxy.config.addresses import is_loopback, parse_host_port
 from fetchproxy.config.sections import Config
@@ -103,8 +104,9 @@ class ArchiveOnlyServer:
         self._acceptor: TlsAcceptor | None = None
         self._config = config.gateway
         own = config.archive_only
-        self._offsets = CommittedOffsets(own.offsets_file, own.offsets_max)
-        self._groups = GroupCoordinator(own, new_member_id)
+        memory = GroupMemory(own.groups_bytes_max)
+        self._offsets = CommittedOffsets(own.offsets_file, own.offsets_max, memory)
+        self._groups = GroupCoordinator(own, memory, new_member_id)
         self._archive = ArchiveWatch(
             rlmm, own.refresh_interval_ms / 1000, config.metadata.metadata_reads_max
         )
@@ -151,6 +153,13 @@ class ArchiveOnlyServer:
             self._stack = opened.pop_all()
         if tells_address_reached(self._config):
             warn_of_address_reached(self._config, "archive_only")
+        if not is_loopback(listen.host) and self._config.tls_client_auth != "required":
+            log.warning(
+                "archive_open_to_anybody",
+                host=listen.host,
+                port=self.port,
+                hint="gateway.tls_client_auth = required lets in only who has a certificate",
+            )
         log.info(
             "archive_only_listening",
             host=listen.host,

@@ -33,6 +33,7 @@ API_VERSIONS = 18
 DELETE_RECORDS = 21
 OFFSET_FOR_LEADER_EPOCH = 23
 CREATE_TOPICS = 19
+DESCRIBE_ACLS = 29
 DESCRIBE_CONFIGS = 32
 SASL_AUTHENTICATE = 36
 
@@ -50,6 +51,7 @@ VERSIONS: dict[int, tuple[int, int]] = {
     HEARTBEAT: (3, 4),
     LEAVE_GROUP: (3, 5),
     SYNC_GROUP: (3, 5),
+    DESCRIBE_ACLS: (1, 3),  # before: no patterns of names
     DESCRIBE_CONFIGS: (1, 4),
     SASL_HANDSHAKE: (1, 1),  # after version 0 bare tokens follow
     SASL_AUTHENTICATE: (0, 2),

@@ -17,6 +17,7 @@ from fetchproxy.cluster import metadata_messages as wire
 from fetchproxy.cluster.answers import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, TopicInfo
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.cluster.connection import BrokerConnection
+from fetchproxy.cluster.topic_writers import MetadataTopicWriters
 from fetchproxy.config.sections import ClusterConfig, MetadataConfig
 from fetchproxy.errors import (
     ClusterError,
@@ -40,7 +41,10 @@ _DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
 
 
 class KafkaMetadataLog(MetadataLog):
-    """`cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records."""
+    """`cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
+
+    `writers`: who tells who else may write, in processes that go by what is written.
+    """
 
     def __init__(
         self,
@@ -48,11 +52,13 @@ class KafkaMetadataLog(MetadataLog):
         cluster_config: ClusterConfig,
         config: MetadataConfig,
         wall_clock_ms: Callable[[], int],
+        writers: MetadataTopicWriters | None = None,
     ) -> None:
         self._cluster = cluster
         self._cluster_config = cluster_config
         self._config = config
         self._wall_clock_ms = wall_clock_ms
+        self._writers = writers
         self._identity: LogIdentity | None = None
 
     async def open(self) -> LogIdentity:
@@ -61,6 +67,8 @@ class KafkaMetadataLog(MetadataLog):
             if topic is None:
                 topic = await self._create()
             await self._check(topic)
+            if self._writers is not None:
+                await self._writers.tell_once()
         self._identity = LogIdentity(topic.topic_id, topic.name, len(topic.leaders))
         return self._identity
 

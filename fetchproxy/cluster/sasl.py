@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
 from kafka.net.sasl.plain import SaslMechanismPlain
-from kafka.net.sasl.scram import SaslMechanismScram
 
 from fetchproxy.cluster import messages
 from fetchproxy.cluster.messages import Request
@@ -25,8 +24,9 @@ from fetchproxy.cluster.sasl_messages import (
     decode_handshake,
     handshake_request,
 )
+from fetchproxy.cluster.scram import Scram, TooFewIterations
 from fetchproxy.cluster.single_flight import SingleFlight
-from fetchproxy.config.addresses import HostPort
+from fetchproxy.config.addresses import HostPort, is_loopback, parse_bootstrap
 from fetchproxy.config.secret_file import secret_from
 from fetchproxy.config.sections import ClusterConfig
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
@@ -43,6 +43,7 @@ _RENEWALS_APART_MIN_S = 1.0
 # So long a refusal is taken as the answer of every broker: a wrong password that is tried for each
 # request would fill the brokers' logs, and directories lock accounts for it.
 _REFUSAL_HOLDS_S = 1.0
+_SENT_AS_IT_IS = ("PLAIN", "OAUTHBEARER")
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE = 33, 34
 
 
@@ -102,11 +103,7 @@ class SaslCredentials:
         username = self._config.sasl_username
         if self.mechanism == "PLAIN":
             return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password)
-        return SaslMechanismScram(
-            sasl_mechanism=self.mechanism,
-            sasl_plain_username=_escaped(username or ""),
-            sasl_plain_password=password,
-        )
+        return Scram(self.mechanism, _escaped(username or ""), password)
 
     async def prepare(self) -> None:
         """Before a connection is opened: a token endpoint may take longer than that may.
@@ -142,7 +139,24 @@ class SaslCredentials:
 
 def sasl_credentials(config: ClusterConfig) -> SaslCredentials | None:
     """None where the brokers want none. Raises ConfigError. Reads files, so before the loop."""
-    return SaslCredentials(config) if config.security_protocol.startswith("SASL_") else None
+    if not config.security_protocol.startswith("SASL_"):
+        return None
+    _warn_of_plaintext(config)
+    return SaslCredentials(config)
+
+
+def _warn_of_plaintext(config: ClusterConfig) -> None:
+    """SCRAM sends no password; what the others send, whoever sees it on its way can use."""
+    if config.security_protocol != "SASL_PLAINTEXT" or config.sasl_mechanism not in _SENT_AS_IT_IS:
+        return
+    if all(is_loopback(broker.host) for broker in parse_bootstrap(config.bootstrap)):
+        return
+    log.warning(
+        "credentials_in_plaintext",
+        mechanism=config.sasl_mechanism,
+        brokers=config.bootstrap,
+        hint="cluster.security_protocol = SASL_SSL, or SCRAM as cluster.sasl_mechanism",
+    )
 
 
 def _token_source(config: ClusterConfig) -> TokenSource | None:
@@ -214,6 +228,8 @@ class SaslSession:
             try:
                 # SCRAM hashes the password thousands of times here.
                 await asyncio.to_thread(exchange.receive, answer.token)
+            except TooFewIterations as error:
+                raise self._refused(str(error)) from None
             except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
                 raise self._refused(
                     f"the broker's answer is none: {type(error).__name__}"

@@ -15,6 +15,11 @@ class ArchiveOnlyConfig(Section):
     enabled: bool = Field(
         False, description="answer every client from the archive alone; no broker is asked"
     )
+    open_to_anybody: bool = Field(
+        False,
+        description="whoever reaches the listener may read the whole archive; beyond loopback it "
+        "starts with this or with `gateway.tls_client_auth = required` only",
+    )
     refresh_interval_ms: int = Field(
         5_000,
         description="topics and segments that another process archives are seen within this; each "
@@ -36,15 +41,14 @@ class ArchiveOnlyConfig(Section):
     )
     request_bytes_max: int = Field(
         1 * MiB,
-        description="largest request: nobody produces here, and while one of very many tiny parts "
-        "is read everybody waits (1 to 2 s for each MiB of them), so it is far below gateway's",
+        description="largest request: nobody produces here, so it is far below gateway's",
         ge=KiB,
     )
     groups_max: int = Field(10_000, description="groups with members at once", ge=1)
     groups_bytes_max: int = Field(
         256 * MiB,
-        description="metadata and assignments of all members of all groups; above it members are "
-        "turned away",
+        description="what members of all groups brought and were given, and committed offsets, "
+        "names included; above it members and new commits are turned away",
         ge=KiB,
     )
     group_members_max: int = Field(1_000, description="members of one group (group.max.size)", ge=1)

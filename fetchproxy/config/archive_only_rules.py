@@ -1,9 +1,10 @@
-"""Which keys contradict archive-only mode. Pure."""
+"""Which keys contradict archive-only mode, and who may read there. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fetchproxy.config.addresses import is_loopback, parse_host_port
 from fetchproxy.config.sections import Config
 
 # By key: why it can have no effect there.
@@ -27,4 +28,19 @@ def archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
         if key in places and getattr(getattr(config, section), name) is not None:
             enabled = places.get("archive_only.enabled", "archive_only.enabled")
             return f"{key} ({places[key]}) contradicts {enabled}: {reason}"
-    return None
+    return _openness_fault(config, places)
+
+
+def _openness_fault(config: Config, places: Mapping[str, str]) -> str | None:
+    """There is no broker whose ACLs count: who gets through the listener reads everything."""
+    gateway = config.gateway
+    if is_loopback(parse_host_port(gateway.listen).host):
+        return None
+    if gateway.tls_client_auth == "required" or config.archive_only.open_to_anybody:
+        return None
+    place = places.get("gateway.listen", "gateway.listen")
+    return (
+        f"gateway.listen = {gateway.listen} ({place}): in archive-only mode whoever reaches it "
+        "would read the whole archive; expected gateway.tls_client_auth = required, or "
+        "archive_only.open_to_anybody = true where that is meant"
+    )

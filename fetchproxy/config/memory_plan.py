@@ -38,7 +38,7 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
     """By key, those that can shrink."""
     gateway, remote = config.gateway, config.remote_fetch
     chunk = remote.chunk_bytes
-    return {
+    budgets = {
         "gateway.connections_max": Budget(gateway.connections_max, CONNECTION_BYTES, 100),
         "gateway.connection_buffers_bytes_max": Budget(
             gateway.connection_buffers_bytes_max, 1, 8 * MiB
@@ -53,6 +53,10 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
         "remote_fetch.inflight_bytes_max": Budget(remote.inflight_bytes_max, 2, max(chunk, MiB)),
         "remote_fetch.index_cache_bytes_max": Budget(remote.index_cache_bytes_max, 1, MiB),
     }
+    if config.archive_only.enabled:
+        groups = config.archive_only.groups_bytes_max
+        budgets["archive_only.groups_bytes_max"] = Budget(groups, 1, min(8 * MiB, groups))
+    return budgets
 
 
 def fixed_parts(config: Config) -> dict[str, int]:

@@ -42,9 +42,10 @@ class RemoteFetchConfig(Section):
     )
     client_bytes_per_s_max: int = Field(
         0,
-        description="archived bytes a second that one client (client id and address) may have, "
-        "over all its connections: above it is throttled as by a broker's quota "
-        "(consumer_byte_rate); relayed bytes do not count; 0: no limit",
+        description="archived bytes a second that one client may have, over all its connections: "
+        "who shows one certificate, else one address (of IPv6 a /64), whatever client ids it says; "
+        "above it is throttled as by a broker's quota (consumer_byte_rate); relayed bytes do not "
+        "count; 0: no limit",
         ge=0,
     )
     chunk_read_max_ms: int = Field(

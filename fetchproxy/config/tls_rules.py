@@ -1,7 +1,11 @@
-"""Which `tls_*` and `sni_*` keys belong together. Pure: reads no file and looks into none."""
+"""Which `tls_*` and `sni_*` keys belong together, and who may use the proxy's own certificate.
+
+Pure: reads no file and looks into none.
+"""
 
 from __future__ import annotations
 
+from fetchproxy.config.addresses import is_loopback, parse_host_port
 from fetchproxy.config.sections import ClusterConfig, GatewayConfig
 
 _KEY = ("tls_key_file", "tls_key_password", "tls_key_password_file")
@@ -10,7 +14,7 @@ _CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
 
 def tls_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
     """What is wrong, by key and without any secret; None: nothing."""
-    return _gateway_fault(gateway) or _cluster_fault(cluster)
+    return _gateway_fault(gateway) or _cluster_fault(cluster) or _principal_fault(gateway, cluster)
 
 
 def _gateway_fault(gateway: GatewayConfig) -> str | None:
@@ -46,6 +50,20 @@ def _cluster_fault(cluster: ClusterConfig) -> str | None:
         if found:
             return f"{', '.join(found)}: needs cluster.tls_certificate_file"
     return _two_passwords("cluster", cluster)
+
+
+def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
+    """The relay shows the proxy's certificate for each client, so that the brokers take each for
+    the proxy. With SASL_SSL each client says itself who it is."""
+    if cluster.tls_certificate_file is None or cluster.security_protocol != "SSL":
+        return None
+    if gateway.tls_client_auth == "required" or is_loopback(parse_host_port(gateway.listen).host):
+        return None
+    return (
+        f"cluster.tls_certificate_file with gateway.listen = {gateway.listen}: brokers would take "
+        "whoever reaches it for the certificate's principal; expected gateway.tls_client_auth = "
+        "required, a gateway.listen on loopback, or cluster.security_protocol = SASL_SSL"
+    )
 
 
 def _two_passwords(section: str, config: GatewayConfig | ClusterConfig) -> str | None:

@@ -56,7 +56,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._on_made = on_made
         self._on_lost = on_lost
         self._receive = parts.receive
-        self.client = ""
+        self.client = self.payer = ""  # both set when it is there
         self._transport: asyncio.Transport | None = None
         self.link: BrokerLink | None = None
         self._tasks: asyncio.TaskGroup | None = None

@@ -38,7 +38,7 @@ class FetchConnection:
         self.mirror = FetchSessionMirror(parts.new_session_id)
         self.judging = FetchJudging(parts, session.spawn, session.node_id)
         self.tail = TailMarks(parts, self.judging)
-        self.pace = ConnectionPace(parts.rates)
+        self.pace = ConnectionPace(parts.rates, lambda: session.payer)
         self.turn = ConnectionTurn(parts.turns)
         self.topics = TopicsOfConnection(parts.archived)
         self.cut_short = False

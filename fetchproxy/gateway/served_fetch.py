@@ -112,7 +112,7 @@ class ServedFetch:
         asked = self._on.mirror.asked
         offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
         return RemoteSide(
-            self._on.parts, self._request, offsets, self._client, self._on.pace.owed_s(self._client)
+            self._on.parts, self._request, offsets, self._client, self._on.pace.owed_s()
         )
 
     def _patience(self, split: Split) -> float:
@@ -228,7 +228,7 @@ class ServedFetch:
         answers = self._named(answers, room, first_whole=False)
         isolation = IsolationLevel(self._request.isolation_level)
         injected = encode_topics(self._request.version, isolation, answers)
-        self._on.pace.spend(side.client, sum(a.size for a in answers), told=False)
+        self._on.pace.spend(sum(a.size for a in answers), told=False)
         side.forget()
         marks = self._on.judging.marks.marks
         withheld = False
@@ -283,7 +283,7 @@ class ServedFetch:
         room = self._on.parts.rates.room(min(self._request.bytes_max, budget.room()))
         answers = self._named(answers, room, first_whole=not budget.full)
         self._on.cut_short = False
-        owed_ms = self._on.pace.spend(side.client, sum(a.size for a in answers), told=alone)
+        owed_ms = self._on.pace.spend(sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_own_answer()
         isolation = IsolationLevel(self._request.isolation_level)

@@ -22,7 +22,7 @@ from fetchproxy.gateway.answer_turns import AnswerTurns
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.broker_link import BrokerLink
-from fetchproxy.gateway.client_rates import ClientRates
+from fetchproxy.gateway.client_rates import ClientRates, payer_of
 from fetchproxy.gateway.client_session import ClientSession, Connect
 from fetchproxy.gateway.connection_buffers import to_close
 from fetchproxy.gateway.connection_limits import ConnectionLimits
@@ -292,6 +292,7 @@ class GatewayServer:
         if self._tells_reached:
             local = transport.get_extra_info("sockname")
             session.parts.addresses.reached = local[0] if local else None
+        session.payer = payer_of(transport)
         if not self._admit(session.client):
             session.close()
             return

@@ -19,6 +19,7 @@ from test_archive_only_apis import ORDERS, fetch, one
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_REQUESTS, WIRE_ERRORS
+from protocol.message_codec import ELEMENTS_MAX
 
 FRAMES = 3_000
 FUZZED = TopicIdPartition(TOPIC_ID, "fuzzed", 0)
@@ -75,7 +76,7 @@ async def test_an_entry_named_often_is_answered_once() -> None:
     """Few bytes of a request must not make an answer that fills the memory."""
     async with serve_archive(await plant()) as served:
         client = await served.client()
-        names = 100_000 * b"\x00\x06orders"
-        body = struct.pack(">hhih", 3, 1, 5, -1) + struct.pack(">i", 100_000) + names
+        names = ELEMENTS_MAX * b"\x00\x06orders"
+        body = struct.pack(">hhih", 3, 1, 5, -1) + struct.pack(">i", ELEMENTS_MAX) + names
         client.writer.write(struct.pack(">i", len(body)) + body)
         assert len(await client.receive()) < 1_000

@@ -253,8 +253,8 @@ async def test_delete_groups(client: Client, version: int) -> None:
 
 
 async def test_all_members_together_bring_so_many_bytes_at_most() -> None:
-    large = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(600))
-    settings = {"archive_only": {"groups_bytes_max": 1024}}
+    large = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(6_000))
+    settings = {"archive_only": {"groups_bytes_max": 10 * 1024}}
     async with serve_archive(await plant(), settings) as served:
         client = await served.client()
 

@@ -26,6 +26,12 @@ def test_the_jobs() -> None:
     assert sorted(typer.main.get_group(pipeline.app).commands) == JOBS
 
 
+@pytest.mark.parametrize("where", [[], ["pipeline"]])
+def test_help_says_what_to_install(cli: CliRunner, where: list[str]) -> None:
+    """Brackets are markup to what shows it."""
+    assert "pip install -e '.[spark]'" in cli.invoke(app, [*where, "--help"]).output
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_without_the_extra_it_is_named(
     cli: CliRunner, job: str, monkeypatch: pytest.MonkeyPatch
@@ -34,7 +40,7 @@ def test_without_the_extra_it_is_named(
     more = ["--topics", "orders"] if job == "backfill" else []
     result = cli.invoke(app, ["pipeline", job, *STORE, *more])
     assert result.exit_code == 2
-    assert "pip install fetchproxy[spark]" in result.output
+    assert "pip install -e '.[spark]'" in result.output
 
 
 @pytest.fixture

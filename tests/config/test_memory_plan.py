@@ -98,3 +98,11 @@ def test_a_limit_below_its_usual_least_is_left_as_it_is() -> None:
         small.model_copy(update={"process": ProcessConfig(memory_bytes_max=200 * MiB)}), ()
     )
     assert fitted.gateway.remote_answers_bytes_max == MiB
+
+
+def test_groups_count_where_they_are_kept() -> None:
+    small = {"process__memory_bytes_max": 512 * MiB, "archive_only__enabled": "true"}
+    config = loaded(**small)
+    assert 8 * MiB <= config.archive_only.groups_bytes_max < 256 * MiB
+    assert sum(memory_parts(config).values()) <= 512 * MiB
+    assert loaded(process__memory_bytes_max=512 * MiB).archive_only == Config().archive_only

@@ -29,7 +29,8 @@ class OnAllAddresses(ProxyProcess):
     ) -> None:
         super().__init__("unused", store, folder)
         command = [sys.executable, __file__, "serve", "--store", store]
-        command += ["--archive-only"] if bootstrap is None else ["--bootstrap", bootstrap]
+        alone = ["--archive-only", "--set", "archive_only.open_to_anybody=true"]
+        command += alone if bootstrap is None else ["--bootstrap", bootstrap]
         command += ["--listen", f"{listen_host}:{self.port}"]
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         for key, value in (settings or {}).items():

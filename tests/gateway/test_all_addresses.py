@@ -59,6 +59,7 @@ def test_each_client_is_told_the_address_that_it_has_reached(
         assert "reached" in warning["clients_are_told"]
         assert "NAT" in warning["fails_for"]
         assert "gateway.advertise_host" in warning["hint"]
+        assert len(proxy.logged("archive_open_to_anybody")) == (upstream is None)
         shown = json.loads(proxy.get("/api/status"))["listeners"]
         assert f"0.0.0.0:{port} (node {node}, told by the address reached)" in shown
 

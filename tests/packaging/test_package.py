@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,30 @@ def test_tests_build_with_what_users_build_with() -> None:
     assert set(PYPROJECT["build-system"]["requires"]) <= set(
         PROJECT["optional-dependencies"]["dev"]
     )
+
+
+def hashes(lock: str, package: str) -> set[str]:
+    text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
+    found = re.search(
+        rf"^{re.escape(package)}[^\n]*\\\n((?:    --hash=\S+[ \\]*\n)+)", text, re.MULTILINE
+    )
+    return set(re.findall(r"sha256:[0-9a-f]{64}", found[1])) if found else set()
+
+
+@pytest.mark.parametrize("package", PYPROJECT["build-system"]["requires"])
+def test_what_builds_is_locked_with_its_hashes(package: str) -> None:
+    assert hashes("build.txt", package) == hashes("dev.txt", package) != set()
+
+
+def test_the_image_fetches_nothing_without_a_hash() -> None:
+    commands = [part for word, rest in dockerfile() if word == "RUN" for part in rest.split("&&")]
+    pips = [command for command in commands if "/pip " in command]
+    fetching = [command for command in pips if "--no-deps" not in command]
+    assert len(fetching) == 2
+    assert all("--require-hashes" in command for command in fetching)
+    build, install = (command for command in pips if "--no-deps" in command)
+    assert "--no-build-isolation" in build
+    assert "--no-index" in install
 
 
 def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:

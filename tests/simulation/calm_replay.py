@@ -152,13 +152,14 @@ class Taken:
 
 @dataclass(slots=True)
 class PlainReader:
-    """Fetches again at once, whatever it is told; `name` is its client id."""
+    """Fetches again at once, whatever it is told; `name` is its client id, `host` where it is."""
 
     name: str
     tips: list[TopicIdPartition]
     bytes_max: int = 1 << 20
     partition_bytes: int = 64 * 1024
     wait_ms: int = 500
+    host: str = "10.9.9.9"
     taken: list[Taken] = field(default_factory=list)
     throttles_ms: list[int] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)  # of the answer behind a throttle
@@ -211,9 +212,11 @@ class PlainReader:
     async def _dial(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         make = lambda: ClientConnection(self.name)  # noqa: E731
-        _, bootstrap = await loop.create_connection(make, *BOOTSTRAP)
+        _, bootstrap = await loop.create_connection(make, *BOOTSTRAP, local_addr=(self.host, 0))
         answer = (await bootstrap.ask(*metadata_request(["weather"]))).message
         await bootstrap.close()
         broker = answer.brokers[0]
-        _, connection = await loop.create_connection(make, broker.host, broker.port)
+        _, connection = await loop.create_connection(
+            make, broker.host, broker.port, local_addr=(self.host, 0)
+        )
         return connection

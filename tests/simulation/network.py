@@ -60,7 +60,7 @@ class SimulatedNetwork:
         return server
 
     async def connect(
-        self, factory: ProtocolFactory, host: str, port: int
+        self, factory: ProtocolFactory, host: str, port: int, local_host: str = "10.9.9.9"
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
         await asyncio.sleep(self.latency())
         listener = self.listeners.get((host, port))
@@ -69,7 +69,7 @@ class SimulatedNetwork:
             raise ConnectionRefusedError(111, f"{host}:{port} refuses")
         self._next_client_port += 1
         self.opened += 1
-        connection = Connection(self, factory(), listener, ("10.9.9.9", self._next_client_port))
+        connection = Connection(self, factory(), listener, (local_host, self._next_client_port))
         self.connections.append(connection)
         connection.server.made()
         try:
@@ -186,7 +186,8 @@ class NetworkLoop(VirtualTimeLoop):
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: ProtocolFactory, host: str, port: int, **options: Any
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        return await self.network.connect(protocol_factory, host, port)
+        local_host, _ = options.get("local_addr") or ("10.9.9.9", 0)
+        return await self.network.connect(protocol_factory, host, port, local_host)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

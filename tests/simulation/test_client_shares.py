@@ -23,8 +23,8 @@ def paced(**options: object) -> RemoteFetchConfig:
 def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -> None:
     async def main(replay: Replay) -> None:
         tips = [log.tip for log in replay.logs]
-        two = [PlainReader("paced", [tip]) for tip in tips[:2]]
-        other = PlainReader("other", [tips[2]])
+        two = [PlainReader(f"id-{tip.partition}", [tip]) for tip in tips[:2]]  # as it likes
+        other = PlainReader("id-0", [tips[2]], host="10.9.9.8")
         began = now()
         async with asyncio.TaskGroup() as group:
             for reader in (*two, other):

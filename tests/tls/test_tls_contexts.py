@@ -96,6 +96,35 @@ def test_keys_that_do_not_go_together(assignments: list[str], named: str) -> Non
     assert PASSWORD not in str(caught.value)
 
 
+OWN = ["cluster.security_protocol=SSL", "cluster.tls_certificate_file=/own.pem"]
+PUBLIC = "gateway.listen=0.0.0.0:9192"
+CLIENTS = [CERTIFICATE, "gateway.tls_client_ca_file=/ca"]
+
+
+@pytest.mark.parametrize("more", [[], [*CLIENTS, "gateway.tls_client_auth=requested"]])
+def test_strangers_do_not_get_the_principal_of_the_proxys_certificate(more: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, [parse_assignment(text) for text in [*OWN, PUBLIC, *more]])
+    for word in ("cluster.tls_certificate_file", "gateway.tls_client_auth = required", "loopback"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        OWN,
+        [*OWN, "gateway.listen=[::1]:9192"],
+        [*OWN, PUBLIC, *CLIENTS, "gateway.tls_client_auth=required"],
+        [OWN[0], PUBLIC],
+        # Each client says who it is, and the certificate is none of it.
+        ["cluster.security_protocol=SASL_SSL", OWN[1], PUBLIC, "cluster.sasl_mechanism=PLAIN",
+         "cluster.sasl_username=u", "cluster.sasl_password=p"],
+    ],
+)  # fmt: skip
+def test_who_may_use_the_proxys_certificate(assignments: list[str]) -> None:
+    load_config(None, {}, [parse_assignment(text) for text in assignments])
+
+
 def test_every_key_can_be_set_by_its_variable() -> None:
     values = {
         "gateway.tls_client_auth": "required",

@@ -61,7 +61,7 @@ class _Round:
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    fetch = parse_fetch_request(request.payload, request.head.body_position)
+    fetch = parse_fetch_request(request.take_payload(), request.head.body_position)
     if fetch.session_id and fetch.session_epoch not in _FULL_FETCH_EPOCHS:
         # Of a broker, or of a proxy before its restart: the client begins anew with all partitions.
         code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -70,7 +70,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         raise MalformedMessage(f"isolation level {fetch.isolation_level}")
     tips = {key: _tip(parts, key, fetch.version) for key in fetch.partitions}
     # Who owes by his byte rate is told so at once; the connection then pauses.
-    owed_s = request.pace.owed_s(request.client)
+    owed_s = request.pace.owed_s()
     found = _Round() if owed_s else await _read(parts, fetch, tips, request)
     every = [_partition_answer(parts, key, tip, found) for key, tip in tips.items()]
     room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
@@ -79,7 +79,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
             parts.skipped.note(tip, *part.skipped)
     topics = encode_topics(fetch.version, IsolationLevel(fetch.isolation_level), answers)
-    owed_ms = request.pace.spend(request.client, sum(a.size for a in answers), told=True)
+    owed_ms = request.pace.spend(sum(a.size for a in answers), told=True)
     return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics, owed_ms)
 
 

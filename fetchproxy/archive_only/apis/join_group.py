@@ -20,12 +20,8 @@ _REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group that is told zero does not spi
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(JOIN_GROUP_REQUEST)
-    error = _error(parts.config, asked)
-    if error is ErrorCode.NONE:
-        reply = await parts.groups.join(asked["group_id"], _join_request(request, asked))
-    else:
-        reply = JoinReply(error, asked["member_id"])
+    group_id, join = _read(parts.config, request)
+    reply = join if isinstance(join, JoinReply) else await parts.groups.join(group_id, join)
     name = reply.protocol_name
     if name is None and request.version < _NULL_PROTOCOL_FROM:
         name = ""
@@ -46,6 +42,15 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
             "members": members,
         },
     )
+
+
+def _read(config: ArchiveOnlyConfig, request: Request) -> tuple[str, JoinRequest | JoinReply]:
+    """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
+    asked = request.read(JOIN_GROUP_REQUEST)
+    error = _error(config, asked)
+    if error is not ErrorCode.NONE:
+        return asked["group_id"], JoinReply(error, asked["member_id"])
+    return asked["group_id"], _join_request(request, asked)
 
 
 def _error(config: ArchiveOnlyConfig, asked: Fields) -> ErrorCode:

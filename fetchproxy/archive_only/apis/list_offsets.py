@@ -40,7 +40,9 @@ _NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = wire.parse_request(request.payload, request.head.body_position, request.version).asked
+    payload = request.take_payload()
+    asked = wire.parse_request(payload, request.head.body_position, request.version).asked
+    del payload
     catalogue = parts.archive.catalogue
     tips = [catalogue.partition(one.topic, one.partition) for one in asked]
     views = await parts.archive.views(tip for tip in tips if tip is not None)

@@ -70,8 +70,8 @@ async def _commit(
         return ErrorCode.NONE
     try:
         await parts.offsets.commit(changes)
-    except OffsetsFull:
-        LIMITS_REACHED.labels("offsets_max").inc()
+    except OffsetsFull as limit:
+        LIMITS_REACHED.labels(str(limit)).inc()
         return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     except OSError as error:
         log.error("offsets_not_written", error=str(error))

@@ -13,14 +13,7 @@ from protocol.primitives import Buffer
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(SYNC_GROUP_REQUEST)
-    sync = SyncRequest(
-        Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
-        tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
-        asked["protocol_type"],
-        asked["protocol_name"],
-    )
-    reply = await parts.groups.sync(asked["group_id"], sync)
+    reply = await parts.groups.sync(*_read(request))
     return request.respond(
         SYNC_GROUP_RESPONSE,
         {
@@ -29,6 +22,17 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
             "protocol_name": reply.protocol_name,
             "assignment": reply.assignment,
         },
+    )
+
+
+def _read(request: Request) -> tuple[str, SyncRequest]:
+    """The group and what it is asked. The fields are not kept while it waits."""
+    asked = request.read(SYNC_GROUP_REQUEST)
+    return asked["group_id"], SyncRequest(
+        Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
+        tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
+        asked["protocol_type"],
+        asked["protocol_name"],
     )
 
 

@@ -15,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from sys import getsizeof
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 from uuid import UUID
 
 import structlog
 
+from fetchproxy.archive_only.groups.group_memory import OFFSET_BYTES, GroupMemory
 from fetchproxy.errors import ConfigError
 
 log = structlog.get_logger(__name__)
@@ -31,7 +33,7 @@ FORMAT = 1
 
 
 class OffsetsFull(Exception):
-    """More offsets than `offsets_max`; nothing was changed."""
+    """The key of `archive_only` that is the limit; nothing was changed."""
 
 
 class OffsetKey(NamedTuple):
@@ -57,7 +59,7 @@ Changes = Mapping[OffsetKey, CommittedOffset | None]  # None: forget it
 @dataclass(eq=False)
 class _Commit:
     changes: Changes
-    refused: bool = False
+    refused: str | None = None  # the limit that it would be above
 
 
 @dataclass(eq=False)
@@ -70,11 +72,15 @@ class _Batch:
 
 
 class CommittedOffsets:
-    """An async context manager. Raises ConfigError where the file cannot be read."""
+    """An async context manager. Raises ConfigError where the file cannot be read.
 
-    def __init__(self, file: Path | None, offsets_max: int) -> None:
+    What the file holds is kept, whatever the limits are.
+    """
+
+    def __init__(self, file: Path | None, offsets_max: int, memory: GroupMemory) -> None:
         self._file = file
         self._offsets_max = offsets_max
+        self._memory = memory
         self._offsets: dict[OffsetKey, CommittedOffset] = {}
         self._keys: dict[str, list[OffsetKey]] = {}  # by group
         self._next = _Batch()
@@ -88,6 +94,7 @@ class CommittedOffsets:
             )
         else:
             self._replace(await self._in_thread(partial(_read_file, self._file)))
+            self._memory.take(sum(_size_bytes(*item) for item in self._offsets.items()))
             # Now rather than at the first commit: a folder that cannot be written to is a mistake.
             try:
                 await self._in_thread(partial(_write_file, self._file, self._offsets))
@@ -130,27 +137,37 @@ class CommittedOffsets:
                 await self._write(batch)
         if batch.error is not None:
             raise batch.error
-        if commit.refused:
-            raise OffsetsFull
+        if commit.refused is not None:
+            raise OffsetsFull(commit.refused)
 
     async def _write(self, batch: _Batch) -> None:
         changed = dict(self._offsets)
+        taken = 0
         for commit in batch.commits:
-            commit.refused = not self._fits(commit.changes, changed)
-            if not commit.refused:
+            more = _growth_bytes(commit.changes, changed)
+            commit.refused = self._limit_reached(commit.changes, changed, more)
+            if commit.refused is None:
                 _change(changed, commit.changes)
+                self._memory.take(more)
+                taken += more
         try:
             if self._file is not None:
                 await self._in_thread(partial(_write_file, self._file, changed))
             self._replace(changed)
         except OSError as error:
             batch.error = error
+            self._memory.take(-taken)
+        except BaseException:  # whoever writes goes: the next one writes all of it anew
+            self._memory.take(-taken)
+            raise
         batch.done = True
 
-    def _fits(self, changes: Changes, offsets: Offsets) -> bool:
+    def _limit_reached(self, changes: Changes, offsets: Offsets, more_bytes: int) -> str | None:
         """What is kept already may be committed anew, however many offsets there are."""
         new = sum(value is not None and key not in offsets for key, value in changes.items())
-        return not new or len(offsets) + new <= self._offsets_max
+        if new and len(offsets) + new > self._offsets_max:
+            return "offsets_max"
+        return None if self._memory.has_room(more_bytes) else "groups_bytes_max"
 
     def _replace(self, offsets: dict[OffsetKey, CommittedOffset]) -> None:
         self._offsets, self._keys = offsets, {}
@@ -159,6 +176,21 @@ class CommittedOffsets:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _size_bytes(key: OffsetKey, value: CommittedOffset | None) -> int:
+    """Each commit brings its own copies of its group's and topic's names."""
+    if value is None:
+        return 0
+    names = getsizeof(key.group) + getsizeof(key.topic)
+    return OFFSET_BYTES + names + getsizeof(value.metadata)
+
+
+def _growth_bytes(changes: Changes, offsets: Offsets) -> int:
+    return sum(
+        _size_bytes(key, value) - _size_bytes(key, offsets.get(key))
+        for key, value in changes.items()
+    )
 
 
 def _change(offsets: dict[OffsetKey, CommittedOffset], changes: Changes) -> None:
@@ -186,6 +218,10 @@ def _read_file(file: Path) -> dict[OffsetKey, CommittedOffset]:
         raise ConfigError(f"archive_only.offsets_file = {file}: cannot be read: {error}") from error
 
 
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
 def _write_file(file: Path, offsets: Offsets) -> None:
     """Durable when it returns; the name always leads to a whole file. Raises OSError."""
     rows = [
@@ -193,7 +229,7 @@ def _write_file(file: Path, offsets: Offsets) -> None:
         for key, value in sorted(offsets.items(), key=lambda item: item[0])
     ]
     beside = file.with_name(file.name + ".new")
-    with beside.open("w", encoding="utf-8") as out:
+    with open(beside, "w", encoding="utf-8", opener=_for_its_owner) as out:
         json.dump({"format": FORMAT, "offsets": rows}, out)
         out.flush()
         os.fsync(out.fileno())

@@ -12,6 +12,14 @@ from itertools import count
 from typing import cast
 
 from fetchproxy.archive_only.groups.classic_group import ClassicGroup
+from fetchproxy.archive_only.groups.group_memory import (
+    GROUP_BYTES,
+    GroupMemory,
+    group_bytes,
+    join_bytes,
+    member_bytes,
+    texts_bytes,
+)
 from fetchproxy.archive_only.groups.group_values import (
     GroupLimits,
     GroupState,
@@ -31,14 +39,19 @@ from protocol.error_codes import ErrorCode
 class GroupCoordinator:
     """`new_member_id(prefix)` makes an id that was never used before."""
 
-    def __init__(self, config: ArchiveOnlyConfig, new_member_id: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        config: ArchiveOnlyConfig,
+        memory: GroupMemory,
+        new_member_id: Callable[[str], str],
+    ) -> None:
         self._groups_max = config.groups_max
-        self._bytes_max = config.groups_bytes_max
+        self._memory = memory
         delay_s = config.group_initial_rebalance_delay_ms / 1000
         self._limits = GroupLimits(config.group_members_max, delay_s)
         self._new_member_id = new_member_id
         self._groups: dict[str, ClassicGroup] = {}
-        self._sizes: dict[str, int] = {}  # bytes that members have given, by group
+        self._sizes: dict[str, int] = {}  # bytes, by group
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tickets = count(1)
         self._waiting: dict[Ticket, asyncio.Future[Reply]] = {}
@@ -65,10 +78,9 @@ class GroupCoordinator:
                 LIMITS_REACHED.labels("groups_max").inc()
                 return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
             group = ClassicGroup(group_id, self._limits, self._new_member_id)
-            self._groups[group_id] = group
-        if self._is_full(sum(len(data) for _, data in request.protocols)):
-            self._settle(group)
+        if self._is_full(self._more_bytes(group, request)):
             return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
+        self._groups[group_id] = group
         ticket, reply = self._expect()
         group.join(self._now(), ticket, request)
         self._note_size(group)
@@ -79,10 +91,13 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         if group is None:
             return SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)
-        if self._is_full(sum(len(data) for _, data in request.assignments)):
+        given = sum(len(data) for _, data in request.assignments)
+        had = sum(len(member.assignment) for member in group.members.values())
+        if self._is_full(given - had):
             return SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
         ticket, reply = self._expect()
         group.sync(self._now(), ticket, request)
+        del request  # what the group has not taken of it is not kept while it waits
         self._note_size(group)
         return cast(SyncReply, await self._answered(group, ticket, reply))
 
@@ -102,6 +117,7 @@ class GroupCoordinator:
         if group is None:
             return None
         errors = [group.leave(self._now(), *member) for member in members]
+        self._note_size(group)
         self._settle(group)
         return errors
 
@@ -120,10 +136,20 @@ class GroupCoordinator:
         return asyncio.get_running_loop().time()
 
     def _note_size(self, group: ClassicGroup) -> None:
-        self._sizes[group.group_id] = sum(m.size_bytes for m in group.members.values())
+        size = group_bytes(group)
+        self._memory.take(size - self._sizes.get(group.group_id, 0))
+        self._sizes[group.group_id] = size
+
+    def _more_bytes(self, group: ClassicGroup, request: JoinRequest) -> int:
+        """What the group holds after the join beyond what it holds now, at the most."""
+        more = join_bytes(request)
+        if group.group_id not in self._sizes:
+            more += GROUP_BYTES + texts_bytes([group.group_id])
+        before = group.members.get(request.member_id)
+        return more if before is None else more - member_bytes(before)
 
     def _is_full(self, more_bytes: int) -> bool:
-        if sum(self._sizes.values()) + more_bytes <= self._bytes_max:
+        if self._memory.has_room(more_bytes):
             return False
         LIMITS_REACHED.labels("groups_bytes_max").inc()
         return True
@@ -154,7 +180,7 @@ class GroupCoordinator:
             timer.cancel()
         if group.unused or group.state is GroupState.DEAD:
             self._groups.pop(group.group_id, None)
-            self._sizes.pop(group.group_id, None)
+            self._memory.take(-self._sizes.pop(group.group_id, 0))
         else:
             at = group.next_deadline()
             if at is not None:
@@ -167,4 +193,5 @@ class GroupCoordinator:
         at = group.next_deadline()
         now = self._now()
         group.advance(now if at is None else max(now, at))
+        self._note_size(group)
         self._settle(group)

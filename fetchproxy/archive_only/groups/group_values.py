@@ -125,10 +125,5 @@ class Member:
         """A member that waits for us cannot be late itself."""
         return self.join_ticket is not None or self.sync_ticket is not None
 
-    @property
-    def size_bytes(self) -> int:
-        """Of what it brought and was given."""
-        return len(self.assignment) + sum(len(data) for _, data in self.protocols)
-
     def metadata(self, protocol_name: str | None) -> bytes:
         return next((data for name, data in self.protocols if name == protocol_name), b"")

@@ -13,7 +13,8 @@ from fetchproxy.cli.pipeline.restore import restore
 from fetchproxy.cli.pipeline.verify import verify
 
 app = typer.Typer(
-    help="Jobs over a whole archive on Spark; need the extra: pip install fetchproxy[spark].",
+    # Without the backslash rich takes the brackets for markup, and shows nothing of them.
+    help="Jobs over a whole archive on Spark; they need, in a clone: pip install -e '.\\[spark]'.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

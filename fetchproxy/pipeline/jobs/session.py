@@ -30,7 +30,7 @@ def require_spark() -> None:
     """Raises ConfigError, naming the extra, where PySpark is not installed."""
     if find_spec("pyspark") is None:
         raise ConfigError(
-            "PySpark is not installed; install it with: pip install fetchproxy[spark]"
+            "PySpark is not installed; in a clone of the project: pip install -e '.[spark]'"
         )
 
 

@@ -37,5 +37,5 @@ def test_settings_have_the_last_word() -> None:
 def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("fetchproxy.pipeline.jobs.session.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install fetchproxy\[spark\]"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[spark\]'"):
         require_spark()

@@ -1,0 +1,97 @@
+"""Who poses as a broker gets neither a password nor a hash that gives it away."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+
+from fetchproxy.cluster.messages import Request
+from fetchproxy.cluster.sasl import SaslCredentials, SaslSession, sasl_credentials
+from fetchproxy.cluster.sasl_messages import AuthenticateAnswer, HandshakeAnswer, decode_handshake
+from fetchproxy.config.addresses import HostPort
+from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.errors import AuthenticationRefused
+
+T = TypeVar("T")
+
+
+class AskingBroker:
+    """Answers the first message with its number of iterations, and has no second answer."""
+
+    address = HostPort("broker", 9092)
+
+    def __init__(self, iterations: str) -> None:
+        self._iterations = iterations
+        self.tokens: list[bytes] = []
+        self.closed = False
+
+    def version_of(self, api_key: int) -> int:
+        return 1
+
+    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
+        sent: Any = message
+        if decode is decode_handshake:
+            return HandshakeAnswer(0, ("SCRAM-SHA-256",))  # type: ignore[return-value]
+        self.tokens.append(bytes(sent.auth_bytes))
+        if len(self.tokens) == 2:
+            return AuthenticateAnswer(58, "no", b"", 0)  # type: ignore[return-value]
+        nonce = sent.auth_bytes.decode().partition(",r=")[2]
+        salt = base64.b64encode(b"salt").decode()
+        said = f"r={nonce}more,s={salt},i={self._iterations}".encode()
+        return AuthenticateAnswer(0, None, said, 0)  # type: ignore[return-value]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def config(**more: Any) -> ClusterConfig:
+    values: dict[str, Any] = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "sasl_username": "archiver",
+        "sasl_password": SecretStr("5ecret"),
+    }
+    return ClusterConfig(**(values | more))
+
+
+@pytest.mark.parametrize("iterations", ["1", "4095", "0", "-5", "+1"])
+async def test_too_few_iterations_get_no_proof(iterations: str) -> None:
+    broker = AskingBroker(iterations)
+    with pytest.raises(AuthenticationRefused, match=r"broker:9092.*expected at least 4096"):
+        await SaslSession(broker, SaslCredentials(config())).authenticate()
+    assert len(broker.tokens) == 1
+    assert broker.closed
+
+
+async def test_kafkas_least_is_taken() -> None:
+    broker = AskingBroker("4096")
+    with pytest.raises(AuthenticationRefused, match="no"):
+        await SaslSession(broker, SaslCredentials(config())).authenticate()
+    assert b",p=" in broker.tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "protocol", "bootstrap", "warned"),
+    [
+        ("PLAIN", "SASL_PLAINTEXT", "kafka:9092", True),
+        ("PLAIN", "SASL_PLAINTEXT", "127.0.0.1:9092,kafka:9092", True),
+        ("PLAIN", "SASL_PLAINTEXT", "127.0.0.1:9092,[::1]:9092", False),
+        ("PLAIN", "SASL_SSL", "kafka:9092", False),
+        ("SCRAM-SHA-512", "SASL_PLAINTEXT", "kafka:9092", False),
+    ],
+)
+def test_a_password_in_plaintext_is_warned_of(
+    mechanism: str, protocol: str, bootstrap: str, warned: bool
+) -> None:
+    with capture_logs() as logs:
+        sasl_credentials(
+            config(sasl_mechanism=mechanism, security_protocol=protocol, bootstrap=bootstrap)
+        )
+    found = [line for line in logs if line["event"] == "credentials_in_plaintext"]
+    assert len(found) == warned
+    assert "5ecret" not in str(logs)
