@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from fetchproxy.errors import (
     ObjectNotFound,
+    ObjectTooLarge,
     RangeNotSatisfiable,
     RemoteStorageError,
     StorageDenied,
@@ -125,8 +126,10 @@ class FileTree:
             _sync(target.parent)
             return True
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, bytes_max: int) -> bytes:
         with self._translated(key), self._opened(key) as (fd, size):
+            if size > bytes_max:
+                raise ObjectTooLarge(key, size, bytes_max)
             return _read_exactly(fd, 0, size)
 
     def get_range(self, key: str, byte_range: ByteRange) -> bytes:

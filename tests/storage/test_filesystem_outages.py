@@ -288,7 +288,7 @@ async def test_a_killed_writer_leaves_whole_objects(root: Path) -> None:
         await writer.wait()
         tree = FileTree(root, create=True)
         for found in tree.walk("", ""):
-            content = tree.get(found.key)
+            content = tree.get(found.key, found.size_bytes)
             assert found.key == "a/k"
             assert len(content) == 300_000
             assert len(set(content)) == 1
