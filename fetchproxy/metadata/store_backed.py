@@ -22,8 +22,8 @@ import structlog
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import (
+    DamagedObject,
     ObjectNotFound,
-    ObjectTooLarge,
     RemoteStorageError,
     StorageUnavailable,
 )
@@ -372,10 +372,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if failures:
             raise failures[0]
 
-    async def _content(self, entry: Readable) -> bytes | ObjectTooLarge:
+    async def _content(self, entry: Readable) -> bytes | DamagedObject:
         try:
             return await self._rsm.get_segment_metadata(entry.stored.key)
-        except ObjectTooLarge as damage:
+        except DamagedObject as damage:
             return damage
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, ObjectTooLarge, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError, StorageUnavailable
 from fetchproxy.many_items import pieces
 from fetchproxy.metadata.json_fields import INT64, Fields, decode_document
 from fetchproxy.model import TopicIdPartition
@@ -295,7 +295,7 @@ async def read_concerns(
         try:
             raw = await objects.get_concern(one)
             said = None if raw is None else _decode(raw, one)
-        except ObjectTooLarge as damage:
+        except DamagedObject as damage:
             said = finding(one.name, one.tip, str(damage), None)
         if said is not None:
             found[at] = StoredConcern(one.name, one.tip, said, one.version)

@@ -21,7 +21,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.errors import CorruptSegment, ObjectTooLarge, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.index.local_remote_log_index import LocalRemoteLogIndex
 from fetchproxy.metadata.partition_view import PartitionView
@@ -84,7 +84,7 @@ class LocalIndexRefresher:
         fetched = missing[:FETCHES_MAX]
         for metadata, raw in zip(fetched, await self._fetch(fetched), strict=True):
             try:
-                if isinstance(raw, ObjectTooLarge):
+                if isinstance(raw, DamagedObject):
                     raise raw
                 await self._local.in_thread(index.append, self._local.describe(metadata), raw)
             except (CorruptSegment, ValueError) as error:
@@ -115,10 +115,8 @@ class LocalIndexRefresher:
         except OSError as error:
             log.warning("local_index_leftovers_kept", error=str(error))
 
-    async def _fetch(
-        self, segments: list[RemoteLogSegmentMetadata]
-    ) -> list[bytes | ObjectTooLarge]:
-        fetched: dict[UUID, bytes | ObjectTooLarge] = {}
+    async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes | DamagedObject]:
+        fetched: dict[UUID, bytes | DamagedObject] = {}
         failures: list[RemoteStorageError] = []
 
         async def fetch(metadata: RemoteLogSegmentMetadata) -> None:
@@ -126,7 +124,7 @@ class LocalIndexRefresher:
             try:
                 raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
                 fetched[metadata.segment_id.id] = raw
-            except ObjectTooLarge as damage:
+            except DamagedObject as damage:
                 fetched[metadata.segment_id.id] = damage
             except RemoteStorageError as error:
                 failures.append(error)

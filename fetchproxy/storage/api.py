@@ -52,7 +52,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        """Whole. Raises ObjectNotFound; ObjectTooLarge above `bytes_max`, before it is read."""
+        """Whole. Raises ObjectNotFound; DamagedObject above `bytes_max`, before it is read."""
 
     @abstractmethod
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:

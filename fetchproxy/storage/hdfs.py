@@ -22,10 +22,10 @@ import structlog
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import (
     ObjectNotFound,
-    ObjectTooLarge,
     RangeNotSatisfiable,
     RemoteStorageError,
     StorageUnavailable,
+    too_large,
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
@@ -100,7 +100,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
         try:
             return await self._read(key, f"get {check_key(key)}", bytes_max)
         except LongerThanWanted as longer:
-            raise ObjectTooLarge(key, longer.size_bytes, bytes_max) from None
+            raise too_large(key, longer.size_bytes, bytes_max) from None
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         start, length = byte_range.start, byte_range.length

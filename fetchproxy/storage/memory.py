@@ -13,12 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fetchproxy.errors import (
-    ObjectNotFound,
-    ObjectTooLarge,
-    RangeNotSatisfiable,
-    RemoteStorageError,
-)
+from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
@@ -62,7 +57,7 @@ class MemoryObjectStore(ObjectStore):
         await self._turn()
         content = self._content(key)
         if len(content) > bytes_max:
-            raise ObjectTooLarge(key, len(content), bytes_max)
+            raise too_large(key, len(content), bytes_max)
         return content
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:

@@ -1,7 +1,7 @@
 """How large an object may be that is read whole. Pure.
 
 A store may hold anything under the archive's names. What is larger than all that was ever written
-there is damaged, and refused before a byte of it is read (`errors.ObjectTooLarge`). Logs are read
+there is damaged, and refused before a byte of it is read (`errors.DamagedObject`). Logs are read
 in ranges alone.
 """
 

@@ -169,7 +169,7 @@ class RemoteStorageManager:
     async def fetch_index(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
         """Any but LOG and METADATA, whole. TXN is empty, unread, without aborted transactions.
 
-        ObjectTooLarge: it is no index of a segment of that size.
+        DamagedObject: it is no index of a segment of that size.
         `layout.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
@@ -219,7 +219,7 @@ class RemoteStorageManager:
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
-        """`key` is one of `list_segment_metadata`. ObjectNotFound: deleted since; ObjectTooLarge:
+        """`key` is one of `list_segment_metadata`. ObjectNotFound: deleted since; DamagedObject:
         nobody has written it as such."""
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
@@ -327,7 +327,7 @@ class RemoteStorageManager:
     async def get_listed_index(self, stored: StoredObject, log_bytes: int) -> bytes:
         """The INDEX, one of `list_segment_objects`, beside a log of that size.
 
-        ObjectNotFound: deleted since; ObjectTooLarge.
+        ObjectNotFound: deleted since; DamagedObject.
         """
         size_max = segment_file_bytes_max(SegmentFile.INDEX, stored.key, log_bytes)
         return await self._store.get(stored.key, size_max)

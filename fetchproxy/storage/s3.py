@@ -23,7 +23,7 @@ from aiobotocore.session import get_session
 from botocore.handlers import add_expect_header
 
 from fetchproxy.config.sections import StoreConfig
-from fetchproxy.errors import ObjectTooLarge, RemoteStorageError
+from fetchproxy.errors import RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.storage import s3_listing
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
@@ -121,13 +121,13 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                 small = await ranges.get(key, Wanted(SMALL_OBJECT, to_end=True), what)
                 if small is not None:
                     if len(small) > bytes_max:
-                        raise ObjectTooLarge(key, len(small), bytes_max)
+                        raise too_large(key, len(small), bytes_max)
                     return bytes(small)
             answer: Answer = await client.get_object(Bucket=self._bucket, Key=key)
             async with answer["Body"] as body:  # on an error: the connection is not used again
                 length = object_length(answer, what)
                 if length > bytes_max:
-                    raise ObjectTooLarge(key, length, bytes_max)
+                    raise too_large(key, length, bytes_max)
                 content = whole(await body.read(), length, what)
             if ranges is not None and 0 < length <= SMALL_OBJECT.length:
                 ranges.was_needless(key)

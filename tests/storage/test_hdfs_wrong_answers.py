@@ -15,8 +15,8 @@ from aiohttp import web
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import (
+    DamagedObject,
     ObjectNotFound,
-    ObjectTooLarge,
     RangeNotSatisfiable,
     RemoteStorageError,
     StorageDenied,
@@ -291,7 +291,7 @@ async def test_an_object_without_end_is_given_up(stated: bool) -> None:
     async with streaming(endless) as address:
         location = HdfsLocation((address,), "/a", user="me")
         async with HdfsObjectStore(location, config=StoreConfig()) as store:
-            with pytest.raises(ObjectTooLarge, match=r"^k has \d+ bytes.*1048576 at most"):
+            with pytest.raises(DamagedObject, match=r"^k has \d+ bytes.*1048576 at most"):
                 await store.get("k", 1024 * 1024)
             with pytest.raises(StorageUnavailable, match="bytes came"):
                 await store.get_range("k", ByteRange(0, 1000))

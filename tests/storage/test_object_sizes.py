@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.errors import CorruptSegment, ObjectTooLarge, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.index.remote_log_index import INTERVAL_BYTES, RemoteLogIndexBuilder
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -96,13 +96,13 @@ async def test_nothing_is_read_whole_that_is_too_large(tmp_path: Path) -> None:
     await planted(tmp_path)
     async with RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm:
         for file in set(SegmentFile) - {SegmentFile.METADATA, SegmentFile.LOG}:
-            with pytest.raises(ObjectTooLarge) as caught:
+            with pytest.raises(DamagedObject) as caught:
                 await rsm.fetch_index(segment(1, 0), file)
             assert isinstance(caught.value, CorruptSegment)
             assert not caught.value.retriable
             key = rsm.object_key(segment(1, 0), file)
             assert str(caught.value).startswith(f"{key} has {SPARSE_BYTES} bytes, it can have ")
-        with pytest.raises(ObjectTooLarge, match=f"can have {SMALL_OBJECT_BYTES_MAX} at most"):
+        with pytest.raises(DamagedObject, match=f"can have {SMALL_OBJECT_BYTES_MAX} at most"):
             await rsm.get_segment_metadata(rsm.object_key(segment(2, 10), SegmentFile.METADATA))
 
 
@@ -148,5 +148,5 @@ async def test_an_object_as_large_as_it_may_be_is_read(tmp_path: Path) -> None:
         await store.put("k", bytes(OBJECT_BYTES_MAX))
         assert len(await store.get("k")) == OBJECT_BYTES_MAX
         await store.put("k", bytes(OBJECT_BYTES_MAX + 1))
-        with pytest.raises(ObjectTooLarge):
+        with pytest.raises(DamagedObject):
             await store.get("k")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, ObjectTooLarge, RangeNotSatisfiable
+from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.index.kafka_index_files import (
     offset_index_fault,
     snapshot_fault,
@@ -126,7 +126,7 @@ class SegmentVerifier:
                 raw = await self._rsm.fetch_index(metadata, file)
             except ObjectNotFound:
                 continue
-            except ObjectTooLarge as error:
+            except DamagedObject as error:
                 self._fault(file, None, None, str(error))
                 continue
             if file is SegmentFile.OFFSET_INDEX:
@@ -143,7 +143,7 @@ class SegmentVerifier:
             return await self._rsm.fetch_index(self._metadata, file)
         except ObjectNotFound:
             self._fault(file, None, None, "object is missing")
-        except ObjectTooLarge as error:
+        except DamagedObject as error:
             self._fault(file, None, None, str(error))
         return None
 
