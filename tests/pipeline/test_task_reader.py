@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -22,9 +22,8 @@ from fetchproxy.pipeline.source.archive_reading import plan_input
 from fetchproxy.pipeline.source.options import SourceOptions, parse_options
 from fetchproxy.pipeline.source.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.pipeline.source.task_reader import RowFilter, read_task
-from fetchproxy.storage import file_tree
 from fetchproxy.storage.layout import SegmentFile
-from fetchproxy.storage.plain_files import read_exactly
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
 def batches_of(base: int, count: int = 10, each: int = 10, **more: Any) -> list[bytes]:
@@ -296,15 +295,11 @@ def test_a_store_that_hangs_ends_the_task_by_name(
     archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read that never returns, as of a dead NFS server."""
-    alive = Event()
 
-    def held(fd: int, start: int, end: int) -> bytes:
-        alive.wait()
-        return read_exactly(fd, start, end)
+    async def hanging(*_: object) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
 
-    monkeypatch.setattr(file_tree, "read_exactly", held)
-    try:
-        with pytest.raises(StorageUnavailable, match=r"offsets 0 to 99.*not read within 0\.4 s"):
-            offsets_read(archive, readMaxMs="400")
-    finally:
-        alive.set()
+    monkeypatch.setattr(RemoteStorageManager, "fetch_log_segment", hanging)
+    with pytest.raises(StorageUnavailable, match=r"offsets 0 to 99.*not read within 0\.4 s"):
+        offsets_read(archive, readMaxMs="400")

@@ -193,7 +193,8 @@ def _write_file(file: Path, offsets: Offsets) -> None:
         for key, value in sorted(offsets.items(), key=lambda item: item[0])
     ]
     beside = file.with_name(file.name + ".new")
-    with beside.open("w", encoding="utf-8") as out:
+    owner_only = partial(os.open, mode=0o600)
+    with open(beside, "w", encoding="utf-8", opener=owner_only) as out:
         json.dump({"format": FORMAT, "offsets": rows}, out)
         out.flush()
         os.fsync(out.fileno())
