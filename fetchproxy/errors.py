@@ -8,7 +8,8 @@ FetchProxyError
 │   ├── StorageThrottled       retriable
 │   ├── StorageUnavailable     retriable: timeout, refused, reset, 5xx
 │   │   └── ArchiveMissing     the store answers, and has no archive at this place
-│   └── ArchiveMismatch        the archive is another's, or this process is set otherwise; says how
+│   ├── ArchiveMismatch        the archive is another's, or this process is set otherwise; says how
+│   └── DamagedObject          also a CorruptSegment: what lies there nobody has stored; not read
 ├── CorruptSegment             bytes that fail their own checksum or shape
 ├── LogTruncated               the log was cut, and where it parted from the archive nobody can tell
 │   └── LogBeginsAgain         nothing of the archive is in the log: a person says which counts
@@ -69,6 +70,14 @@ class ArchiveMismatch(RemoteStorageError):
 
 class CorruptSegment(FetchProxyError):
     pass
+
+
+class DamagedObject(RemoteStorageError, CorruptSegment):
+    """Too large for what it is called, or no file at all. The store itself works."""
+
+
+def too_large(key: str, size_bytes: int, bytes_max: int) -> DamagedObject:
+    return DamagedObject(f"{key} has {size_bytes} bytes, it can have {bytes_max} at most: not read")
 
 
 class LogTruncated(FetchProxyError):

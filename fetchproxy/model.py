@@ -11,6 +11,10 @@ from enum import IntEnum
 from uuid import UUID
 
 ZERO_UUID = UUID(int=0)
+# The last offset that a record can have: the one behind it is an int64 too.
+OFFSET_MAX = 2**63 - 2
+# Of a segment's log: eight times the largest that Kafka makes.
+SEGMENT_BYTES_MAX = 16 * 1024**3
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 

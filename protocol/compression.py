@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 
 import cramjam
 
@@ -19,6 +20,7 @@ from protocol.primitives import Buffer
 RECORDS_BYTES_MAX = 512 * 1024 * 1024
 _FIRST_GUESS_BYTES = 64 * 1024
 _FIRST_GUESS_RATIO = 8
+_GZIP_PIECE_BYTES = 8 * 1024 * 1024  # unpacked at once, beside what is there already
 
 # The snappy-java stream that Kafka's producers write: magic, two version numbers, blocks.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -35,37 +37,45 @@ class CompressionType(IntEnum):
     ZSTD = 4
 
 
-def _gzip(data: Buffer) -> Buffer:
+# The first bytes of the records, up to so many, and whether these are all.
+Unpacked = tuple[Buffer, bool]
+
+
+def _gzip(data: Buffer, bytes_max: int) -> Unpacked:
     out = bytearray()
     rest: Buffer = data
     while rest:
         stream = zlib.decompressobj(wbits=31)
-        try:
-            out += stream.decompress(rest, RECORDS_BYTES_MAX + 1 - len(out))
-        except zlib.error as error:
-            raise MalformedMessage(f"gzip records: {error}") from None
-        if len(out) > RECORDS_BYTES_MAX:
-            raise MalformedMessage(f"gzip records unpack to more than {RECORDS_BYTES_MAX} bytes")
-        if not stream.eof:
-            raise MalformedMessage("gzip records end early")
+        while not stream.eof:
+            if not rest:
+                raise MalformedMessage("gzip records end early")
+            piece_max = min(_GZIP_PIECE_BYTES, bytes_max + 1 - len(out))
+            try:
+                out += stream.decompress(rest, piece_max)
+            except zlib.error as error:
+                raise MalformedMessage(f"gzip records: {error}") from None
+            if len(out) > bytes_max:
+                return memoryview(out)[:bytes_max], False
+            rest = stream.unconsumed_tail
         rest = stream.unused_data
-    return out
+    return out, True
 
 
-def _snappy_block(data: Buffer) -> bytes:
+def _snappy_block(data: Buffer, bytes_max: int) -> bytes | None:
+    """None: it is larger. A block is not taken apart."""
     try:
-        size = cramjam.snappy.decompress_raw_len(data)
-        if size > RECORDS_BYTES_MAX:
-            raise MalformedMessage(f"snappy block claims {size} bytes")
+        if cramjam.snappy.decompress_raw_len(data) > bytes_max:
+            return None
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
         raise MalformedMessage(f"snappy records: {error}") from None
 
 
-def _snappy(data: Buffer) -> Buffer:
+def _snappy(data: Buffer, bytes_max: int) -> Unpacked:
     """A xerial stream (Java, librdkafka) or one raw block (some older producers)."""
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _snappy_block(data)
+        only = _snappy_block(data, bytes_max)
+        return (b"", False) if only is None else (only, True)
     out = bytearray()
     pos = _XERIAL_HEADER_BYTES
     while pos < len(data):
@@ -73,43 +83,48 @@ def _snappy(data: Buffer) -> Buffer:
         pos += 4
         if size < 0 or pos + size > len(data):
             raise MalformedMessage(f"snappy block at byte {pos} claims {size} bytes")
-        out += _snappy_block(data[pos : pos + size])
-        if len(out) > RECORDS_BYTES_MAX:
-            raise MalformedMessage(f"snappy records unpack to more than {RECORDS_BYTES_MAX} bytes")
+        block = _snappy_block(data[pos : pos + size], bytes_max - len(out))
+        if block is None:
+            return out, False
+        out += block
         pos += size
-    return out
+    return out, True
 
 
-def _into_growing(unpack_into: Callable[[Buffer, bytearray], int], data: Buffer) -> Buffer:
-    """These codecs do not say how large the result is: the buffer grows until it fits."""
-    room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))
-    while True:
-        room = min(room, RECORDS_BYTES_MAX)
-        out = bytearray(room)
-        try:
-            return memoryview(out)[: unpack_into(data, out)]
-        except cramjam.DecompressionError as error:
-            # The codec's only sign of a full buffer; damage is reported in other words.
-            if "whole buffer" not in str(error) or room == RECORDS_BYTES_MAX:
-                raise MalformedMessage(f"compressed records: {error}") from None
-        room *= 4
+def _filled(
+    unpack_into: Callable[[Buffer, bytearray], int], data: Buffer, bytes_max: int
+) -> Unpacked:
+    """These codecs do not say how large the result is, and fill what they are given."""
+    out = bytearray(bytes_max)
+    try:
+        return memoryview(out)[: unpack_into(data, out)], True
+    except cramjam.DecompressionError as error:
+        # The codec's only sign of a full buffer; damage is reported in other words.
+        if "whole buffer" in str(error):
+            return out, False
+        raise MalformedMessage(f"compressed records: {error}") from None
 
 
-def _lz4(data: Buffer) -> Buffer:
-    return _into_growing(cramjam.lz4.decompress_into, data)
-
-
-def _zstd(data: Buffer) -> Buffer:
-    return _into_growing(cramjam.zstd.decompress_into, data)
-
-
-_UNPACK: dict[int, Callable[[Buffer], Buffer]] = {
-    CompressionType.NONE: lambda data: data,
+_UNPACK: dict[int, Callable[[Buffer, int], Unpacked]] = {
+    CompressionType.NONE: lambda data, _: (data, True),
     CompressionType.GZIP: _gzip,
     CompressionType.SNAPPY: _snappy,
-    CompressionType.LZ4: _lz4,
-    CompressionType.ZSTD: _zstd,
+    CompressionType.LZ4: partial(_filled, cramjam.lz4.decompress_into),
+    CompressionType.ZSTD: partial(_filled, cramjam.zstd.decompress_into),
 }
+
+
+def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
+    """The first bytes of the records, and whether these are all; no more memory is taken.
+
+    Snappy gives whole blocks: less than `bytes_max` where the next one does not fit. Records that
+    were not compressed are `data` itself, whatever its size.
+    Raises `MalformedMessage` for an unknown codec or damaged data.
+    """
+    unpack = _UNPACK.get(codec)
+    if unpack is None:
+        raise MalformedMessage(f"compression codec {codec} is unknown")
+    return unpack(data, bytes_max)
 
 
 def decompress(codec: int, data: Buffer) -> Buffer:
@@ -117,7 +132,14 @@ def decompress(codec: int, data: Buffer) -> Buffer:
 
     Raises `MalformedMessage` for an unknown codec, damaged data or an absurd size.
     """
-    unpack = _UNPACK.get(codec)
-    if unpack is None:
-        raise MalformedMessage(f"compression codec {codec} is unknown")
-    return unpack(data)
+    room = RECORDS_BYTES_MAX
+    if codec in (CompressionType.LZ4, CompressionType.ZSTD):  # they begin anew with more room
+        room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))
+    while True:
+        room = min(room, RECORDS_BYTES_MAX)
+        records, whole = unpack_up_to(codec, data, room)
+        if whole:
+            return records
+        if room == RECORDS_BYTES_MAX:
+            raise MalformedMessage(f"records unpack to more than {RECORDS_BYTES_MAX} bytes")
+        room *= 4

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from fetchproxy.config.forms import OptionalPaths, OptionalPattern, OptionalRetentionOverrides
-from fetchproxy.config.section import KiB, MiB, Section
+from fetchproxy.config.section import GiB, KiB, MiB, Section
 
 
 class ArchiveConfig(Section):
@@ -24,7 +24,10 @@ class ArchiveConfig(Section):
         None,
         description="that broker's log.dirs, all of them; only partitions that it leads are copied",
     )
-    segment_bytes_max: int = Field(64 * MiB, description="a segment is cut at this size", ge=KiB)
+    # A batch more must stay below the largest segment that anybody reads (`SEGMENT_BYTES_MAX`).
+    segment_bytes_max: int = Field(
+        64 * MiB, description="a segment is cut at this size", ge=KiB, le=8 * GiB
+    )
     segment_age_max_ms: int = Field(
         600_000, description="or when its first batch was read this long ago", ge=1
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fetchproxy.config.section import KiB, MiB
 from fetchproxy.config.sections import Config
 from fetchproxy.errors import ConfigError
+from protocol.record_batch import SEARCHED_BYTES_MAX
 
 # The interpreter, its libraries and what is too small to count: a proxy without clients has 70 MiB.
 PROCESS_BYTES = 96 * MiB
@@ -62,6 +63,7 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
 def fixed_parts(config: Config) -> dict[str, int]:
     """Bytes by what they follow from; these do not shrink."""
     parts = {"the process": PROCESS_BYTES}
+    parts["a search by time"] = SEARCHED_BYTES_MAX
     parts["process.freed_bytes_max"] = config.process.freed_bytes_max
     remote, archive, store = config.remote_fetch, config.archive, config.store
     if remote.disk_cache_dir is not None:

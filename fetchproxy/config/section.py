@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 KiB = 1024
 MiB = 1024 * KiB
+GiB = 1024 * MiB
 
 
 class Section(BaseModel):

@@ -79,7 +79,9 @@ def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
             raise CorruptSegment(f"{topic[:80]!r} is no Kafka Uuid")
         offsets = Fields(partitions)
         for partition in offsets.names():
-            if not (partition.isascii() and partition.isdecimal() and int(partition) < INT32):
+            # Python refuses to read numbers of thousands of digits at all.
+            short = partition.isascii() and partition.isdecimal() and len(partition) <= 10
+            if not short or int(partition) >= INT32:
                 raise CorruptSegment(f"{partition[:80]!r} is no partition")
             yield (topic_id, int(partition)), offsets.integer(partition, NOT_KNOWN, INT64)
 

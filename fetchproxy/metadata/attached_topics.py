@@ -31,6 +31,7 @@ from fetchproxy.storage.layout import (
     topic_cluster_key,
     topic_folder,
 )
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.open import open_object_store
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -105,13 +106,14 @@ class AttachedObjectStore(ObjectStore):
         self._check_own(key)
         await self._own.delete(key)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         mount = self._mount(key)
         if mount is None:
-            return await self._own.get(key)
+            return await self._own.get(key, bytes_max)
         if key == mount.hidden:
             raise ObjectNotFound(key)
-        return self._renamed(key, mount, await mount.attached.store.get(mount.key_there(key)))
+        there = await mount.attached.store.get(mount.key_there(key), bytes_max)
+        return self._renamed(key, mount, there)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         mount = self._mount(key)

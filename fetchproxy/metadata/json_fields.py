@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.legal_values import legal_partition
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.layout import parse_uuid
 
@@ -128,8 +129,6 @@ class Fields:
         return [Fields(entry) for entry in value]
 
     def partition(self) -> TopicIdPartition:
-        return TopicIdPartition(
-            topic_id=self.uuid("topic_id"),
-            topic=self.text("topic"),
-            partition=self.integer("partition", 0, INT32),
-        )
+        """Raises CorruptSegment also for what no partition can be called."""
+        partition = self.integer("partition", 0, INT32)
+        return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)

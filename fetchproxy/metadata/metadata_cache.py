@@ -30,6 +30,7 @@ import crc32c
 import structlog
 
 from fetchproxy.errors import ConfigError
+from fetchproxy.folder_lock import make_own_folder
 from fetchproxy.metadata.cache_file import CacheFile, replace_file, sync_path
 from fetchproxy.model import TopicIdPartition, is_topic_name
 from fetchproxy.storage.layout import parse_uuid, uuid_text
@@ -51,9 +52,9 @@ class MetadataCache:
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
-        """Raises ConfigError where another process has the folder, OSError."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Raises ConfigError where another process or user has the folder, OSError."""
+        make_own_folder(self._directory, "metadata.cache_dir")
+        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

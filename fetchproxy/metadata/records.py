@@ -52,6 +52,7 @@ from typing import TypeVar
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.json_fields import NewerMetadataVersion
+from fetchproxy.metadata.legal_values import legal_partition, legal_segment
 from fetchproxy.model import (
     EpochStart,
     LogHistory,
@@ -170,8 +171,8 @@ def decode_message(raw: bytes, where: str) -> MetadataEvent:
         kind, version = fields.record_head()
         topic = fields.read("topic", lambda cursor: cursor.string(False))
         topic_id = fields.read("topic id", Cursor.uuid)
-        partition = fields.integer("partition", Cursor.int32, 0)
-        return _decode(fields, kind, version, TopicIdPartition(topic_id, topic, partition))
+        partition = fields.read("partition", Cursor.int32)
+        return _decode(fields, kind, version, legal_partition(topic_id, topic, partition))
 
     return _whole(raw, where, read)
 
@@ -340,17 +341,19 @@ def _decode_segment(
         copied = fields.integer("copiedEndOffset", Cursor.int64, NO_OFFSET)
         if NO_OFFSET < copied < end_offset:
             raise CorruptSegment(f"field copiedEndOffset is {copied}, below endOffset {end_offset}")
-    return RemoteLogSegmentMetadata(
-        segment_id=segment_id,
-        start_offset=start_offset,
-        end_offset=end_offset,
-        max_timestamp_ms=max_timestamp_ms,
-        event_timestamp_ms=event_timestamp_ms,
-        segment_leader_epochs=epochs,
-        segment_size_bytes=size,
-        state=state,
-        has_aborted_txns=has_aborted_txns,
-        copied_end_offset=None if copied == NO_OFFSET else copied,
+    return legal_segment(
+        RemoteLogSegmentMetadata(
+            segment_id=segment_id,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            max_timestamp_ms=max_timestamp_ms,
+            event_timestamp_ms=event_timestamp_ms,
+            segment_leader_epochs=epochs,
+            segment_size_bytes=size,
+            state=state,
+            has_aborted_txns=has_aborted_txns,
+            copied_end_offset=None if copied == NO_OFFSET else copied,
+        )
     )
 
 

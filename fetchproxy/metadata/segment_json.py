@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 
 from fetchproxy.metadata.json_fields import INT32, INT64, Fields, decode_document
+from fetchproxy.metadata.legal_values import legal_segment
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,
@@ -65,7 +66,7 @@ def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
     base_offset = fields.integer("base_offset", 0, INT64)
     end_offset = fields.integer("end_offset", base_offset, INT64)
     clipped = fields.integer("version", 1, INT32) > _UNCLIPPED_VERSION
-    return RemoteLogSegmentMetadata(
+    segment = RemoteLogSegmentMetadata(
         segment_id=RemoteLogSegmentId(fields.partition(), fields.uuid("segment_id")),
         start_offset=base_offset,
         end_offset=end_offset,
@@ -79,6 +80,7 @@ def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
             fields.integer("copied_end_offset", end_offset, INT64) if clipped else None
         ),
     )
+    return legal_segment(segment)
 
 
 def _epochs(fields: Fields) -> tuple[EpochStart, ...]:

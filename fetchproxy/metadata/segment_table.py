@@ -30,6 +30,8 @@ from fetchproxy.metadata.segment_rows import Columns, SegmentRows, relative_epoc
 from fetchproxy.metadata.states import check_deletion, check_update
 from fetchproxy.model import (
     FIRST_HISTORY,
+    OFFSET_MAX,
+    SEGMENT_BYTES_MAX,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -330,10 +332,15 @@ def _columns(entries: bytes, runs: list[Run]) -> Columns | None:
     starts = _int64s(raw_starts)
     if starts[0] < 0 or not all(map(ge, ends, starts)) or not all(map(gt, starts[1:], ends)):
         return None
+    known_sizes = _int64s(sizes)
+    if ends[-1] > OFFSET_MAX or min(known_sizes) < 0 or max(known_sizes) > SEGMENT_BYTES_MAX:
+        return None  # decoding them one by one then says what is wrong
     clipped = {}
     if copied.count(_NO_OFFSET) < len(copied):
         pairs = zip(ids, copied, strict=True)
         clipped = {i: int.from_bytes(end, "big") for i, end in pairs if end != _NO_OFFSET}
+        if max(clipped.values()) > OFFSET_MAX:
+            return None
     return Columns(
         rows=b"".join(
             chain.from_iterable(zip(ids, raw_starts, times, sizes, aborted, strict=True))

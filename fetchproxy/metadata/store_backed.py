@@ -21,7 +21,12 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import (
+    DamagedObject,
+    ObjectNotFound,
+    RemoteStorageError,
+    StorageUnavailable,
+)
 from fetchproxy.many_items import pieces
 from fetchproxy.metadata.api import MetadataProblem, RemoteLogMetadataManager
 from fetchproxy.metadata.fresh_reads import FreshReads
@@ -354,7 +359,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             while waiting and not failures:
                 read, entry = waiting.pop()
                 try:
-                    read.read(entry, await self._rsm.get_segment_metadata(entry.stored.key))
+                    read.read(entry, await self._content(entry))
                 except ObjectNotFound:
                     read.read(entry, None)
                 except RemoteStorageError as error:
@@ -366,6 +371,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 readers.create_task(get_some())
         if failures:
             raise failures[0]
+
+    async def _content(self, entry: Readable) -> bytes | DamagedObject:
+        try:
+            return await self._rsm.get_segment_metadata(entry.stored.key)
+        except DamagedObject as damage:
+            return damage
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
         try:

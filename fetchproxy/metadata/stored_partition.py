@@ -10,7 +10,7 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.metadata.api import MetadataProblem
 from fetchproxy.metadata.log_history_json import decode_log_history
 from fetchproxy.metadata.partition_view import PartitionView, build_view
@@ -81,7 +81,7 @@ class StoredPartition:
         version, content = self.objects.get(stored.key, ("", None))
         return version == stored.version and not isinstance(content, MetadataProblem)
 
-    def note_content(self, entry: Readable, raw: bytes) -> None:
+    def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
         """Raises RemoteStorageError where the log's history cannot be read.
 
         Then nobody knows which segments count, and none may be deleted.
@@ -89,7 +89,10 @@ class StoredPartition:
         if isinstance(entry, PartitionNoteObject):
             self.objects[entry.stored.key] = (entry.stored.version, _decode_history(raw, entry))
             return
-        content = _decode(raw, entry)
+        if isinstance(raw, DamagedObject):
+            content: Content = MetadataProblem(entry.stored.key, entry.base_offset, str(raw))
+        else:
+            content = _decode(raw, entry)
         if isinstance(content, MetadataProblem):
             self._report(content, entry)
         self.objects[entry.stored.key] = (entry.stored.version, content)
@@ -174,7 +177,7 @@ class PartitionRead:
         self._is_new = bool(waiting) or len(self._listed) != len(partition.objects)
         return waiting
 
-    def read(self, entry: Readable, raw: bytes | None) -> None:
+    def read(self, entry: Readable, raw: bytes | DamagedObject | None) -> None:
         """None: it was deleted since it was listed."""
         key = entry.stored.key
         if raw is None:
@@ -203,7 +206,9 @@ class PartitionRead:
         return partition.view(self.tip, self._began_at)
 
 
-def _decode_history(raw: bytes, entry: PartitionNoteObject) -> LogHistory:
+def _decode_history(raw: bytes | DamagedObject, entry: PartitionNoteObject) -> LogHistory:
+    if isinstance(raw, DamagedObject):
+        raise raw
     try:
         return decode_log_history(raw, entry.stored.key)
     except CorruptSegment as error:

@@ -49,6 +49,9 @@ from fetchproxy.observability.metrics import (
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
+# Of one partition of the topic. One is enough to know that not all is known; more are for people.
+PROBLEMS_KEPT_MAX = 100
+
 
 @dataclass(slots=True)
 class _LogPartition:
@@ -59,7 +62,8 @@ class _LogPartition:
     unloaded: set[TopicIdPartition] = field(default_factory=set)  # only their files were seen
     # Files that have more than was committed: the offset up to which nothing is to be taken again.
     ahead: dict[TopicIdPartition, int] = field(default_factory=dict)
-    problems: tuple[MetadataProblem, ...] = ()
+    problems: tuple[MetadataProblem, ...] = ()  # the first ones
+    more_problems: bool = False
     puts_waiting: int = 0
     refused: dict[int, str] = field(default_factory=dict)  # while puts wait: offset -> why
 
@@ -278,6 +282,11 @@ class TopicFollower:
         partition = self._partitions[number]
         METADATA_UNREADABLE.inc()
         place = self._place(number, offset)
+        if len(partition.problems) == PROBLEMS_KEPT_MAX:
+            if not partition.more_problems:
+                log.error("more_metadata_events_unreadable", place=place, told=PROBLEMS_KEPT_MAX)
+            partition.more_problems = True
+            return
         log.error("metadata_event_unreadable", place=place, error=str(error))
         partition.problems = (*partition.problems, MetadataProblem(place, 0, str(error)))
 

@@ -48,7 +48,6 @@ READ_MAX_S = 1.0
 # A disk that hangs or fails is not asked for so long.
 AWAY_S = 10.0
 _READ_THREADS = 2
-_OWNER_ONLY = 0o700  # records are nobody else's to read
 
 
 class DiskCache:
@@ -71,7 +70,7 @@ class DiskCache:
     async def __aenter__(self) -> Self:
         """Raises ConfigError where the folder cannot be had."""
         key = "remote_fetch.disk_cache_dir"
-        self._lock = await asyncio.to_thread(take_folder, self._folder, key, _OWNER_ONLY)
+        self._lock = await asyncio.to_thread(take_folder, self._folder, key)
         try:
             found = await asyncio.to_thread(self._disk.scan)
         except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.api import PartitionViews
@@ -18,10 +20,16 @@ from fetchproxy.remote_fetch.chunk_cache import Chunk
 from fetchproxy.remote_fetch.segment_layout import SegmentLayout
 from fetchproxy.remote_fetch.segment_loads import SegmentLoads
 from protocol.errors import WireError
-from protocol.record_batch import first_record_at_or_after, walk
+from protocol.record_batch import first_record_at_or_after, unpacks_to, walk
 
 # (offset, timestamp in ms, leader epoch)
 FoundRecord = tuple[int, int, int]
+
+# What is longer, as stored or unpacked, is searched in a thread: this much takes about 1 ms.
+SEARCHED_INLINE_BYTES_MAX = 16 * 1024
+UNPACKED_INLINE_BYTES_MAX = 64 * 1024
+# One at a time, whoever asks: each may take `SEARCHED_BYTES_MAX` of memory.
+SEARCHES_AT_ONCE = 1
 
 
 class TimestampLookup:
@@ -38,12 +46,15 @@ class TimestampLookup:
         self._memory = memory
         self._loads = loads
         self._unasked_max_s = unasked_max_s
+        self._threads = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search by time")
 
     async def first_offset_at_or_after(
         self, tip: TopicIdPartition, timestamp_ms: int
     ) -> FoundRecord | None:
         """The first archived record, by offset, with at least that timestamp.
 
+        A little earlier in a batch that is larger than a search looks at
+        (`record_batch.SEARCHED_BYTES_MAX`): then readers pass over some records, and miss none.
         None where the archive, as far as the view in memory shows it, has none: then the broker's
         own answer counts. What DeleteRecords has deleted is passed over. Storage failures are
         retried for `unasked_read_max_ms`, the caller's time-out permitting, then raised. Raises
@@ -85,7 +96,11 @@ class TimestampLookup:
             if number is None or layout.first_offsets[number] > metadata.end_offset:
                 break
             chunk = await self._chunk(NeedChunk(metadata, layout, number))
-            found = _search_chunk(chunk, metadata, timestamp_ms, from_offset)
+            search = partial(_search_chunk, chunk, metadata, timestamp_ms, from_offset)
+            if _is_short(chunk, timestamp_ms):
+                found = search()
+            else:
+                found = await asyncio.get_running_loop().run_in_executor(self._threads, search)
             if found is not None:
                 return found
             number += 1  # what is late enough in it lies below `from_offset`
@@ -114,6 +129,23 @@ class TimestampLookup:
         if load.error is not None:
             raise load.error
         return load.chunk
+
+
+def _is_short(chunk: Chunk, timestamp_ms: int) -> bool:
+    """Little is to be searched, also when it is unpacked."""
+    if len(chunk.view) > SEARCHED_INLINE_BYTES_MAX:
+        return False
+    room = UNPACKED_INLINE_BYTES_MAX
+    try:
+        for header in walk(chunk.view):
+            if header.compression and header.max_timestamp >= timestamp_ms:
+                unpacked = unpacks_to(chunk.view, header, room)
+                if unpacked is None:
+                    return False
+                room -= unpacked
+    except WireError:
+        return True  # the search says what is wrong
+    return True
 
 
 def _search_chunk(

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError, StorageUnavailable
 from fetchproxy.many_items import pieces
 from fetchproxy.metadata.json_fields import INT64, Fields, decode_document
 from fetchproxy.model import TopicIdPartition
@@ -292,9 +292,13 @@ async def read_concerns(
 
     async def read(at: int) -> None:
         one = listed[at]
-        raw = await objects.get_concern(one)
-        if raw is not None:
-            found[at] = StoredConcern(one.name, one.tip, _decode(raw, one), one.version)
+        try:
+            raw = await objects.get_concern(one)
+            said = None if raw is None else _decode(raw, one)
+        except DamagedObject as damage:
+            said = finding(one.name, one.tip, str(damage), None)
+        if said is not None:
+            found[at] = StoredConcern(one.name, one.tip, said, one.version)
 
     unread = [at for at, one in enumerate(found) if one is None]
     for piece in pieces(unread, READ_AT_ONCE):

@@ -21,7 +21,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.errors import CorruptSegment, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.index.local_remote_log_index import LocalRemoteLogIndex
 from fetchproxy.metadata.partition_view import PartitionView
@@ -84,6 +84,8 @@ class LocalIndexRefresher:
         fetched = missing[:FETCHES_MAX]
         for metadata, raw in zip(fetched, await self._fetch(fetched), strict=True):
             try:
+                if isinstance(raw, DamagedObject):
+                    raise raw
                 await self._local.in_thread(index.append, self._local.describe(metadata), raw)
             except (CorruptSegment, ValueError) as error:
                 self._leave_out(metadata, error)
@@ -113,18 +115,19 @@ class LocalIndexRefresher:
         except OSError as error:
             log.warning("local_index_leftovers_kept", error=str(error))
 
-    async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes]:
-        fetched: dict[UUID, bytes] = {}
+    async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes | DamagedObject]:
+        fetched: dict[UUID, bytes | DamagedObject] = {}
         failures: list[RemoteStorageError] = []
 
         async def fetch(metadata: RemoteLogSegmentMetadata) -> None:
             # Raised in here, the TaskGroup would wrap it.
             try:
                 raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
+                fetched[metadata.segment_id.id] = raw
+            except DamagedObject as damage:
+                fetched[metadata.segment_id.id] = damage
             except RemoteStorageError as error:
                 failures.append(error)
-            else:
-                fetched[metadata.segment_id.id] = raw
 
         async with asyncio.TaskGroup() as tasks:
             for metadata in segments:

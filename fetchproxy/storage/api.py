@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fetchproxy.model import ByteRange
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 Content = bytes | bytearray  # of an object, as it was received; nobody changes it
 
@@ -50,8 +51,8 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    async def get(self, key: str) -> bytes:
-        """Raises ObjectNotFound."""
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        """Whole. Raises ObjectNotFound; DamagedObject above `bytes_max`, before it is read."""
 
     @abstractmethod
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:

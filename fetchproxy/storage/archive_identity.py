@@ -32,6 +32,7 @@ from fetchproxy.storage.layout import (
     parse_uuid,
     uuid_text,
 )
+from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX
 
 # What was seen so lately is not looked at again: who lists many empty partitions asks each time.
 LOOK_AGE_MAX_S = 1.0
@@ -88,7 +89,7 @@ async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | No
     """None: there is no archive below `prefix`. Raises RemoteStorageError if it is of another
     layout, or cannot be read."""
     try:
-        return parse_identity(await store.get(prefix + LAYOUT_OBJECT))
+        return parse_identity(await store.get(prefix + LAYOUT_OBJECT, SMALL_OBJECT_BYTES_MAX))
     except ObjectNotFound:
         return None
 

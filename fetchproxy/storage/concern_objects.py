@@ -17,6 +17,7 @@ from fetchproxy.storage.layout import (
     partition_folder,
 )
 from fetchproxy.storage.measured import measured
+from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class ConcernObjects:
     async def get_concern(self, found: ConcernObject) -> bytes | None:
         """None: it was deleted since it was listed."""
         try:
-            return await self._store.get(found.key)
+            return await self._store.get(found.key, SMALL_OBJECT_BYTES_MAX)
         except ObjectNotFound:
             return None
 

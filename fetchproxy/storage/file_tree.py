@@ -25,9 +25,20 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageDenied,
     StorageUnavailable,
+    too_large,
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import StoredObject
+from fetchproxy.storage.plain_files import (
+    check_no_link,
+    make_private,
+    new_file,
+    open_plain,
+    read_exactly,
+    scan,
+    sync,
+    write_all,
+)
 
 T = TypeVar("T")
 
@@ -35,6 +46,7 @@ T = TypeVar("T")
 OWN_MARK = "~"
 MARKER_NAME = "~fetchproxy-store"
 TEMPORARY_START = "~put-"
+OWNER_ONLY = 0o700  # of a root that is made here
 
 _FOLDER_RACES_MAX = 8
 _NUMBERS = count()
@@ -88,12 +100,14 @@ class FileTree:
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
-            temporary, fd = self._create_temporary(target.parent, _new_file)
+            check_no_link(self._root, key)
+            make = partial(new_file, permissions=self._permissions())
+            temporary, fd = self._create_temporary(target.parent, make)
             try:
                 with open(fd, "wb", buffering=0) as file:
                     for part in parts:
                         commit.check()
-                        _write_all(file.fileno(), part)
+                        write_all(file.fileno(), part)
                     os.fsync(file.fileno())
                 commit.claim()
                 temporary.replace(target)
@@ -101,7 +115,7 @@ class FileTree:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
-            _sync(target.parent)
+            sync(target.parent)
 
     def link(self, key: str, path: Path, commit: Commit) -> bool:
         """The file at `path` becomes the object itself: not a byte is copied.
@@ -112,8 +126,10 @@ class FileTree:
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
+            check_no_link(self._root, key)
             try:
-                _sync(path)
+                sync(path)
+                make_private(path, self._permissions())
                 temporary, _ = self._create_temporary(target.parent, partial(os.link, path))
             except OSError:
                 return False  # if anything is wrong, the copy tells
@@ -122,12 +138,14 @@ class FileTree:
                 temporary.replace(target)
             finally:
                 temporary.unlink(missing_ok=True)  # a second name of `target` stays in a rename
-            _sync(target.parent)
+            sync(target.parent)
             return True
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, bytes_max: int) -> bytes:
         with self._translated(key), self._opened(key) as (fd, size):
-            return _read_exactly(fd, 0, size)
+            if size > bytes_max:
+                raise too_large(key, size, bytes_max)
+            return read_exactly(fd, 0, size)
 
     def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         with self._translated(key), self._opened(key) as (fd, size):
@@ -135,11 +153,12 @@ class FileTree:
                 raise RangeNotSatisfiable(
                     f"{key}: range starts at {byte_range.start}, object has {size} bytes"
                 )
-            return _read_exactly(fd, byte_range.start, min(byte_range.end, size))
+            return read_exactly(fd, byte_range.start, min(byte_range.end, size))
 
     def delete(self, key: str) -> None:
         path = self._root / key
         with self._translated(key):
+            check_no_link(self._root, key)
             try:
                 self._certain(path.unlink)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -214,7 +233,7 @@ class FileTree:
             if not self._create:
                 return
             try:
-                self._root.mkdir(parents=True, exist_ok=True)
+                self._root.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
                 if not self._marker.exists():
                     self._marker.touch()
             except PermissionError as error:
@@ -231,32 +250,32 @@ class FileTree:
                 self._make_folders(folder)
         raise StorageUnavailable(f"{folder} is removed again and again")
 
+    def _permissions(self) -> int:
+        """Those of the root: whom its owner lets into the archive may read what is new in it."""
+        return stat.S_IMODE(self._root.stat().st_mode)
+
     def _make_folders(self, folder: Path) -> None:
         """Never makes the root: if that is missing, the store is away."""
         path = self._root
         for part in folder.relative_to(self._root).parts:
             parent, path = path, path / part
             try:
-                path.mkdir()
+                path.mkdir(self._permissions())
             except FileExistsError:
                 continue
             except FileNotFoundError:  # removed by a delete just now, or the root is away
                 self.check_present()
                 return
-            _sync(parent)
+            sync(parent)
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
         """Descriptor and size of an object."""
         if not self._marker_seen:
             self.check_present()
-        path = self._root / key
-        fd = self._certain(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        fd = self._certain(lambda: open_plain(self._root, key))
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise ObjectNotFound(key)
-            yield fd, status.st_size
+            yield fd, os.fstat(fd).st_size
         finally:
             os.close(fd)
 
@@ -271,19 +290,22 @@ class FileTree:
                     yield from self._walk(below, "", start_after)
             elif key > start_after:
                 with suppress(FileNotFoundError):  # deleted since
-                    status = os.stat(f"{self._root}/{key}")  # joining paths takes longer than it
+                    status = os.lstat(f"{self._root}/{key}")  # joining paths takes longer than it
                     version = f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
                     yield StoredObject(key, status.st_size, version)
 
     def _entries(self, folder: str) -> Iterator[tuple[str, bool]]:
         """(name, is it a folder), in the order of the keys: a folder sorts as `name/`."""
         try:
-            entries = self._certain(lambda: _scan(self._root / folder))
+            entries = self._certain(lambda: scan(self._root, folder))
         except (FileNotFoundError, NotADirectoryError):
             return iter(())
         return iter(sorted(entries, key=lambda entry: entry[0] + "/" * entry[1]))
 
     def _holds_object(self, folder: str) -> bool:
+        """A link counts as one that does: who looks into it is told that it is one."""
+        if (self._root / folder).is_symlink():
+            return True
         entries = list(self._entries(folder))
         return any(not is_folder for _, is_folder in entries) or any(
             self._holds_object(f"{folder}{name}/") for name, is_folder in entries if is_folder
@@ -344,11 +366,6 @@ def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
         raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
-def _scan(folder: Path) -> list[tuple[str, bool]]:
-    with os.scandir(folder) as entries:
-        return [(e.name, e.is_dir()) for e in entries if OWN_MARK not in e.name]
-
-
 def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
     """A new file of a name of its own; processes on other hosts may write to the same folder."""
     while True:
@@ -357,36 +374,6 @@ def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
             return path, make(path)
         except FileExistsError:
             continue
-
-
-def _new_file(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-
-
-def _read_exactly(fd: int, start: int, end: int) -> bytes:
-    parts: list[bytes] = []
-    while start < end:
-        part = os.pread(fd, end - start, start)
-        if not part:
-            raise StorageUnavailable("a file became shorter while it was read")
-        parts.append(part)
-        start += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _sync(path: Path) -> None:
-    """To disk: the content of a file, the names in a folder (a new one is there only then)."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _older(path: Path, epoch_ms: int) -> bool:

@@ -21,6 +21,7 @@ from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
 from fetchproxy.storage.file_tree import Commit, FileTree, read_parts
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 T = TypeVar("T")
@@ -64,8 +65,8 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
             parts = read_parts(path, self._part_bytes)
             await self._put(key, partial(self._tree.put, key, parts))
 
-    async def get(self, key: str) -> bytes:
-        return await self._run(partial(self._tree.get, check_key(key)))
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        return await self._run(partial(self._tree.get, check_key(key), bytes_max))
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         return await self._run(partial(self._tree.get_range, check_key(key), byte_range))

@@ -25,6 +25,7 @@ from fetchproxy.errors import (
     RangeNotSatisfiable,
     RemoteStorageError,
     StorageUnavailable,
+    too_large,
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
@@ -36,9 +37,10 @@ from fetchproxy.storage.hdfs_answers import (
     list_after,
     listed_page,
 )
-from fetchproxy.storage.hdfs_client import HdfsLocation, WebHdfsClient
+from fetchproxy.storage.hdfs_client import HdfsLocation, LongerThanWanted, WebHdfsClient
 from fetchproxy.storage.hdfs_errors import NOT_FOUND, RemoteFault, translated
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 log = structlog.get_logger(__name__)
@@ -94,14 +96,19 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
         size_bytes = await self._in_thread(partial(_size_bytes, path))
         await self._put(key, size_bytes, self._file_content(path, size_bytes))
 
-    async def get(self, key: str) -> bytes:
-        return await self._read(key, f"get {check_key(key)}")
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        try:
+            return await self._read(key, f"get {check_key(key)}", bytes_max)
+        except LongerThanWanted as longer:
+            raise too_large(key, longer.size_bytes, bytes_max) from None
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         start, length = byte_range.start, byte_range.length
         what = f"get {check_key(key)} bytes {start} to {byte_range.end}"
         try:
-            content = await self._read(key, what, offset=str(start), length=str(length))
+            content = await self._read(key, what, length, offset=str(start), length=str(length))
+        except LongerThanWanted as longer:
+            raise StorageUnavailable(f"{what}: {longer.size_bytes} bytes came") from None
         except StorageUnavailable as error:
             # Past the end, HDFS answers with an exception of no particular kind.
             if not isinstance(error.__cause__, RemoteFault):
@@ -111,8 +118,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
             raise RangeNotSatisfiable(f"{what}: the object ends before that") from None
         if not content:
             raise RangeNotSatisfiable(f"{what}: the object ends before that")
-        if len(content) > length:
-            raise StorageUnavailable(f"{what}: {len(content)} bytes came")
         return content
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
@@ -198,11 +203,11 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("temporary_not_removed", key=temporary, error=str(error))
 
-    async def _read(self, key: str, what: str, **span: str) -> bytes:
+    async def _read(self, key: str, what: str, bytes_max: int, **span: str) -> bytes:
         self._check_open()
         try:
             with translated(what, may_be_absent=True):
-                content = await self._client.read(key, **span)
+                content = await self._client.read(key, bytes_max, **span)
                 self._create = False
                 return content
         except ObjectNotFound:

@@ -31,6 +31,17 @@ _REDIRECTS = frozenset({301, 302, 307, 308})
 _NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken"})
 # In which asyncio's transports notice that their socket is shut, and close it.
 _CLOSING_TURNS = 3
+# Of an answer without data: a page of a listing has a thousand names.
+_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+_FAULT_BYTES_MAX = 64 * 1024
+
+
+class LongerThanWanted(Exception):
+    """`size_bytes` would come, or did until it was enough."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"{size_bytes} bytes")
+        self.size_bytes = size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +78,25 @@ class WebHdfsClient:
 
     async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
         """The answer of a request that moves no data."""
-        _, body = await self._ask_namenode(method, op, path, parameters)
+        try:
+            _, body = await self._ask_namenode(method, op, path, parameters)
+        except LongerThanWanted as longer:
+            raise StorageUnavailable(f"{op}: an answer of {longer}") from None
         return decoded(body, op) if body else {}
 
-    async def read(self, path: str, **parameters: str) -> bytes:
-        """OPEN. Raises an error where the connection ends before the stated length."""
-        address, body = await self._ask_namenode("GET", "OPEN", path, parameters)
+    async def read(self, path: str, bytes_max: int, **parameters: str) -> bytes:
+        """OPEN. Raises an error where the connection ends before the stated length.
+
+        LongerThanWanted where more than `bytes_max` would come: nothing is read then.
+        """
+        address, body = await self._ask_namenode("GET", "OPEN", path, parameters, bytes_max)
         if address is None:
             return body
         async with self._opened().get(address, allow_redirects=False) as answer:
             await _check(answer, 200)
             if answer.content_length is None:
                 raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
-            return await answer.read()
+            return await _body(answer, bytes_max)
 
     async def place_for(self, path: str) -> URL:
         """Where a DataNode awaits a new file's content. Nothing is made yet."""
@@ -116,7 +133,12 @@ class WebHdfsClient:
                 raise
 
     async def _ask_namenode(
-        self, method: str, op: str, path: str, parameters: Mapping[str, str]
+        self,
+        method: str,
+        op: str,
+        path: str,
+        parameters: Mapping[str, str],
+        bytes_max: int = _ANSWER_BYTES_MAX,
     ) -> tuple[URL | None, bytes]:
         """(the DataNode's address, b"") or (None, the answer's body)."""
         tries_left = len(self._location.addresses)
@@ -127,7 +149,8 @@ class WebHdfsClient:
                 if self._config.hdfs_token_file is not None and self._token is None:
                     self._token = await asyncio.to_thread(self._read_token)
                     token_is_fresh = True
-                return await self._ask_once(method, self._url(asked, op, path, parameters))
+                url = self._url(asked, op, path, parameters)
+                return await self._ask_once(method, url, op, bytes_max)
             except RemoteFault as fault:
                 if fault.exception in _NO_SUCH_TOKEN and self._token and not token_is_fresh:
                     self._token = None  # somebody may have put a new one into the file
@@ -143,12 +166,14 @@ class WebHdfsClient:
             tries_left -= 1
             self._pass_over(asked)
 
-    async def _ask_once(self, method: str, url: URL) -> tuple[URL | None, bytes]:
+    async def _ask_once(
+        self, method: str, url: URL, op: str, bytes_max: int
+    ) -> tuple[URL | None, bytes]:
         async with self._request(method, url) as answer:
             if answer.status in _REDIRECTS and "Location" in answer.headers:
-                return URL(answer.headers["Location"], encoded=True), b""
+                return _place(answer.headers["Location"], op), b""
             await _check(answer, 200)
-            return None, await answer.read()
+            return None, await _body(answer, bytes_max)
 
     def _request(
         self, method: str, url: URL
@@ -206,4 +231,35 @@ class WebHdfsClient:
 
 async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
     if answer.status != status:
-        raise remote_fault(answer.status, await answer.read())
+        raise remote_fault(answer.status, await _received(answer, _FAULT_BYTES_MAX))
+
+
+async def _body(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Raises LongerThanWanted: before anything is read, where the answer states its length."""
+    stated = answer.content_length
+    if stated is not None and stated > bytes_max:
+        raise LongerThanWanted(stated)
+    body = await _received(answer, bytes_max)
+    if len(body) > bytes_max:
+        raise LongerThanWanted(len(body))
+    return body
+
+
+async def _received(answer: aiohttp.ClientResponse, enough_bytes: int) -> bytes:
+    """All of it, or a little more than is enough."""
+    parts: list[bytes] = []
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        enough_bytes -= len(part)
+        if enough_bytes < 0:
+            break
+    return b"".join(parts)
+
+
+def _place(location: str, op: str) -> URL:
+    """Where a NameNode sends us. What it says may hold a token, so no error repeats it."""
+    with suppress(ValueError):
+        place = URL(location, encoded=True)
+        if place.scheme in ("http", "https") and place.host and place.port:
+            return place
+    raise StorageUnavailable(f"{op}: the NameNode names no address that can be used")

@@ -8,6 +8,7 @@ NameNode's, so that even its 404 says nothing about an object.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,12 +57,20 @@ _LASTING = frozenset(
 )
 
 
+_TOKEN = re.compile(r"(delegation(?:=|%3d))[^&\s\"'<>)]+", re.IGNORECASE)
+
+
+def without_token(text: str) -> str:
+    """Errors of the HTTP client, and servers' pages, repeat the URL that was asked for."""
+    return _TOKEN.sub(r"\1...", text)
+
+
 class RemoteFault(Exception):
     """An answer that is none: `exception` is Java's name for it, empty where it has none."""
 
     def __init__(self, status: int, exception: str, message: str) -> None:
         first_line = message.strip().splitlines()[:1]
-        super().__init__(": ".join([exception or f"status {status}", *first_line]))
+        super().__init__(without_token(": ".join([exception or f"status {status}", *first_line])))
         self.status = status
         self.exception = exception
 
@@ -105,4 +114,6 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
             mapped = StorageUnavailable(str(mapped))
         raise mapped from fault
     except (aiohttp.ClientError, OSError) as error:  # with TimeoutError among them
-        raise StorageUnavailable(f"{what}: {error or type(error).__name__}") from error
+        said = str(error) or type(error).__name__
+        told = without_token(said)
+        raise StorageUnavailable(f"{what}: {told}") from (error if told == said else None)

@@ -55,7 +55,7 @@ LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders: says the vers
 
 _UUID_CHARS = 22
 _OFFSET_DIGITS = 20
-_OFFSET_MAX = 2**63 - 1
+_OFFSET_MAX = 2**63 - 1  # a log start may be behind the last offset there is
 _PARTITION_MAX = 2**31 - 1
 _UUID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)

@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
+from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 
 class MemoryObjectStore(ObjectStore):
@@ -51,10 +52,13 @@ class MemoryObjectStore(ObjectStore):
             raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
         await self.put(key, content)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         check_key(key)
         await self._turn()
-        return self._content(key)
+        content = self._content(key)
+        if len(content) > bytes_max:
+            raise too_large(key, len(content), bytes_max)
+        return content
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         check_key(key)

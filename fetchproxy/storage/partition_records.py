@@ -15,6 +15,7 @@ from fetchproxy.storage.layout import (
     partition_folder,
 )
 from fetchproxy.storage.measured import measured
+from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,7 +64,8 @@ class PartitionRecords:
     async def get_finished_offsets(self, tip: TopicIdPartition) -> bytes | None:
         """None: nobody has stated any."""
         try:
-            return await self._store.get(finished_offsets_key(self._prefix, tip))
+            key = finished_offsets_key(self._prefix, tip)
+            return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         except ObjectNotFound:
             return None
 

@@ -42,6 +42,7 @@ from fetchproxy.storage.layout import (
     topic_folder,
 )
 from fetchproxy.storage.measured import measured
+from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX, segment_file_bytes_max
 from fetchproxy.storage.partition_listing import listed_partitions
 from fetchproxy.storage.partition_objects import (
     LogStartObject,
@@ -168,13 +169,16 @@ class RemoteStorageManager:
     async def fetch_index(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
         """Any but LOG and METADATA, whole. TXN is empty, unread, without aborted transactions.
 
+        DamagedObject: it is no index of a segment of that size.
         `layout.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is no index")
         if file is SegmentFile.TXN and not metadata.has_aborted_txns:
             return b""
-        return await self._store.get(self.object_key(metadata, file))
+        key = self.object_key(metadata, file)
+        size_max = segment_file_bytes_max(file, key, metadata.segment_size_bytes)
+        return await self._store.get(key, size_max)
 
     @measured
     async def put_index(
@@ -215,8 +219,9 @@ class RemoteStorageManager:
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
-        """`key` is one of `list_segment_metadata`. ObjectNotFound: deleted since."""
-        return await self._store.get(key)
+        """`key` is one of `list_segment_metadata`. ObjectNotFound: deleted since; DamagedObject:
+        nobody has written it as such."""
+        return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
     async def list_segment_metadata(
         self, tip: TopicIdPartition, start_after_base_offset: int | None = None
@@ -269,7 +274,8 @@ class RemoteStorageManager:
         """None: nobody deletes the partition."""
         await self.identity.check()
         try:
-            return await self._store.get(partition_deletion_key(self._prefix, tip))
+            key = partition_deletion_key(self._prefix, tip)
+            return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         except ObjectNotFound:
             return None
 
@@ -318,9 +324,13 @@ class RemoteStorageManager:
         return found
 
     @measured
-    async def get_segment_object(self, stored: StoredObject) -> bytes:
-        """One of `list_segment_objects`, whole: not for a log. ObjectNotFound: deleted since."""
-        return await self._store.get(stored.key)
+    async def get_listed_index(self, stored: StoredObject, log_bytes: int) -> bytes:
+        """The INDEX, one of `list_segment_objects`, beside a log of that size.
+
+        ObjectNotFound: deleted since; DamagedObject.
+        """
+        size_max = segment_file_bytes_max(SegmentFile.INDEX, stored.key, log_bytes)
+        return await self._store.get(stored.key, size_max)
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:

@@ -13,6 +13,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.api import ObjectStore
 from fetchproxy.storage.layout import cluster_topics_key, retention_step_key, topic_cluster_key
 from fetchproxy.storage.measured import measured
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX, SMALL_OBJECT_BYTES_MAX
 from fetchproxy.storage.store_clock import StoreClock
 
 
@@ -31,7 +32,7 @@ class RetentionObjects:
     @measured
     async def get_retention_step(self, tip: TopicIdPartition) -> bytes | None:
         """None: retention has announced nothing."""
-        return await self._get(retention_step_key(self._prefix, tip))
+        return await self._get(retention_step_key(self._prefix, tip), SMALL_OBJECT_BYTES_MAX)
 
     @measured
     async def delete_retention_step(self, tip: TopicIdPartition) -> None:
@@ -46,7 +47,7 @@ class RetentionObjects:
     @measured
     async def get_cluster_topics(self, cluster_id: str) -> bytes | None:
         """None: nobody has looked at the cluster's topics yet."""
-        return await self._get(cluster_topics_key(self._prefix, cluster_id))
+        return await self._get(cluster_topics_key(self._prefix, cluster_id), OBJECT_BYTES_MAX)
 
     @measured
     async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
@@ -57,7 +58,8 @@ class RetentionObjects:
     @measured
     async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
         """None: no archiver has seen the topic alive, or it is forgotten."""
-        content = await self._get(topic_cluster_key(self._prefix, topic, topic_id))
+        key = topic_cluster_key(self._prefix, topic, topic_id)
+        content = await self._get(key, SMALL_OBJECT_BYTES_MAX)
         return None if content is None else content.decode(errors="replace").strip()
 
     @measured
@@ -71,8 +73,8 @@ class RetentionObjects:
             return None
         return await self._store.clock_ms(self._prefix)
 
-    async def _get(self, key: str) -> bytes | None:
+    async def _get(self, key: str, bytes_max: int) -> bytes | None:
         try:
-            return await self._store.get(key)
+            return await self._store.get(key, bytes_max)
         except ObjectNotFound:
             return None

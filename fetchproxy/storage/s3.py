@@ -23,11 +23,12 @@ from aiobotocore.session import get_session
 from botocore.handlers import add_expect_header
 
 from fetchproxy.config.sections import StoreConfig
-from fetchproxy.errors import RemoteStorageError
+from fetchproxy.errors import RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.storage import s3_listing
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.range_requests import Wanted
 from fetchproxy.storage.s3_answers import (
     Answer,
@@ -111,7 +112,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             [partial(self._run, partial(read_part, path, span, _md5)) for span in spans]
         )
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         client = await self._opened()
         what = f"get {check_key(key)}"
         with translated(what, may_be_absent=True):
@@ -119,10 +120,14 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             if ranges is not None:
                 small = await ranges.get(key, Wanted(SMALL_OBJECT, to_end=True), what)
                 if small is not None:
+                    if len(small) > bytes_max:
+                        raise too_large(key, len(small), bytes_max)
                     return bytes(small)
             answer: Answer = await client.get_object(Bucket=self._bucket, Key=key)
             async with answer["Body"] as body:  # on an error: the connection is not used again
                 length = object_length(answer, what)
+                if length > bytes_max:
+                    raise too_large(key, length, bytes_max)
                 content = whole(await body.read(), length, what)
             if ranges is not None and 0 < length <= SMALL_OBJECT.length:
                 ranges.was_needless(key)

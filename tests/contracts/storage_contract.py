@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from fetchproxy.errors import (
+    DamagedObject,
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
@@ -87,6 +88,20 @@ class ObjectStoreContract:
     async def test_what_is_put_is_got(self, store: ObjectStore, content: bytes) -> None:
         await store.put("k/o", content)
         assert await store.get("k/o") == content
+
+    @pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
+    async def test_what_is_larger_than_wanted_is_not_read(
+        self, store: ObjectStore, size: int
+    ) -> None:
+        await store.put("k/o", noise(size))
+        assert await store.get("k/o", size) == noise(size)
+        assert await store.get("k/o", size + 1) == noise(size)
+        for bytes_max in {max(0, size - 1), size // 2} - {size}:
+            with pytest.raises(DamagedObject, match=rf"^k/o has {size} bytes.*{bytes_max} at most"):
+                await store.get("k/o", bytes_max)
+        with pytest.raises(ObjectNotFound):
+            await store.get("k/absent", size)
+        assert await store.get("k/o") == noise(size)
 
     async def test_ranges(self, store: ObjectStore) -> None:
         content = noise(1000)

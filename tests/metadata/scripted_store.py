@@ -11,6 +11,7 @@ from typing import Self
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 
 class ScriptedStore(ObjectStore):
@@ -57,9 +58,9 @@ class ScriptedStore(ObjectStore):
         await self._pass("put_file", key)
         await self.inner.put_file(key, path, settled=settled)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         await self._pass("get", key)
-        return await self.inner.get(key)
+        return await self.inner.get(key, bytes_max)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         await self._pass("get_range", key)

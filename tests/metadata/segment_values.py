@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from fetchproxy.metadata.records import LogHistorySaid, LogStartOffset, MetadataEvent
 from fetchproxy.metadata.states import check_deletion, check_update
 from fetchproxy.model import (
+    OFFSET_MAX,
+    SEGMENT_BYTES_MAX,
     EpochStart,
     LogHistory,
     RemoteLogSegmentId,
@@ -53,7 +55,7 @@ def segment(
     )
 
 
-offsets = st.integers(0, INT64_MAX) | st.integers(0, 300)
+offsets = st.integers(0, OFFSET_MAX) | st.integers(0, 300)
 timestamps = st.integers(-1, INT64_MAX)
 log_histories = st.builds(LogHistory, st.integers(-1, 9), offsets, st.integers(-1, 9))
 uuids = st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw))
@@ -63,7 +65,7 @@ uuids = st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw))
 def any_segments(draw: st.DrawFn, tip: TopicIdPartition = TIP) -> RemoteLogSegmentMetadata:
     """Every value that a segment's metadata can have."""
     start = draw(offsets)
-    end = draw(st.integers(start, INT64_MAX))
+    end = draw(st.integers(start, OFFSET_MAX))
     first = st.just(start) | offsets
     epochs = draw(st.lists(st.builds(EpochStart, st.integers(-1, 2**31 - 1), first), max_size=4))
     return RemoteLogSegmentMetadata(
@@ -73,10 +75,10 @@ def any_segments(draw: st.DrawFn, tip: TopicIdPartition = TIP) -> RemoteLogSegme
         max_timestamp_ms=draw(timestamps),
         event_timestamp_ms=draw(timestamps),
         segment_leader_epochs=tuple(epochs),
-        segment_size_bytes=draw(offsets),
+        segment_size_bytes=draw(st.integers(0, SEGMENT_BYTES_MAX)),
         state=draw(st.sampled_from(RemoteLogSegmentState)),
         has_aborted_txns=draw(st.booleans()),
-        copied_end_offset=draw(st.none() | st.integers(end, INT64_MAX)),
+        copied_end_offset=draw(st.none() | st.integers(end, OFFSET_MAX)),
     )
 
 

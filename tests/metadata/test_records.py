@@ -97,7 +97,7 @@ def test_golden_bytes_of_a_log_start() -> None:
 TIPS = st.builds(
     TopicIdPartition,
     st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw)),
-    st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True),
+    st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}", fullmatch=True),
     st.integers(0, 2**31 - 1),
 )
 

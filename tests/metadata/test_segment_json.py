@@ -13,6 +13,8 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.json_fields import NewerMetadataVersion
 from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import (
+    OFFSET_MAX,
+    SEGMENT_BYTES_MAX,
     EpochStart,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -22,24 +24,25 @@ from fetchproxy.model import (
 
 KEY = "orders-x/0/1.metadata"
 INT64 = st.integers(0, 2**63 - 1)
+TOPICS = st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}", fullmatch=True)
 SEGMENTS = st.builds(
     RemoteLogSegmentMetadata,
     segment_id=st.builds(
         RemoteLogSegmentId,
-        st.builds(TopicIdPartition, st.uuids(), st.text(max_size=20), st.integers(0, 2**31 - 1)),
+        st.builds(TopicIdPartition, st.uuids(), TOPICS, st.integers(0, 2**31 - 1)),
         st.uuids(),
     ),
     start_offset=st.integers(0, 2**62),
-    end_offset=st.integers(2**62, 2**63 - 1),
+    end_offset=st.integers(2**62, OFFSET_MAX),
     max_timestamp_ms=st.integers(-1, 2**63 - 1),
     event_timestamp_ms=INT64,
     segment_leader_epochs=st.lists(
-        st.builds(EpochStart, st.integers(-1, 2**31 - 1), INT64), max_size=4
+        st.builds(EpochStart, st.integers(-1, 2**31 - 1), st.integers(0, OFFSET_MAX)), max_size=4
     ).map(tuple),
-    segment_size_bytes=INT64,
+    segment_size_bytes=st.integers(0, SEGMENT_BYTES_MAX),
     state=st.sampled_from(RemoteLogSegmentState),
     has_aborted_txns=st.booleans(),
-    copied_end_offset=st.none() | st.just(2**63 - 1),
+    copied_end_offset=st.none() | st.just(OFFSET_MAX),
 )
 EXAMPLE = RemoteLogSegmentMetadata(
     segment_id=RemoteLogSegmentId(TopicIdPartition(UUID(int=1), "orders", 3), UUID(int=2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from fetchproxy.pipeline.source.options import SourceOptions, parse_options
 from fetchproxy.pipeline.source.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.pipeline.source.task_reader import RowFilter, read_task
 from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
 def batches_of(base: int, count: int = 10, each: int = 10, **more: Any) -> list[bytes]:
@@ -287,3 +289,17 @@ def test_reading_leaves_no_thread_behind_also_where_nobody_reads_on(
         next(rows)
         rows.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name == "store"]
+
+
+def test_a_store_that_hangs_ends_the_task_by_name(
+    archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that never returns, as of a dead NFS server."""
+
+    async def hanging(*_: object) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(RemoteStorageManager, "fetch_log_segment", hanging)
+    with pytest.raises(StorageUnavailable, match=r"offsets 0 to 99.*not read within 0\.4 s"):
+        offsets_read(archive, readMaxMs="400")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import cramjam
 import crc32c
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -14,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
+from protocol import record_batch
 from protocol.errors import MalformedMessage, WireError
 from protocol.record_batch import (
     CONTROL_ABORT,
     CONTROL_COMMIT,
     CONTROL_MASK,
     HEADER_BYTES,
+    SEARCHED_BYTES_MAX,
     TIMESTAMP_TYPE_MASK,
     BatchHeader,
     check_crc,
@@ -52,7 +57,7 @@ def make_batch(
         magic=2,
         compression_type=codec,
         is_transactional=False,
-        batch_size=1 << 24,
+        batch_size=1 << 28,
         **NO_PRODUCER,
     )
     for delta, timestamp in enumerate(timestamps):
@@ -295,3 +300,60 @@ def test_broken_records_raise_only_wire_errors(codec: int) -> None:
         short = BatchHeader(0, size, *header[2:])
         with pytest.raises(WireError):
             first_record_at_or_after(batch, short, 1019)
+
+
+# --- batches that unpack to far more than they are ---
+def hostile_batch(codec: int, value_bytes: int, records: int = 3) -> tuple[bytes, BatchHeader]:
+    """Of `records` with values of zeros; the last one alone has a late timestamp."""
+    stamps = [1000] * (records - 1) + [2000]
+    batch = make_batch(40, stamps, codec, value=bytes(value_bytes))
+    (header,) = walk(batch)
+    return batch, header
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_what_a_search_unpacks_is_bounded(codec: int) -> None:
+    """The record that is looked for lies behind the bound: an earlier offset misses nothing."""
+    batch, header = hostile_batch(codec, SEARCHED_BYTES_MAX, records=4)
+    found: list[tuple[int, int] | None] = []
+    peak = peak_bytes(lambda: found.append(first_record_at_or_after(batch, header, 1500)))
+    assert found == [(40, 2000)]
+    assert peak < 1.6 * SEARCHED_BYTES_MAX
+    assert first_record_at_or_after(batch, header, 1500, 42) == (42, 2000)
+    assert first_record_at_or_after(batch, header, 2001) is None  # by its header alone
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_search_unpacks_no_more_than_it_needs(codec: int) -> None:
+    batch, header = hostile_batch(codec, 16 * 1024, records=2000)
+    early = peak_bytes(lambda: first_record_at_or_after(batch, header, 900))
+    assert early < 600_000
+    assert first_record_at_or_after(batch, header, 1500) == (2039, 2000)  # 31 MiB on
+
+
+def test_a_block_that_is_larger_than_the_bound_is_not_unpacked() -> None:
+    """Snappy's are not taken apart: the whole batch may be one."""
+    plain, header = hostile_batch(0, 1000)
+    claimed = b"\xff\xff\xff\xff\x0f" + bytes(cramjam.snappy.compress_raw(plain[HEADER_BYTES:]))
+    batch = bytearray(plain[:HEADER_BYTES] + claimed)
+    batch[22] |= 2
+    packed = header._replace(size=len(batch), attributes=header.attributes | 2)
+    assert peak_bytes(lambda: first_record_at_or_after(batch, packed, 1500)) < 100_000
+    assert first_record_at_or_after(batch, packed, 1500) == (40, 2000)
+
+
+def test_records_that_are_looked_at_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_batch, "SEARCHED_RECORDS_MAX", 10)
+    for count, found in ((10, (49, 2000)), (11, (50, 2000)), (12, (50, 2000)), (90, (50, 2000))):
+        for codec in CODECS:
+            batch, header = hostile_batch(codec, 10, count)
+            assert first_record_at_or_after(batch, header, 1500) == found

@@ -16,6 +16,7 @@ from virtual_loop import run_virtual
 from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.errors import CorruptSegment, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
+from protocol.record_batch import SEARCHED_BYTES_MAX
 
 
 def batch(base: int, stamps: list[int], codec: int, epoch: int = 0) -> Batch:
@@ -108,3 +109,37 @@ def test_an_unknown_partition_has_nothing() -> None:
             assert await side.purgatory.first_offset_at_or_after(side.tip, 0) is None
 
     run_virtual(main)
+
+
+async def test_a_batch_that_unpacks_to_far_more_does_not_hold_the_loop() -> None:
+    """It is unpacked in a thread, up to a bound; what comes before that is a safe answer."""
+    made = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=1,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 30,
+    )
+    for delta, stamp in enumerate([1_000, 1_000, 2_000]):
+        made.append(delta, stamp, b"k", bytes(SEARCHED_BYTES_MAX if delta else 1), [])
+    raw = bytes(made.build())
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    async with read_side() as side:
+        await side.segment([Batch(0, 2, raw, 2_000)])
+        assert await side.purgatory.first_offset_at_or_after(side.tip, 900) == (0, 1_000, -1)
+        turning = asyncio.create_task(turn())
+        try:
+            found = await side.purgatory.first_offset_at_or_after(side.tip, 1_500)
+        finally:
+            turning.cancel()
+        assert found == (1, 2_000, -1)
+        assert turns > 3

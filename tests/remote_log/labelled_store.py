@@ -17,6 +17,7 @@ from pathlib import Path
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
 from fetchproxy.storage.layout import SegmentFile, parse_segment_key
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 _SMALL = [f for f in SegmentFile if f not in (SegmentFile.LOG, SegmentFile.METADATA)]
 
@@ -84,8 +85,8 @@ class LabelledStore(ObjectStore):
         await self.inner.delete(key)
         self._say("after", step)
 
-    async def get(self, key: str) -> bytes:
-        return await self.inner.get(key)
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        return await self.inner.get(key, bytes_max)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         return await self.inner.get_range(key, byte_range)

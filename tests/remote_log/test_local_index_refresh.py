@@ -31,6 +31,7 @@ from fetchproxy.remote_log.local_index_refresh import (
     open_local_indexes,
 )
 from fetchproxy.storage.layout import SegmentFile, partition_folder
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 
 class Scene:
@@ -43,10 +44,10 @@ class Scene:
         self._get = self.archive.store.get
         self.archive.store.get = self._counted  # type: ignore[method-assign]
 
-    async def _counted(self, key: str) -> bytes:
+    async def _counted(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         if key.endswith(".index"):
             self.index_reads.append(key)
-        return await self._get(key)
+        return await self._get(key, bytes_max)
 
     @asynccontextmanager
     async def opened(self, file_bytes_max: int = 1024) -> AsyncIterator[LocalIndexRefresher]:

@@ -32,6 +32,7 @@ from fetchproxy.model import (
 from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.remote_log.verification.verify_report import RecordedGap
 from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 LOG, INDEX = SegmentFile.LOG, SegmentFile.INDEX
 TXN, EPOCHS, METADATA = SegmentFile.TXN, SegmentFile.EPOCHS, SegmentFile.METADATA
@@ -489,8 +490,8 @@ async def test_many_metadata_objects_take_several_reads() -> None:
     class Slow(type(archive.store)):  # type: ignore[misc]
         gets = 0
 
-        async def get(self, key: str) -> bytes:
-            content: bytes = await super().get(key)
+        async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+            content: bytes = await super().get(key, bytes_max)
             if key.endswith(".metadata"):
                 Slow.gets += 1
                 if Slow.gets % 2 == 0:  # every second one hangs

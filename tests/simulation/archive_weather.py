@@ -19,6 +19,7 @@ from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.metadata_log import LogBounds, LogChunk, LogIdentity, MetadataLog
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 
 @dataclass(slots=True)
@@ -77,8 +78,8 @@ class ArchiversStore(FaultyObjectStore):
         await super().delete(key)
         await self._door.answered(key)
 
-    async def get(self, key: str) -> bytes:
-        content = await super().get(key)
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        content = await super().get(key, bytes_max)
         await self._door.passed()
         return content
 

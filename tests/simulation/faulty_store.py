@@ -19,6 +19,7 @@ from typing import Self
 from fetchproxy.errors import StorageThrottled, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,10 @@ class FaultyObjectStore(ObjectStore):
         await self._suffer(key)
         await self.inner.put_file(key, path, settled=settled)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         with self._counted(key, None):
             await self._suffer(key)
-            return self._damaged(key, await self.inner.get(key))
+            return self._damaged(key, await self.inner.get(key, bytes_max))
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         with self._counted(key, byte_range):

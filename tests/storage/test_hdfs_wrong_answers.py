@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from aiohttp import web
 
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import (
+    DamagedObject,
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
@@ -57,10 +60,18 @@ def namenode(**answers: Answer) -> Answer:
 
 @asynccontextmanager
 async def server(answer: Answer) -> AsyncIterator[str]:
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()
         return answer(request)
 
+    async with streaming(handle) as address:
+        yield address
+
+
+@asynccontextmanager
+async def streaming(
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app)
@@ -255,3 +266,104 @@ async def test_a_refused_token_is_read_again(tmp_path: Path) -> None:
     async with answering(check, hdfs_token_file=token) as store:
         with pytest.raises(StorageDenied, match=r"hdfs_token_file cannot be read"):
             await store._check_present()
+
+
+# --- what is larger than it can be ---
+@pytest.mark.parametrize("stated", [True, False])
+async def test_an_object_without_end_is_given_up(stated: bool) -> None:
+    """By the length that is stated; where HttpFS states none, after so many bytes."""
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        if request.query["op"] == "GETFILESTATUS":
+            return web.json_response(FOLDER)
+        answer = web.StreamResponse()
+        if stated:
+            answer.content_length = 4 * 1024**4
+        await answer.prepare(request)
+        with suppress(ConnectionError, asyncio.CancelledError):
+            while True:
+                await answer.write(bytes(64 * 1024))
+                sent += 64 * 1024
+        return answer
+
+    async with streaming(endless) as address:
+        location = HdfsLocation((address,), "/a", user="me")
+        async with HdfsObjectStore(location, config=StoreConfig()) as store:
+            with pytest.raises(DamagedObject, match=r"^k has \d+ bytes.*1048576 at most"):
+                await store.get("k", 1024 * 1024)
+            with pytest.raises(StorageUnavailable, match="bytes came"):
+                await store.get_range("k", ByteRange(0, 1000))
+    assert sent < 64 * 1024 * 1024  # what lay in buffers
+
+
+async def test_a_namenode_that_says_too_much_is_given_up() -> None:
+    body = b"[" * (17 * 1024 * 1024)
+    async with answering(lambda _: web.Response(body=body)) as store:
+        with pytest.raises(StorageUnavailable, match="DELETE: an answer of 17825792 bytes"):
+            await store.delete("k")
+
+
+# --- the delegation token ---
+SECRET = "s3cret-Token_of.me"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://{host}:99999/x?delegation={token}",
+        "http://{host}:port/x?delegation={token}",
+        "http://[::1/x?delegation={token}",
+        "ftp://{host}/x?delegation={token}",
+        "http:///x?delegation={token}",
+        "http://exa mple/x?delegation={token}",
+        "http://{host}:1/x?delegation={token}",
+        "/x?delegation={token}",
+        "?delegation={token}",
+    ],
+)
+async def test_a_redirect_that_cannot_be_used_shows_no_token(location: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(SECRET)
+    token.chmod(0o600)
+    told = location.format(host="127.0.0.1", token=SECRET)
+
+    def redirect(request: web.Request) -> web.Response:
+        if request.query["op"] == "GETFILESTATUS":
+            return web.json_response(FOLDER)
+        return web.Response(status=307, headers={"Location": told})
+
+    async with answering(redirect, hdfs_token_file=token) as store:
+        for call in (store.get("k"), store.get_range("k", ByteRange(0, 1)), store.put("k", b"x")):
+            with pytest.raises(StorageUnavailable) as caught:
+                await call
+            assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_an_answer_that_repeats_the_request_shows_no_token(tmp_path: Path) -> None:
+    """A page of something in between, and what is no HTTP at all."""
+    token = tmp_path / "token"
+    token.write_text(SECRET)
+    token.chmod(0o600)
+
+    def page(request: web.Request) -> web.Response:
+        return web.Response(status=502, text=f"no way to {request.path_qs}")
+
+    async with answering(page, hdfs_token_file=token) as store:
+        with pytest.raises(StorageUnavailable, match="no way to") as caught:
+            await store.get("k")
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 what\x00 is this\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(garbage, "127.0.0.1", 0) as listener:
+        host, port = listener.sockets[0].getsockname()
+        config = StoreConfig(hdfs_token_file=token)
+        async with HdfsObjectStore(HdfsLocation((f"{host}:{port}",), "/a"), config=config) as store:
+            with pytest.raises(StorageUnavailable) as caught:
+                await store.get("k")
+            assert SECRET not in "".join(traceback.format_exception(caught.value))

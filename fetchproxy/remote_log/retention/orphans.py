@@ -105,7 +105,7 @@ async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int
     last = key.base_offset
     if SegmentFile.INDEX in objects:
         try:
-            raw = await rsm.get_segment_object(objects[SegmentFile.INDEX])
+            raw = await rsm.get_listed_index(objects[SegmentFile.INDEX], stored.size_bytes)
             index = RemoteLogIndex.parse(raw)
             if index.size_bytes == stored.size_bytes:
                 last = max(last, index.last_offset)

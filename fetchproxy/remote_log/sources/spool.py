@@ -74,6 +74,8 @@ class Spool:
     def _remove_leftovers(self) -> None:
         for folder in self._parent.glob(f"{_PREFIX}*"):
             try:
+                if os.lstat(folder).st_uid != os.geteuid():
+                    continue  # in /tmp anybody may make one, with anything in it
                 with (folder / _LOCK).open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder)

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fetchproxy.errors import CompactedLog, CorruptSegment, ObjectNotFound
+from fetchproxy.errors import CompactedLog, CorruptSegment, DamagedObject, ObjectNotFound
 from fetchproxy.index.leader_epochs import encode_epochs
 from fetchproxy.index.transaction_index import decode_aborted, encode_aborted
 from fetchproxy.metadata.api import RemoteLogMetadataManager
@@ -293,7 +293,7 @@ class _PartitionRepair:
     async def _stored(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes | None:
         try:
             return await self.rsm.fetch_index(metadata, file)
-        except ObjectNotFound:
+        except (ObjectNotFound, DamagedObject):
             return None
 
     # --- what it should be ---

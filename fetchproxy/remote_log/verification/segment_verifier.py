@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.index.kafka_index_files import (
     offset_index_fault,
     snapshot_fault,
@@ -126,6 +126,9 @@ class SegmentVerifier:
                 raw = await self._rsm.fetch_index(metadata, file)
             except ObjectNotFound:
                 continue
+            except DamagedObject as error:
+                self._fault(file, None, None, str(error))
+                continue
             if file is SegmentFile.OFFSET_INDEX:
                 fault = offset_index_fault(raw, base, end, metadata.segment_size_bytes)
             elif file is SegmentFile.TIME_INDEX:
@@ -140,7 +143,9 @@ class SegmentVerifier:
             return await self._rsm.fetch_index(self._metadata, file)
         except ObjectNotFound:
             self._fault(file, None, None, "object is missing")
-            return None
+        except DamagedObject as error:
+            self._fault(file, None, None, str(error))
+        return None
 
     async def _read_log(self, check: SegmentCheck) -> bool:
         """False: there is no log. Its size is checked by reading it to the end, and one byte on."""

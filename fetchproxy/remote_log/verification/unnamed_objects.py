@@ -54,7 +54,9 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
     if not objects.keys() >= _ALL_BUT_METADATA:
         return None
     try:
-        index = RemoteLogIndex.parse(await rsm.get_segment_object(objects[SegmentFile.INDEX]))
+        log_bytes = objects[SegmentFile.LOG].size_bytes
+        raw = await rsm.get_listed_index(objects[SegmentFile.INDEX], log_bytes)
+        index = RemoteLogIndex.parse(raw)
     except (CorruptSegment, ObjectNotFound):
         return None
     parsed = rsm.parse_key(objects[SegmentFile.LOG].key)

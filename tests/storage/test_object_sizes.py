@@ -1,0 +1,152 @@
+"""What is too large to be what it is called is refused by its size: damage, and no outage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
+from fetchproxy.index.remote_log_index import INTERVAL_BYTES, RemoteLogIndexBuilder
+from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import (
+    OFFSET_MAX,
+    SEGMENT_BYTES_MAX,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.layout import PartitionNote, SegmentFile
+from fetchproxy.storage.object_sizes import (
+    OBJECT_BYTES_MAX,
+    SMALL_OBJECT_BYTES_MAX,
+    MiB,
+    segment_file_bytes_max,
+)
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.record_batch import BatchHeader
+
+TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+SPARSE_BYTES = 4 * 1024**4  # of a file without a block on the disk
+
+
+def segment(number: int, start: int, size_bytes: int = 64 * MiB) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        start_offset=start,
+        end_offset=start + 9,
+        max_timestamp_ms=0,
+        event_timestamp_ms=0,
+        segment_leader_epochs=(EpochStart(0, start),),
+        segment_size_bytes=size_bytes,
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        has_aborted_txns=True,
+    )
+
+
+@pytest.mark.parametrize("log_mib", [1, 64, 1024])
+def test_the_longest_index_that_is_written_has_room(log_mib: int) -> None:
+    """Entries of exactly 64 KiB, under a long key, at the highest offsets."""
+    stem, entries = "p/" + "x" * 600, log_mib * 16
+    builder = RemoteLogIndexBuilder(f"{stem}.log")
+    first = OFFSET_MAX - entries
+    one = BatchHeader(0, INTERVAL_BYTES, first, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 1)
+    for number in range(entries):
+        builder.add(one._replace(base_offset=first + number))
+    index = builder.finish()
+    key = f"{stem}.index"
+    assert len(index) <= segment_file_bytes_max(SegmentFile.INDEX, key, log_mib * MiB)
+    assert len(index) > entries * len(key)
+
+
+def test_limits_follow_from_the_log_up_to_the_largest() -> None:
+    key = "archive/orders-AAAAAAAAAAAAAAAAAAAAAQ/0/00000000000000000000-x.index"
+    of_64_mib = segment_file_bytes_max(SegmentFile.INDEX, key, 64 * MiB)
+    assert of_64_mib < 2 * MiB
+    for file in set(SegmentFile) - {SegmentFile.LOG}:
+        largest = segment_file_bytes_max(file, key, SEGMENT_BYTES_MAX)
+        assert largest == segment_file_bytes_max(file, key, 2**62)
+        assert largest >= segment_file_bytes_max(file, key, 0) > 0
+
+
+def blow_up(root: Path, key: str) -> None:
+    os.truncate(root / key, SPARSE_BYTES)
+
+
+async def planted(root: Path) -> None:
+    """Two segments, all of whose small objects are sparse files of 4 TiB but one metadata."""
+    async with RemoteStorageManager(FilesystemObjectStore(root, create=True)) as rsm:
+        for metadata in (segment(1, 0), segment(2, 10)):
+            await rsm.put_segment_metadata(metadata, encode_segment(metadata))
+            for file in set(SegmentFile) - {SegmentFile.METADATA, SegmentFile.LOG}:
+                await rsm._store.put(rsm.object_key(metadata, file), b"x")
+                blow_up(root, rsm.object_key(metadata, file))
+        blow_up(root, rsm.object_key(segment(2, 10), SegmentFile.METADATA))
+
+
+async def test_nothing_is_read_whole_that_is_too_large(tmp_path: Path) -> None:
+    await planted(tmp_path)
+    async with RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm:
+        for file in set(SegmentFile) - {SegmentFile.METADATA, SegmentFile.LOG}:
+            with pytest.raises(DamagedObject) as caught:
+                await rsm.fetch_index(segment(1, 0), file)
+            assert isinstance(caught.value, CorruptSegment)
+            assert not caught.value.retriable
+            key = rsm.object_key(segment(1, 0), file)
+            assert str(caught.value).startswith(f"{key} has {SPARSE_BYTES} bytes, it can have ")
+        with pytest.raises(DamagedObject, match=f"can have {SMALL_OBJECT_BYTES_MAX} at most"):
+            await rsm.get_segment_metadata(rsm.object_key(segment(2, 10), SegmentFile.METADATA))
+
+
+async def test_one_metadata_object_does_not_hide_the_others(tmp_path: Path) -> None:
+    await planted(tmp_path)
+    async with (
+        RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+    ):
+        view = await rlmm.refresh(TIP, float("-inf"))
+        assert tuple(view.segments) == (segment(1, 0),)
+        assert view.uncertain_at(10)
+        (problem,) = rlmm.problems(TIP)
+        assert f"has {SPARSE_BYTES} bytes" in problem.what
+
+
+async def test_verify_reports_each_and_ends(tmp_path: Path) -> None:
+    await planted(tmp_path)
+    async with (
+        RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+    ):
+        report = await verify_archive(rsm, rlmm, chunk_bytes=1_000)
+    told = {fault.object_key for fault in report.faults if f"{SPARSE_BYTES} bytes" in fault.what}
+    suffixes = {key.rpartition(".")[2] for key in told}
+    assert suffixes == set(SegmentFile) - {SegmentFile.LOG}
+
+
+async def test_a_history_that_cannot_be_read_stops_the_partition(tmp_path: Path) -> None:
+    await planted(tmp_path)
+    async with (
+        RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+    ):
+        await rsm.notes.put_partition_note(TIP, PartitionNote.LOG_HISTORY, b"{}")
+        blow_up(tmp_path, f"orders-{'A' * 21}Q/0/log-history")
+        with pytest.raises(RemoteStorageError, match=f"log-history has {SPARSE_BYTES} bytes"):
+            await rlmm.refresh(TIP, float("-inf"))
+
+
+async def test_an_object_as_large_as_it_may_be_is_read(tmp_path: Path) -> None:
+    async with FilesystemObjectStore(tmp_path, create=True) as store:
+        await store.put("k", bytes(OBJECT_BYTES_MAX))
+        assert len(await store.get("k")) == OBJECT_BYTES_MAX
+        await store.put("k", bytes(OBJECT_BYTES_MAX + 1))
+        with pytest.raises(DamagedObject):
+            await store.get("k")
