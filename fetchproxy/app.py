@@ -114,10 +114,6 @@ class Parts:
         host = self.config.gateway.listen.rpartition(":")[0]
         return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
 
-    def outage(self) -> tuple[float, str | None] | None:
-        health = None if self.purgatory is None else self.purgatory.health()
-        return None if health is None or health.up else (health.failing_for_s, health.last_error)
-
     def faults(self, tips: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, str]:
         found: dict[TopicIdPartition, str] = {}
         for tip in tips:
@@ -273,7 +269,6 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         mode=parts.mode,
         missing=parts.missing,
         listeners=parts.listeners,
-        outage=parts.outage,
         faults=parts.faults,
         work=parts.work,
         archiver=parts.archiver,
@@ -348,6 +343,7 @@ async def _watch_process(parts: Parts) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(give_back_freed_memory(parts.config.process, glibc_allocator()))
             tasks.create_task(publish_event_loop_time())
+            tasks.create_task(parts.rsm.health.run())
 
     await keep_running("process watch", watch, parts.random)
 

@@ -22,7 +22,14 @@ from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
 from fetchproxy.console import counters
 from fetchproxy.console.partitions import archiver_status, partition_status, with_work
-from fetchproxy.console.status import ArchiverStatus, Event, PartitionStatus, Status, StoreStatus
+from fetchproxy.console.status import (
+    ArchiverStatus,
+    Event,
+    OperationStatus,
+    PartitionStatus,
+    Status,
+    StoreStatus,
+)
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.many_items import each_of
 from fetchproxy.metadata.api import PARTITIONS_ALONE_MAX, RemoteLogMetadataManager
@@ -54,8 +61,7 @@ LINES_AT_ONCE = 20
 class Surroundings:
     """What only the process as a whole knows; called at each status, so none may block.
 
-    `outage`: since how many seconds the readers of segments find the store failing, and its error;
-    None while they do not. `faults`: what is wrong with the archive of which partition, in words.
+    `faults`: what is wrong with the archive of which partition, in words.
     `work`: what this process' own archiver does. `archiver`: how it stands to others, and the
     topics that it refuses, with the reason; None where there is none. `manages`: whether it has a
     partition, as leader or follower; then that partition's gauges are its own. `concerns`: what
@@ -65,7 +71,6 @@ class Surroundings:
     mode: str
     missing: Callable[[], Iterable[str]]
     listeners: Callable[[], Iterable[str]]
-    outage: Callable[[], tuple[float, str | None] | None]
     faults: Callable[[Iterable[TopicIdPartition]], Mapping[TopicIdPartition, str]]
     work: Callable[[], Mapping[TopicIdPartition, PartitionArchiveStatus]] = dict
     archiver: Callable[[], tuple[LeadershipState, Mapping[str, str]] | None] = lambda: None
@@ -180,9 +185,6 @@ class StatusCollector:
         if all_of_it:
             await self._look_at_health()
         publish_gauges(self._findings())
-        store = self._store_status()
-        metrics.STORE_UP.set(store.up is not False)
-        metrics.STORE_FAILING_SECONDS.set(store.failing_seconds)
 
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
@@ -276,15 +278,25 @@ class StatusCollector:
         self._archive_up = False
 
     def _store_status(self) -> StoreStatus:
-        """Failing if either the readers of segments or the listing here last failed."""
+        """The archive may be out of reach for other reasons too: it is not there, or another's."""
+        now = asyncio.get_running_loop().time()
+        operations = {
+            operation.value: OperationStatus(
+                status.up, round(status.failing_for_s, 1), _masked(status.last_error)
+            )
+            for operation, status in self._rsm.health.status(now).items()
+        }
+        failing = [status for status in operations.values() if status.up is False]
+        if not failing and self._archive_up is False:
+            for_s = round(now - self._archive_failing_since, 1)
+            failing = [OperationStatus(False, for_s, _masked(self._archive_error))]
         url = mask_text(self._config.store.url or "")
-        outage = self._around.outage()
-        if outage is None and self._archive_up is False:
-            since = asyncio.get_running_loop().time() - self._archive_failing_since
-            outage = (since, self._archive_error)
-        if outage is None:
-            return StoreStatus(url, self._archive_up)
-        return StoreStatus(url, False, round(outage[0], 1), _masked(outage[1]))
+        if failing:
+            worst = max(failing, key=lambda status: status.failing_seconds)
+            seconds, error = worst.failing_seconds, worst.last_error
+            return StoreStatus(url, False, seconds, error, operations)
+        answered = self._archive_up or any(status.up for status in operations.values())
+        return StoreStatus(url, True if answered else None, operations=operations)
 
     def _lines(
         self, work: Mapping[TopicIdPartition, PartitionArchiveStatus]

@@ -64,13 +64,24 @@ class ArchiverStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """`up` is None before the first answer."""
+
+    up: bool | None
+    failing_seconds: float = 0.0
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """`up` is None before the first request."""
+    """`up` is None before the first answer, and False while any of `operations` fails: list, read,
+    write, delete. The other two are of what has been failing for longest."""
 
     url: str
     up: bool | None
     failing_seconds: float = 0.0
     last_error: str | None = None
+    operations: dict[str, OperationStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,11 +211,19 @@ CHUNK_CACHE_EVICTIONS = _counter(
 )
 
 # --- The store ------------------------------------------------------------------------------------
-STORE_UP = _gauge("fetchproxy_store_up", "1: the store's last answer was none of a failing store")
-STORE_UP.set(1)
-STORE_FAILING_SECONDS = _gauge(
-    "fetchproxy_store_failing_seconds", "Seconds since the store began to fail; 0 while it works"
+STORE_UP = _gauge(
+    "fetchproxy_store_up",
+    "1: the last request of its kind succeeded; 0: it failed. operation: list, read, write, delete",
+    "operation",
 )
+STORE_FAILING_SECONDS = _gauge(
+    "fetchproxy_store_failing_seconds",
+    "Seconds since requests of that kind began to fail; 0 while they succeed",
+    "operation",
+)
+for _operation in ("list", "read", "write", "delete"):
+    STORE_UP.labels(_operation).set(1)
+    STORE_FAILING_SECONDS.labels(_operation).set(0)
 STORE_REQUEST_SECONDS = Histogram(
     "fetchproxy_store_request_seconds",
     "Seconds per operation of the RemoteStorageManager, by its name",

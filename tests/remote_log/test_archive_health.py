@@ -114,7 +114,7 @@ async def at_risk(_: Path) -> MemoryObjectStore:
 async def stopped(spool: Path) -> MemoryObjectStore:
     async with unclean_world(2, spool) as here:
         await begun_again(here)
-        store = here.rsm._store
+        store = here.rsm._store_itself
         assert isinstance(store, MemoryObjectStore)
         return store
 
@@ -222,7 +222,7 @@ def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
 
 async def shown(config: Config) -> Status:
     """By the page of a proxy that archives nothing."""
-    nothing = Surroundings("serve", tuple, tuple, lambda: None, lambda tips: {})
+    nothing = Surroundings("serve", tuple, tuple, lambda tips: {})
     assert config.store.url is not None
     async with (
         open_store(config.store.url, config.store) as rsm,
