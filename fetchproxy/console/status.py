@@ -26,11 +26,13 @@ class PartitionStatus:
 
     What is not known is None, never 0.
 
-    `lag_offsets`: below the last stable offset and not archived yet. `margin_offsets`: archive end
-    minus the broker's log start; below 0, data was lost before it was copied. `role` in this
+    `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
+    `margin_offsets`: archive end minus the broker's log start; below 0, the brokers have deleted
+    what is not archived. `role` in this
     process: leader or follower, None where it archives nothing of it. `copy_seconds`: since when a
     copy is under way. `retention_used`: the share of the brokers' retention that the oldest record
-    that is not archived has used up.
+    that is not archived has used up. `deleted_in_seconds`: when the brokers begin to delete what is
+    not archived, as things go; None: not under way, or not known.
     """
 
     topic: str
@@ -46,6 +48,7 @@ class PartitionStatus:
     role: str | None = None
     copy_seconds: float | None = None
     retention_used: float | None = None
+    deleted_in_seconds: int | None = None
     error: str | None = None
 
 

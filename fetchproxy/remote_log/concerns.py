@@ -44,6 +44,7 @@ class Concern(StrEnum):
     SEGMENTS_PUT_ASIDE = "segments_put_aside"
     # An archiver alone knows these.
     ARCHIVE_MARGIN_SMALL = "archive_margin_small"
+    UNARCHIVED_RECORDS_DELETED = "unarchived_records_deleted"
     PARTITION_STOPPED = "partition_stopped"
     LOCAL_TRIMMING_STOPPED = "local_trimming_stopped"
     REPLACED_SEGMENT_KEPT = "replaced_segment_kept"

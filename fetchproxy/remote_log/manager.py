@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import structlog
@@ -27,6 +27,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
 )
 from fetchproxy.index.local_indexes import LocalIndexes
+from fetchproxy.many_items import chosen
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.model import TopicIdPartition
@@ -276,10 +277,27 @@ class RemoteLogManager:
     async def _watch_forever(self) -> None:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
+            await self._read_edges()
             now = asyncio.get_running_loop().time()
-            # One at a time: a partition may go while the others are looked at.
-            known = (self._status(tip) for tip in list(self._partitions) if self.manages(tip))
-            await self._watch.look(known, now, self._wall_clock_ms())
+            await self._watch.look(self._watched(), now, self._wall_clock_ms())
+
+    async def _read_edges(self) -> None:
+        """Where the brokers' logs begin and end: turns do not get that far while copies fail."""
+        loop = asyncio.get_running_loop()
+        led = await chosen(list(self._partitions), self._leadership.leads)
+        try:
+            async with asyncio.timeout(WATCH_INTERVAL_S):
+                oldest = loop.time() - WATCH_INTERVAL_S
+                await self._cluster.log_edges_of(led, not_older_than=oldest)
+        except TimeoutError:
+            return  # what is known by then is looked at
+
+    def _watched(self) -> Iterator[PartitionArchiveStatus]:
+        """One at a time: a partition may go while the others are looked at."""
+        for tip in list(self._partitions):
+            if self.manages(tip):
+                self._publish(tip)
+                yield self._status(tip)
 
     # --- work ---
     async def _work_forever(self) -> None:
@@ -358,5 +376,6 @@ class RemoteLogManager:
             last_error=partition.last_error or self._local_retention.refusal(tip.topic),
             last_success_ms=partition.last_success_ms,
             stopped=partition.stopped,
-            retention_used=self._watch.retention_used(tip),
+            margin=self._watch.margin(tip),
+            edges=self._cluster.cached_log_edges(tip),
         )

@@ -43,6 +43,7 @@ from fetchproxy.remote_log.concerns import (
     Finding,
     read_concerns,
 )
+from fetchproxy.remote_log.margin import UNLIMITED
 from fetchproxy.remote_log.partition_watch import PartitionWatch
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
@@ -107,6 +108,17 @@ async def at_risk(_: Path) -> MemoryObjectStore:
     watch = PartitionWatch(ArchiveConfig(margin_warn_share=0.5), concerns)
     status = replace(LAGGING, tip=TIP, archive_end=10, first_unarchived_ms=0)
     await watch.look([status], 0.0, 8 * HOUR_MS)
+    await concerns.publish()
+    return planted.store
+
+
+async def deleted_unarchived(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    await planted.add([batch(0)])
+    concerns = ArchiverConcerns(planted.rsm.concerns)
+    watch = PartitionWatch(ArchiveConfig(), concerns)
+    status = replace(LAGGING, tip=TIP, archive_end=10, log_start_offset=40)
+    await watch.look([replace(status, broker_retention=UNLIMITED)], 0.0, 8 * HOUR_MS)
     await concerns.publish()
     return planted.store
 
@@ -186,6 +198,7 @@ MADE: dict[str, tuple[Making | Callable[[World, AsyncExitStack], Awaitable[None]
     "segment_metadata_unreadable": (unreadable, (None, None)),
     "segments_put_aside": (aside, (0, 19)),
     "archive_margin_small": (at_risk, (None, None)),
+    "unarchived_records_deleted": (deleted_unarchived, (10, 39)),
     "partition_stopped": (stopped, (None, None)),
     "local_trimming_stopped": (trimming_stopped, (0, 29)),
     "topic_deletion_stopped": (another_cluster, (None, None)),
@@ -197,6 +210,7 @@ OF_A_WORLD = {"retention_step_announced", "retention_clock_doubted", "replaced_s
 # What an archiver alone knows; the rest others see by themselves, each in its way.
 SAID_IN_THE_LOG = (
     "archive_margin_small",
+    "unarchived_records_deleted",
     "partition_stopped",
     "local_trimming_stopped",
     "topic_deletion_stopped",
