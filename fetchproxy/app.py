@@ -36,7 +36,6 @@ from fetchproxy.event_loop_time import publish_event_loop_time
 from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator, spare_collections
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.told_addresses import in_words
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.keep_running import keep_running
@@ -45,6 +44,7 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.archive_once import archive_once
 from fetchproxy.remote_log.concerns import ArchiverConcerns

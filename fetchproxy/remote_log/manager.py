@@ -32,6 +32,7 @@ from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_log.archive_records import ArchiveRecords
 from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import SegmentCopier
@@ -133,6 +134,7 @@ class RemoteLogManager:
         self._refresher = LocalIndexRefresher(local_indexes, rsm) if local_indexes else None
         self._leadership = leadership or open_leadership(config, cluster, rng)
         self._leadership.on_change(self._leadership_changed)
+        self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
         self._watch = PartitionWatch(config, self.concerns)
         self._wake = asyncio.Event()
         self._discovered = False
@@ -228,7 +230,7 @@ class RemoteLogManager:
             return
         if tip not in self._partitions:
             self._partitions[tip] = ManagedPartition(
-                tip, self._steps_for(tip, spool), self.concerns
+                tip, self._steps_for(tip, spool), self.concerns, self._warnings
             )
             log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
         if not self._partitions[tip].given_up:

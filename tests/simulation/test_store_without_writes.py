@@ -200,6 +200,30 @@ def test_lag_margin_and_used_share_go_on_counting(tmp_path: Path) -> None:
     run_outage(tmp_path, main)
 
 
+def test_failed_copies_back_off_and_are_said_once_a_minute(tmp_path: Path) -> None:
+    async def main(here: Outage) -> None:
+        requests = metrics.REMOTE_COPY_REQUESTS.labels("weather")
+        here.store.full = True
+        await asyncio.sleep(300)
+        before = requests._value.get()
+        here.entries.clear()
+        await asyncio.sleep(600)
+        # Every 30 s, and no longer every 5 s.
+        assert requests._value.get() - before <= PARTITIONS * (600 / 30 + 1)
+        assert 9 <= len(here.logged("partition_process_failed")) <= 11
+        assert not [
+            entry
+            for entry in here.entries
+            if entry["log_level"] != "debug" and entry["event"] != "partition_process_failed"
+        ]
+        here.store.full = False
+        await asyncio.sleep(35)
+        assert all(status.last_error is None for status in here.manager.status())
+        assert len(here.logged("partition_recovered")) == 1
+
+    run_outage(tmp_path, main)
+
+
 def test_writes_are_shown_as_failing_while_reads_go_well(tmp_path: Path) -> None:
     async def main(here: Outage) -> None:
         here.store.full = True
