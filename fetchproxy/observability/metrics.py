@@ -149,6 +149,7 @@ CONNECTIONS_REFUSED = _counter(
     "fetchproxy_connections_refused",
     "Client connections closed at once: limit or broker_unreachable",
     "reason",
+    values=("limit", "broker_unreachable"),
 )
 RELAYED_BYTES = _tallied_counter(
     "fetchproxy_relayed_bytes", "Bytes relayed: to_broker or to_client", "direction"
@@ -173,6 +174,17 @@ TLS_HANDSHAKES_FAILED = _counter(
     "Clients closed before they were through the handshake: plaintext, version, no_certificate, "
     "certificate, certificate_refused, server_name, timeout, closed or other",
     "reason",
+    values=(
+        "plaintext",
+        "version",
+        "no_certificate",
+        "certificate",
+        "certificate_refused",
+        "server_name",
+        "timeout",
+        "closed",
+        "other",
+    ),
 )
 TLS_CERTIFICATE_EXPIRY = _gauge(
     "fetchproxy_tls_certificate_expiry_timestamp_seconds",
@@ -194,6 +206,7 @@ PURGATORY_COMPLETED = _counter(
     "fetchproxy_purgatory_completed",
     "Waiting fetches answered: data, error, deadline or cancelled (the client left)",
     "reason",
+    values=("data", "error", "deadline", "cancelled"),
 )
 BACKOFFS = _counter("fetchproxy_backoffs", "Pauses taken after a storage error")
 CORRUPT_CHUNKS = _counter(
@@ -305,6 +318,7 @@ ARCHIVE_GROUP_LOST = _counter(
     "Times that this archiver was out of its group without leaving it, and led nothing: expired, "
     "fenced or error",
     "reason",
+    values=("expired", "fenced", "error"),
 )
 ARCHIVE_OLDEST_COPY_SECONDS = _gauge(
     "fetchproxy_archive_oldest_copy_seconds",

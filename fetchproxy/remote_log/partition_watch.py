@@ -28,7 +28,7 @@ from fetchproxy.remote_log.status import STALLED_SHARE, PartitionArchiveStatus
 log = structlog.get_logger(__name__)
 
 WATCH_INTERVAL_S = 5.0
-_IN_A_ROW = 100
+_IN_A_ROW = 50
 # An alarm that rises at 0.5 and falls at 0.49 would flap.
 _MARGIN_CLEAR_SHARE = 0.8
 

@@ -10,11 +10,16 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability.metrics import (
     ARCHIVE_END_OFFSET,
+    ARCHIVE_GAPS,
     ARCHIVE_LAG_OFFSETS,
     ARCHIVE_MARGIN_OFFSETS,
     ARCHIVE_START_OFFSET,
+    ARCHIVE_TRUNCATED_OFFSETS,
+    REMOTE_COPY_BYTES,
+    REMOTE_COPY_ERRORS,
     REMOTE_COPY_LAG_BYTES,
     REMOTE_COPY_LAG_SEGMENTS,
+    REMOTE_COPY_REQUESTS,
 )
 from fetchproxy.remote_log.copier import CopyProgress
 from fetchproxy.remote_log.margin import UNLIMITED, BrokerRetention, Margin, broker_retention
@@ -184,8 +189,16 @@ def trouble(status: PartitionArchiveStatus, config: ArchiveConfig, now: float) -
 
 
 def publish(status: PartitionArchiveStatus) -> None:
-    """Set the partition's gauges; what is not known is left as it was."""
+    """Set the partition's gauges; what is not known is left as it was.
+
+    Its counters begin at 0 when it is led here: `increase()` does not see a first gap otherwise.
+    """
     place = (status.topic, str(status.partition))
+    if place not in ARCHIVE_GAPS._metrics:
+        for counter in (ARCHIVE_GAPS, ARCHIVE_TRUNCATED_OFFSETS):
+            counter.labels(*place)
+        for counter in (REMOTE_COPY_REQUESTS, REMOTE_COPY_BYTES, REMOTE_COPY_ERRORS):
+            counter.labels(status.topic)
     for gauge, value in (
         (ARCHIVE_START_OFFSET, status.archive_start),
         (ARCHIVE_END_OFFSET, status.archive_end),

@@ -15,6 +15,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_OLDEST_COPY_SECONDS,
     ARCHIVE_RETENTION_USED_SHARE,
     ARCHIVE_STALLED_COPIES,
+    REGISTRY,
 )
 from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import CopyProgress
@@ -25,7 +26,7 @@ from fetchproxy.remote_log.margin import (
     retention_used,
 )
 from fetchproxy.remote_log.partition_watch import PartitionWatch
-from fetchproxy.remote_log.status import PartitionArchiveStatus, trouble
+from fetchproxy.remote_log.status import PartitionArchiveStatus, publish, trouble, withdraw
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 3)
 HOUR = 3_600_000
@@ -161,6 +162,17 @@ async def test_a_follower_is_not_watched() -> None:
         await seen.look([replace(LAGGING, leads=False, first_unarchived_ms=0)], 0.0, 999 * HOUR)
     assert logs == []
     assert ARCHIVE_LEADER_PARTITIONS._value.get() == 0
+
+
+def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
+    tip = TopicIdPartition(UUID(int=1), "never-counted", 7)
+    publish(replace(LAGGING, tip=tip))
+    place = {"topic": "never-counted", "partition": "7"}
+    for name in ("fetchproxy_archive_gaps", "fetchproxy_archive_truncated_offsets"):
+        assert REGISTRY.get_sample_value(f"{name}_total", place) == 0
+    name = "kafka_server_brokertopicmetrics_remotecopyerrors_total"
+    assert REGISTRY.get_sample_value(name, {"topic": "never-counted"}) == 0
+    withdraw(tip)
 
 
 def test_trouble_in_words() -> None:
