@@ -24,6 +24,7 @@ from uuid import uuid4
 import structlog
 
 from fetchproxy.archive_only.server import ArchiveOnlyServer
+from fetchproxy.cluster.broker_watch import BrokerWatch
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.cluster.open_metadata import metadata_manager
@@ -82,10 +83,12 @@ class Parts:
     purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
+    brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # of the archive, as clients of a cluster may see it
 
     def __post_init__(self) -> None:
         warnings = SparingWarnings(asyncio.get_running_loop().time)
+        self.brokers = BrokerWatch(self.cluster)
         self.views = LeaderViews(self.rlmm, ClusterLeaderLog(self.cluster), warnings)
 
     def is_archiving(self, tip: TopicIdPartition) -> bool:
@@ -106,7 +109,11 @@ class Parts:
 
     def missing(self) -> list[str]:
         waits = self.serves and self.gateway is None
-        return [f"gateway listener {self.config.gateway.listen}"] if waits else []
+        listener = [f"gateway listener {self.config.gateway.listen}"] if waits else []
+        return [*listener, *self.brokers.missing()]
+
+    def headlines(self) -> list[str]:
+        return [*self.brokers.headlines(), *self.own_archive.headlines()]
 
     def listeners(self) -> list[str]:
         if self.gateway is None:
@@ -274,7 +281,8 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         archiver=parts.archiver,
         manages=parts.is_archiving,
         concerns=parts.concerns,
-        headlines=parts.own_archive.headlines,
+        headlines=parts.headlines,
+        brokers=parts.brokers.status,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(parts.config, parts.rsm, parts.rlmm, cluster, around)
@@ -344,6 +352,8 @@ async def _watch_process(parts: Parts) -> None:
             tasks.create_task(give_back_freed_memory(parts.config.process, glibc_allocator()))
             tasks.create_task(publish_event_loop_time())
             tasks.create_task(parts.rsm.health.run())
+            if not parts.config.archive_only.enabled:
+                tasks.create_task(parts.brokers.run())
 
     await keep_running("process watch", watch, parts.random)
 

@@ -17,6 +17,7 @@ from itertools import groupby
 import structlog
 
 from fetchproxy import __version__
+from fetchproxy.cluster.broker_watch import BrokersStatus
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
@@ -65,7 +66,7 @@ class Surroundings:
     `work`: what this process' own archiver does. `archiver`: how it stands to others, and the
     topics that it refuses, with the reason; None where there is none. `manages`: whether it has a
     partition, as leader or follower; then that partition's gauges are its own. `concerns`: what
-    that archiver wants seen to. `headlines`: what keeps the process from its archive.
+    that archiver wants seen to. `headlines`: what keeps the process from brokers and archive.
     """
 
     mode: str
@@ -77,6 +78,7 @@ class Surroundings:
     manages: Callable[[TopicIdPartition], bool] = lambda tip: False
     concerns: Callable[[], ArchiverConcerns | None] = lambda: None
     headlines: Callable[[], Iterable[str]] = tuple
+    brokers: Callable[[], BrokersStatus] = BrokersStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ class StatusCollector:
                 for e in self._events.newest_first()
             ),
             archiver=self._archiver(work),
-            headlines=(*self._around.headlines(), *headlines(findings)),
+            headlines=(*map(mask_text, self._around.headlines()), *headlines(findings)),
+            brokers=self._around.brokers(),
             concerns=findings,
             cluster_refusal=None if self._cluster is None else self._cluster.refusal,
         )

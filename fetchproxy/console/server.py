@@ -80,7 +80,7 @@ class _Answers:
         return web.Response(text="ok\n")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """The listeners are open.
+        """The listeners are open, and a broker answers.
 
         An outage of the store does not count, nor that the brokers refuse the proxy's own
         credentials (said here all the same): the tail works without.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fetchproxy.cluster.broker_watch import BrokersStatus
 from fetchproxy.remote_log.concerns import Finding
 
 
@@ -158,6 +159,7 @@ class Status:
     cache: CacheStatus
     partitions: tuple[PartitionStatus, ...]
     events: tuple[Event, ...]
+    brokers: BrokersStatus = field(default_factory=BrokersStatus)
     cluster_refusal: str | None = None
     archiver: ArchiverStatus | None = None
     headlines: tuple[str, ...] = ()

@@ -39,6 +39,11 @@ from fetchproxy.observability.catch_metrics import CATCHES as CATCHES
 from fetchproxy.observability.catch_metrics import HELD_PARTITIONS as HELD_PARTITIONS
 from fetchproxy.observability.catch_metrics import OFFSETS_SKIPPED as OFFSETS_SKIPPED
 from fetchproxy.observability.catch_metrics import READERS_LED_ON as READERS_LED_ON
+from fetchproxy.observability.cluster_metrics import BROKERS_KNOWN as BROKERS_KNOWN
+from fetchproxy.observability.cluster_metrics import BROKERS_REACHABLE as BROKERS_REACHABLE
+from fetchproxy.observability.cluster_metrics import (
+    CLUSTER_AUTHENTICATION_REFUSALS as CLUSTER_AUTHENTICATION_REFUSALS,
+)
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_INDEX_BYTES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS
@@ -82,12 +87,15 @@ from fetchproxy.observability.retention_metrics import (
 from fetchproxy.observability.retention_metrics import (
     REMOTE_LOG_SIZE_BYTES as REMOTE_LOG_SIZE_BYTES,
 )
+from fetchproxy.observability.store_metrics import STORE_FAILING_SECONDS as STORE_FAILING_SECONDS
+from fetchproxy.observability.store_metrics import STORE_REQUEST_ERRORS as STORE_REQUEST_ERRORS
+from fetchproxy.observability.store_metrics import STORE_REQUEST_SECONDS as STORE_REQUEST_SECONDS
+from fetchproxy.observability.store_metrics import STORE_SECONDS
+from fetchproxy.observability.store_metrics import STORE_UP as STORE_UP
 
 _BTM = "kafka_server_brokertopicmetrics"
 _RSM = "kafka_log_remote_remotestoragemanager"
 
-# Seconds; from a page-cache read of a local file to a store in trouble.
-_STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Milliseconds, as Kafka's RemoteLogReaderFetchRateAndTimeMs counts them.
 _READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 
@@ -223,34 +231,6 @@ CHUNK_CACHE_EVICTIONS = _counter(
     "fetchproxy_chunk_cache_evictions", "Chunks pushed out to make room"
 )
 
-# --- The store ------------------------------------------------------------------------------------
-STORE_UP = _gauge(
-    "fetchproxy_store_up",
-    "1: the last request of its kind succeeded; 0: it failed. operation: list, read, write, delete",
-    "operation",
-)
-STORE_FAILING_SECONDS = _gauge(
-    "fetchproxy_store_failing_seconds",
-    "Seconds since requests of that kind began to fail; 0 while they succeed",
-    "operation",
-)
-for _operation in ("list", "read", "write", "delete"):
-    STORE_UP.labels(_operation).set(1)
-    STORE_FAILING_SECONDS.labels(_operation).set(0)
-STORE_REQUEST_SECONDS = Histogram(
-    "fetchproxy_store_request_seconds",
-    "Seconds per operation of the RemoteStorageManager, by its name",
-    ("operation",),
-    registry=REGISTRY,
-    buckets=_STORE_SECONDS,
-)
-STORE_REQUEST_ERRORS = _counter(
-    "fetchproxy_store_request_errors",
-    "Operations on the store that failed, by name and error",
-    "operation",
-    "error",
-)
-
 # --- The archive's ranges -------------------------------------------------------------------------
 ARCHIVE_START_OFFSET = _gauge(
     "fetchproxy_archive_start_offset", "First archived offset", "topic", "partition"
@@ -344,7 +324,7 @@ METADATA_REFRESH_SECONDS = Histogram(
     "fetchproxy_metadata_refresh_seconds",
     "Seconds to learn anew what the archive holds of a partition",
     registry=REGISTRY,
-    buckets=_STORE_SECONDS,
+    buckets=STORE_SECONDS,
 )
 METADATA_REFRESH_ERRORS = _counter(
     "fetchproxy_metadata_refresh_errors", "Refreshes that failed; the old view stays"
@@ -367,12 +347,6 @@ METADATA_LAG = _gauge(
     "fetchproxy_metadata_lag_events",
     "Events of the metadata topic that are known to exist and were not read yet, by its partition",
     "partition",
-)
-
-# --- The proxy's own authentication ---------------------------------------------------------------
-CLUSTER_AUTHENTICATION_REFUSALS = _counter(
-    "fetchproxy_cluster_authentication_refusals",
-    "Times that brokers or a token endpoint refused the proxy's own credentials",
 )
 
 # --- Archive-only mode ----------------------------------------------------------------------------
