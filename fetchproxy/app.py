@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -121,30 +121,23 @@ class Parts:
         host = self.config.gateway.listen.rpartition(":")[0]
         return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
 
-    def faults(self, tips: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, str]:
-        found: dict[TopicIdPartition, str] = {}
-        for tip in tips:
-            problems = self.rlmm.problems(tip)
-            if problems:
-                found[tip] = f"{len(problems)} unreadable metadata objects; {problems[0].what}"
-            elif self.views.begins_again(tip):
-                found[tip] = f"the log of {tip} begins again: fetchproxy resolve {tip}"
-        if self.manager is None:
-            return found
-        refused = self.manager.refused_topics
-        for tip in tips:
-            if tip.topic in refused:
-                found[tip] = f"not archived: {refused[tip.topic]}"
-        return found
+    def fault(self, tip: TopicIdPartition) -> str | None:
+        problems = self.rlmm.problems(tip)
+        if problems:
+            return f"{len(problems)} unreadable metadata objects; {problems[0].what}"
+        if self.views.begins_again(tip):
+            return f"the log of {tip} begins again: fetchproxy resolve {tip}"
+        refused = {} if self.manager is None else self.manager.refused_topics
+        return f"not archived: {refused[tip.topic]}" if tip.topic in refused else None
 
-    def work(self) -> dict[TopicIdPartition, PartitionArchiveStatus]:
-        if self.manager is None:
-            return {}
-        return {status.tip: status for status in self.manager.status()}
+    def work(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
+        return None if self.manager is None else self.manager.status_of(tip)
 
-    def archiver(self) -> tuple[LeadershipState, dict[str, str]] | None:
+    def archiver(self) -> tuple[LeadershipState, tuple[int, int], dict[str, str]] | None:
         manager = self.manager
-        return None if manager is None else (manager.leadership, manager.refused_topics)
+        if manager is None:
+            return None
+        return manager.leadership, manager.leads_and_follows, manager.refused_topics
 
     def concerns(self) -> ArchiverConcerns | None:
         return None if self.manager is None else self.manager.concerns
@@ -276,7 +269,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         mode=parts.mode,
         missing=parts.missing,
         listeners=parts.listeners,
-        faults=parts.faults,
+        fault=parts.fault,
         work=parts.work,
         archiver=parts.archiver,
         manages=parts.is_archiving,

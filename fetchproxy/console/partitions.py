@@ -62,16 +62,13 @@ def with_work(
 
 
 def archiver_status(
-    work: Mapping[TopicIdPartition, PartitionArchiveStatus],
-    leadership: LeadershipState,
-    refused: Mapping[str, str],
+    leads_and_follows: tuple[int, int], leadership: LeadershipState, refused: Mapping[str, str]
 ) -> ArchiverStatus:
-    leads = sum(status.leads for status in work.values())
     return ArchiverStatus(
         leadership=leadership.kind,
         state=leadership.state,
-        leads=leads,
-        follows=len(work) - leads,
+        leads=leads_and_follows[0],
+        follows=leads_and_follows[1],
         members=leadership.members,
         error=leadership.error,
         refused=dict(refused),

@@ -6,7 +6,7 @@ function in a test) is none of its business. Field names are the JSON names of `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from fetchproxy.cluster.broker_watch import BrokersStatus
@@ -51,6 +51,19 @@ class PartitionStatus:
     retention_used: float | None = None
     deleted_in_seconds: int | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """All partitions of a topic. `faulty`: with an error, a concern or a loss. `lag_offsets` and
+    `size_bytes` are sums, `deleted_in_seconds` is the least."""
+
+    topic: str
+    partitions: int = 0
+    faulty: int = 0
+    lag_offsets: int = 0
+    size_bytes: int = 0
+    deleted_in_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +158,8 @@ class Status:
     `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
     `archiver` is None where this process does not archive. `concerns`: what there is to see to, or
     to know, in the archive; `headlines`: of those that wait for a person, one sentence a kind.
+    `partitions`: as asked for, those with a fault first, then by topic and partition; `topics` and
+    the totals are of all that there are.
     """
 
     version: str
@@ -164,7 +179,20 @@ class Status:
     archiver: ArchiverStatus | None = None
     headlines: tuple[str, ...] = ()
     concerns: tuple[Finding, ...] = ()
+    topics: tuple[TopicStatus, ...] = ()
+    partitions_total: int = 0
+    partitions_matching: int = 0
 
 
-# Called on the loop for every request, so it must neither block nor wait.
-StatusSource = Callable[[], Status]
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of the partitions with `name_part` in their name, `rows_max` at most, None: all of them."""
+
+    rows_max: int | None = None
+    name_part: str = ""
+
+
+NO_PARTITIONS = Asked(rows_max=0)
+
+# Called on the loop for every request, so it must wait for nobody, and take short turns alone.
+StatusSource = Callable[[Asked], Awaitable[Status]]

@@ -158,6 +158,16 @@ class RemoteLogManager:
         """Every partition of this archiver, sorted. Never blocks."""
         return [self._status(tip) for tip in sorted(self._partitions)]
 
+    def status_of(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
+        """None: it is not this archiver's. Never blocks."""
+        return self._status(tip) if tip in self._partitions else None
+
+    @property
+    def leads_and_follows(self) -> tuple[int, int]:
+        """How many partitions. Never blocks."""
+        leads = sum(map(self._leadership.leads, self._partitions))
+        return leads, len(self._partitions) - leads
+
     def manages(self, tip: TopicIdPartition) -> bool:
         """Leader or follower, or stopped by an error. Never blocks."""
         return tip in self._partitions

@@ -83,7 +83,7 @@ class Process:
             mode="serve",
             missing=lambda: ["listener"],
             listeners=lambda: ["127.0.0.1:9192"],
-            faults=lambda tips: {tip: self.faults[tip] for tip in tips if tip in self.faults},
+            fault=self.faults.get,
             manages=self.managed.__contains__,
             concerns=lambda: self.concerns,
         )
@@ -112,7 +112,7 @@ def _gauges_given_back() -> Iterator[None]:
 
 
 async def test_before_the_first_look_nothing_is_claimed(process: Process) -> None:
-    status = process.collector()
+    status = await process.collector()
     assert status.partitions == ()
     assert status.store.up is None
     assert (status.missing, status.listeners) == (("listener",), ("127.0.0.1:9192",))
@@ -121,11 +121,11 @@ async def test_before_the_first_look_nothing_is_claimed(process: Process) -> Non
 async def test_archived_ranges_are_shown_without_brokers(process: Process) -> None:
     await process.archive(segment(0, 9))
     await process.collector.look()
-    (shown,) = process.collector().partitions
+    (shown,) = (await process.collector()).partitions
     assert (shown.topic, shown.partition) == ("orders", 3)
     assert shown.archived == (OffsetRange(0, 9),)
     assert shown.log_end_offset is None
-    assert process.collector().store.up is True
+    assert (await process.collector()).store.up is True
     scraped = generate_latest(metrics.REGISTRY).decode()
     assert 'fetchproxy_archive_end_offset{partition="3",topic="orders"} 10.0' in scraped
 
@@ -134,7 +134,7 @@ async def test_gauges_of_what_the_archiver_manages_are_the_archivers(process: Pr
     process.managed.add(segment(0, 9).topic_id_partition)
     await process.archive(segment(0, 9))
     await process.collector.look()
-    assert process.collector().partitions[0].archived == (OffsetRange(0, 9),)
+    assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 9),)
     assert "fetchproxy_archive_end_offset{" not in generate_latest(metrics.REGISTRY).decode()
 
 
@@ -142,9 +142,9 @@ async def test_what_the_process_learns_itself_is_shown_without_a_look(process: P
     await process.archive(segment(0, 9))
     await process.collector.look()
     await process.archive(segment(10, 19))
-    assert process.collector().partitions[0].archived == (OffsetRange(0, 19),)
+    assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 19),)
     process.faults[TIP] = "copy failed: password=hunter2"
-    assert process.collector().partitions[0].error == "copy failed: password=•••"
+    assert (await process.collector()).partitions[0].error == "copy failed: password=•••"
 
 
 async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> None:
@@ -152,14 +152,14 @@ async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> Non
     await process.collector.look()
     process.store.failing = True
     await process.collector.look()  # although the next full look is a minute away
-    status = process.collector()
+    status = await process.collector()
     assert status.store.up is False
     assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 0
     assert status.store.last_error == "StorageUnavailable: refused for token=•••"
     assert status.partitions[0].archived == (OffsetRange(0, 9),)
     process.store.failing = False
     await process.collector.look()  # a store that failed is looked at again at once
-    assert process.collector().store.up is True
+    assert (await process.collector()).store.up is True
     assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 1
 
 
@@ -182,24 +182,24 @@ async def test_an_outage_of_one_operation_counts_at_once_and_is_named(
     now = asyncio.get_running_loop().time()
     process.rsm.health[operation].succeeded(now - 20)
     process.rsm.health[operation].failed(now, now - 12.04, StorageDenied("token=hunter2"))
-    store = process.collector().store
+    store = (await process.collector()).store
     error = "StorageDenied: token=•••"
     assert (store.url, store.up, store.last_error) == ("s3://•••@bucket", False, error)
     assert store.failing_seconds == pytest.approx(12, abs=0.2)
     assert [name for name, one in store.operations.items() if one.up is False] == [operation]
     assert metrics.STORE_UP.labels(operation)._value.get() == 0
     process.rsm.health[operation].succeeded(now)
-    assert process.collector().store.up
+    assert (await process.collector()).store.up
 
 
 async def test_what_an_operator_has_to_see_to_is_a_headline(process: Process) -> None:
-    assert process.collector().headlines == ()
+    assert (await process.collector()).headlines == ()
     process.concerns.hold(
         Concern.LOCAL_TRIMMING_STOPPED,
         TIP,
         "nothing is trimmed: https://user:hunter2@store/x is missing",
     )
-    status = process.collector()
+    status = await process.collector()
     [headline] = status.headlines
     assert "nothing is trimmed" in headline
     assert "hunter2" not in headline
@@ -211,14 +211,14 @@ async def test_a_deleted_partition_goes(process: Process) -> None:
     await process.archive(segment(0, 9))
     process.collector._archived = (other,)
     await process.collector.look()
-    assert [p.topic for p in process.collector().partitions] == ["orders"]
+    assert [p.topic for p in (await process.collector()).partitions] == ["orders"]
 
 
 async def test_events_and_counts_are_the_processs_own(process: Process) -> None:
-    before = process.collector().remote_reads.catches
+    before = (await process.collector()).remote_reads.catches
     metrics.CATCHES.labels("orders").inc(2)
     process.events.note("catch", topic="orders")
-    status = process.collector()
+    status = await process.collector()
     assert status.remote_reads.catches == before + 2
     assert [(event.event, event.details) for event in status.events] == [
         ("catch", {"topic": "orders"})

@@ -236,7 +236,7 @@ def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
 
 async def shown(config: Config) -> Status:
     """By the page of a proxy that archives nothing."""
-    nothing = Surroundings("serve", tuple, tuple, lambda tips: {})
+    nothing = Surroundings("serve", tuple, tuple, lambda tip: None)
     assert config.store.url is not None
     async with (
         open_store(config.store.url, config.store) as rsm,
@@ -244,7 +244,7 @@ async def shown(config: Config) -> Status:
     ):
         collector = StatusCollector(config, rsm, rlmm, None, nothing)
         await collector.look()
-        return collector()
+        return await collector()
 
 
 def gauge(name: str, concern: str) -> float | None:
