@@ -24,6 +24,7 @@ from prometheus_client.exposition import choose_encoder
 from fetchproxy.config.addresses import HostPort, is_loopback, parse_host_port
 from fetchproxy.config.sections import ConsoleConfig
 from fetchproxy.console.guard import add_security_headers, allowed_names, host_guard
+from fetchproxy.console.limited_connections import LimitedConnections
 from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
 from fetchproxy.errors import ConfigError
 from fetchproxy.many_items import each_of
@@ -165,18 +166,21 @@ class ConsoleServer:
             build_console(config.listen, config.allowed_hosts, source, registry),
             access_log=None,
             shutdown_timeout=_SHUTDOWN_SECONDS_MAX,
+            keepalive_timeout=0,  # one request a connection, so that time limits are of that one
         )
+        self._server: asyncio.Server | None = None
 
     @property
     def address(self) -> HostPort:
-        host, port = self._runner.addresses[0][:2]
+        assert self._server is not None  # it listens
+        host, port = self._server.sockets[0].getsockname()[:2]
         return HostPort(host, port)
 
     async def __aenter__(self) -> ConsoleServer:
         address = parse_host_port(self._listen)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, address.host, address.port).start()
+            await self._listen_at(address)
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
@@ -187,10 +191,18 @@ class ConsoleServer:
             log.warning("plaintext_beyond_loopback", listener="console", host=address.host)
         return self
 
+    async def _listen_at(self, address: HostPort) -> None:
+        assert self._runner.server is not None  # it is set up
+        connections = LimitedConnections(self._runner.server)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(connections, address.host, address.port)
+
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()

@@ -255,3 +255,26 @@ async def test_it_stops_listening_at_the_end(source: Source) -> None:
         address = console.address
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(address.host, address.port)
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "status"),
+    [
+        ({}, "/api/status", 200),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, "/api/status", 200),
+        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, "/metrics", 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, "/", 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, "/api/status", 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, "/", 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}, "/api/status", 403),
+        ({"Origin": "https://evil.example"}, "/api/status", 403),
+        ({"Origin": "null"}, "/api/status", 403),
+        ({"Origin": "http://console.example", "Host": "console.example"}, "/api/status", 200),
+    ],
+)
+async def test_other_sites_pages_are_told_nothing(
+    http: aiohttp.ClientSession, headers: dict[str, str], path: str, status: int
+) -> None:
+    async with http.get(path, headers=headers) as answer:
+        assert answer.status == status
+        assert status == 200 or "orders" not in await answer.text()
