@@ -143,8 +143,13 @@ class StatusCollector:
     async def __call__(self, asked: Asked = ALL_PARTITIONS) -> Status:
         findings = await self._findings()
         table = PartitionTable(asked, findings)
+        await asyncio.sleep(0)
         if asked != NO_PARTITIONS:
             await self._fill(table)
+        waiting = headlines(findings)
+        await asyncio.sleep(0)
+        concerns = table.concerns_of_rows(findings)
+        await asyncio.sleep(0)
         return Status(
             version=__version__,
             mode=self._around.mode,
@@ -165,9 +170,10 @@ class StatusCollector:
                 for e in self._events.newest_first()
             ),
             archiver=self._archiver(),
-            headlines=(*map(mask_text, self._around.headlines()), *headlines(findings)),
+            headlines=(*map(mask_text, self._around.headlines()), *waiting),
             brokers=self._around.brokers(),
-            concerns=findings,
+            concerns=concerns,
+            concerns_total=len(findings),
             cluster_refusal=None if self._cluster is None else self._cluster.refusal,
         )
 

@@ -47,6 +47,13 @@ class PartitionTable:
         """Those with a fault first."""
         return tuple([*self._faulty.lines, *self._others.lines][: self._rows_max])
 
+    def concerns_of_rows(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """Of the partitions that are shown, and of the archive as a whole."""
+        if self._rows_max is None and not self._name_part:
+            return findings
+        shown = {(row.topic, row.partition) for row in self.rows()}
+        return tuple(f for f in findings if f.topic is None or (f.topic, f.partition) in shown)
+
     def topics(self) -> tuple[TopicStatus, ...]:
         """Those with a fault first, then by name."""
         every = self._topics.values()

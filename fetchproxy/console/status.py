@@ -157,9 +157,9 @@ class Status:
 
     `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
     `archiver` is None where this process does not archive. `concerns`: what there is to see to, or
-    to know, in the archive; `headlines`: of those that wait for a person, one sentence a kind.
-    `partitions`: as asked for, those with a fault first, then by topic and partition; `topics` and
-    the totals are of all that there are.
+    to know, of the partitions asked for; `headlines`: of all those that wait for a person,
+    one sentence a kind. `partitions`: as asked for, those with a fault first, then by topic and
+    partition; `topics` and the totals are of all that there are.
     """
 
     version: str
@@ -182,6 +182,7 @@ class Status:
     topics: tuple[TopicStatus, ...] = ()
     partitions_total: int = 0
     partitions_matching: int = 0
+    concerns_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

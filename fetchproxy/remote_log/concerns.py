@@ -221,8 +221,10 @@ class ArchiverConcerns:
         return in_order(found for held in self._held.values() for found in held.values())
 
     def merged(self, stored: Iterable[StoredConcern]) -> Iterator[Finding]:
-        """What is held here, and those of `stored` that other archivers have decided."""
-        yield from self.findings()
+        """What is held here, and those of `stored` that other archivers have decided; in no order,
+        as there may be very many."""
+        for held in self._held.values():
+            yield from held.values()
         decided = {str(concern): subjects for concern, subjects in self._decided.items()}
         for one in stored:
             if one.subject not in decided.get(one.name, ()):

@@ -54,3 +54,10 @@ def test_all_by_topic_whatever_was_asked_for() -> None:
         TopicStatus("orders", 5_000, faulty=2, lag_offsets=10_000, size_bytes=15_000),
         TopicStatus("audit", 5_000, faulty=0, lag_offsets=10_000, size_bytes=15_000),
     )
+
+
+def test_concerns_are_of_what_is_shown() -> None:
+    of_all = finding(Concern.TOPIC_DELETION_STOPPED, None, "the archive of another cluster")
+    found = (*FINDINGS, of_all)
+    assert filled(Asked()).concerns_of_rows(found) == found
+    assert filled(Asked(rows_max=2)).concerns_of_rows(found) == (FINDINGS[0], of_all)
