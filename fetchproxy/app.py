@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -24,6 +24,7 @@ from uuid import uuid4
 import structlog
 
 from fetchproxy.archive_only.server import ArchiveOnlyServer
+from fetchproxy.cluster.broker_watch import BrokerWatch
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.cluster.open_metadata import metadata_manager
@@ -36,7 +37,6 @@ from fetchproxy.event_loop_time import publish_event_loop_time
 from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator, spare_collections
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.told_addresses import in_words
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.keep_running import keep_running
@@ -45,6 +45,7 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.archive_once import archive_once
 from fetchproxy.remote_log.concerns import ArchiverConcerns
@@ -82,10 +83,12 @@ class Parts:
     purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
+    brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # of the archive, as clients of a cluster may see it
 
     def __post_init__(self) -> None:
         warnings = SparingWarnings(asyncio.get_running_loop().time)
+        self.brokers = BrokerWatch(self.cluster)
         self.views = LeaderViews(self.rlmm, ClusterLeaderLog(self.cluster), warnings)
 
     def is_archiving(self, tip: TopicIdPartition) -> bool:
@@ -106,7 +109,11 @@ class Parts:
 
     def missing(self) -> list[str]:
         waits = self.serves and self.gateway is None
-        return [f"gateway listener {self.config.gateway.listen}"] if waits else []
+        listener = [f"gateway listener {self.config.gateway.listen}"] if waits else []
+        return [*listener, *self.brokers.missing()]
+
+    def headlines(self) -> list[str]:
+        return [*self.brokers.headlines(), *self.own_archive.headlines()]
 
     def listeners(self) -> list[str]:
         if self.gateway is None:
@@ -114,34 +121,23 @@ class Parts:
         host = self.config.gateway.listen.rpartition(":")[0]
         return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
 
-    def outage(self) -> tuple[float, str | None] | None:
-        health = None if self.purgatory is None else self.purgatory.health()
-        return None if health is None or health.up else (health.failing_for_s, health.last_error)
+    def fault(self, tip: TopicIdPartition) -> str | None:
+        problems = self.rlmm.problems(tip)
+        if problems:
+            return f"{len(problems)} unreadable metadata objects; {problems[0].what}"
+        if self.views.begins_again(tip):
+            return f"the log of {tip} begins again: fetchproxy resolve {tip}"
+        refused = {} if self.manager is None else self.manager.refused_topics
+        return f"not archived: {refused[tip.topic]}" if tip.topic in refused else None
 
-    def faults(self, tips: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, str]:
-        found: dict[TopicIdPartition, str] = {}
-        for tip in tips:
-            problems = self.rlmm.problems(tip)
-            if problems:
-                found[tip] = f"{len(problems)} unreadable metadata objects; {problems[0].what}"
-            elif self.views.begins_again(tip):
-                found[tip] = f"the log of {tip} begins again: fetchproxy resolve {tip}"
-        if self.manager is None:
-            return found
-        refused = self.manager.refused_topics
-        for tip in tips:
-            if tip.topic in refused:
-                found[tip] = f"not archived: {refused[tip.topic]}"
-        return found
+    def work(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
+        return None if self.manager is None else self.manager.status_of(tip)
 
-    def work(self) -> dict[TopicIdPartition, PartitionArchiveStatus]:
-        if self.manager is None:
-            return {}
-        return {status.tip: status for status in self.manager.status()}
-
-    def archiver(self) -> tuple[LeadershipState, dict[str, str]] | None:
+    def archiver(self) -> tuple[LeadershipState, tuple[int, int], dict[str, str]] | None:
         manager = self.manager
-        return None if manager is None else (manager.leadership, manager.refused_topics)
+        if manager is None:
+            return None
+        return manager.leadership, manager.leads_and_follows, manager.refused_topics
 
     def concerns(self) -> ArchiverConcerns | None:
         return None if self.manager is None else self.manager.concerns
@@ -273,13 +269,13 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         mode=parts.mode,
         missing=parts.missing,
         listeners=parts.listeners,
-        outage=parts.outage,
-        faults=parts.faults,
+        fault=parts.fault,
         work=parts.work,
         archiver=parts.archiver,
         manages=parts.is_archiving,
         concerns=parts.concerns,
-        headlines=parts.own_archive.headlines,
+        headlines=parts.headlines,
+        brokers=parts.brokers.status,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(parts.config, parts.rsm, parts.rlmm, cluster, around)
@@ -348,6 +344,9 @@ async def _watch_process(parts: Parts) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(give_back_freed_memory(parts.config.process, glibc_allocator()))
             tasks.create_task(publish_event_loop_time())
+            tasks.create_task(parts.rsm.health.run())
+            if not parts.config.archive_only.enabled:
+                tasks.create_task(parts.brokers.run())
 
     await keep_running("process watch", watch, parts.random)
 

@@ -30,10 +30,10 @@ from fetchproxy.gateway.client_rates import ClientRates
 from fetchproxy.gateway.connection_limits import ConnectionLimits
 from fetchproxy.gateway.half_closed import may_half_close
 from fetchproxy.gateway.skipped_offsets import SkippedOffsets
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.told_addresses import tells_address_reached, warn_of_address_reached
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.observability.metrics import CONNECTIONS
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.tls.acceptor import TlsAcceptor
 from fetchproxy.tls.reloading import ReloadingContext

@@ -103,6 +103,22 @@ class Cluster:
             await self._ask_metadata([])
         return dict(self._metadata.brokers)
 
+    @property
+    def bootstrap(self) -> list[HostPort]:
+        return list(self._bootstrap)
+
+    def broker_addresses(self) -> list[HostPort]:
+        """As the cluster last named them; none before it has. Never blocks."""
+        return [HostPort(b.host, b.port) for b in self._metadata.brokers.values()]
+
+    async def greet(self, address: HostPort) -> None:
+        """Ask this one broker for the brokers that it knows. Raises ClusterError."""
+        asked_at = asyncio.get_running_loop().time()
+        connection = await self._connections.shared(address)
+        version = connection.version_of(messages.METADATA)
+        answer = await ask_metadata(connection, version, [])
+        self._metadata.learn(answer, asked_at, all_topics=False)
+
     async def cluster_id(self) -> str | None:
         """None: the brokers do not say; age as for `brokers`."""
         await self.brokers()
@@ -341,7 +357,7 @@ class Cluster:
         raise error or ClusterUnavailable("no broker is known")
 
     def _candidates(self) -> list[HostPort]:
-        known = [HostPort(b.host, b.port) for b in self._metadata.brokers.values()]
+        known = self.broker_addresses()
         self._rng.shuffle(known)  # spread over brokers when the last one fails
         first = [] if self._last_good is None else [self._last_good]
         return list(dict.fromkeys([*first, *known, *self._bootstrap]))

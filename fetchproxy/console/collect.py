@@ -17,12 +17,23 @@ from itertools import groupby
 import structlog
 
 from fetchproxy import __version__
+from fetchproxy.cluster.broker_watch import BrokersStatus
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
 from fetchproxy.console import counters
+from fetchproxy.console.partition_table import PartitionTable
 from fetchproxy.console.partitions import archiver_status, partition_status, with_work
-from fetchproxy.console.status import ArchiverStatus, Event, PartitionStatus, Status, StoreStatus
+from fetchproxy.console.status import (
+    NO_PARTITIONS,
+    ArchiverStatus,
+    Asked,
+    Event,
+    OperationStatus,
+    PartitionStatus,
+    Status,
+    StoreStatus,
+)
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.many_items import each_of
 from fetchproxy.metadata.api import PARTITIONS_ALONE_MAX, RemoteLogMetadataManager
@@ -48,30 +59,36 @@ log = structlog.get_logger(__name__)
 
 # Making one anew takes some 50 µs.
 LINES_AT_ONCE = 20
+# In an outage there may be one for each of very many partitions; sorting these takes long.
+FINDINGS_ON_THE_LOOP_MAX = 50
+
+ALL_PARTITIONS = Asked()
+
+Archiver = tuple[LeadershipState, tuple[int, int], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What only the process as a whole knows; called at each status, so none may block.
 
-    `outage`: since how many seconds the readers of segments find the store failing, and its error;
-    None while they do not. `faults`: what is wrong with the archive of which partition, in words.
-    `work`: what this process' own archiver does. `archiver`: how it stands to others, and the
-    topics that it refuses, with the reason; None where there is none. `manages`: whether it has a
-    partition, as leader or follower; then that partition's gauges are its own. `concerns`: what
-    that archiver wants seen to. `headlines`: what keeps the process from its archive.
+    `fault`: what is wrong with the archive of a partition, in words. `work`: what this process' own
+    archiver does with it. `archiver`: how it stands to others, how many partitions it leads and
+    follows, and the topics that it refuses, with the reason; None where there is none. `manages`:
+    whether it has a partition, as leader or follower; then that partition's gauges are its own.
+    `concerns`: what that archiver wants seen to. `headlines`: what keeps the process from brokers
+    and archive.
     """
 
     mode: str
     missing: Callable[[], Iterable[str]]
     listeners: Callable[[], Iterable[str]]
-    outage: Callable[[], tuple[float, str | None] | None]
-    faults: Callable[[Iterable[TopicIdPartition]], Mapping[TopicIdPartition, str]]
-    work: Callable[[], Mapping[TopicIdPartition, PartitionArchiveStatus]] = dict
-    archiver: Callable[[], tuple[LeadershipState, Mapping[str, str]] | None] = lambda: None
+    fault: Callable[[TopicIdPartition], str | None]
+    work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tip: None
+    archiver: Callable[[], Archiver | None] = lambda: None
     manages: Callable[[TopicIdPartition], bool] = lambda tip: False
     concerns: Callable[[], ArchiverConcerns | None] = lambda: None
     headlines: Callable[[], Iterable[str]] = tuple
+    brokers: Callable[[], BrokersStatus] = BrokersStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +140,16 @@ class StatusCollector:
         self._archive_failing_since = 0.0
         self._archive_error: str | None = None
 
-    def __call__(self) -> Status:
-        work = self._around.work()
-        findings = self._findings()
+    async def __call__(self, asked: Asked = ALL_PARTITIONS) -> Status:
+        findings = await self._findings()
+        table = PartitionTable(asked, findings)
+        await asyncio.sleep(0)
+        if asked != NO_PARTITIONS:
+            await self._fill(table)
+        waiting = headlines(findings)
+        await asyncio.sleep(0)
+        concerns = table.concerns_of_rows(findings)
+        await asyncio.sleep(0)
         return Status(
             version=__version__,
             mode=self._around.mode,
@@ -137,14 +161,19 @@ class StatusCollector:
             relay=counters.relay(self._config.gateway.connections_max),
             remote_reads=counters.remote_reads(),
             cache=counters.cache(self._config.remote_fetch.chunk_cache_bytes_max),
-            partitions=self._lines(work),
+            partitions=table.rows(),
+            topics=table.topics(),
+            partitions_total=table.total,
+            partitions_matching=table.matching,
             events=tuple(
                 Event(e.at, e.level, e.event, e.count, dict(e.details))
                 for e in self._events.newest_first()
             ),
-            archiver=self._archiver(work),
-            headlines=(*self._around.headlines(), *headlines(findings)),
-            concerns=findings,
+            archiver=self._archiver(),
+            headlines=(*map(mask_text, self._around.headlines()), *waiting),
+            brokers=self._around.brokers(),
+            concerns=concerns,
+            concerns_total=len(findings),
             cluster_refusal=None if self._cluster is None else self._cluster.refusal,
         )
 
@@ -169,20 +198,17 @@ class StatusCollector:
         wanted = await self._wanted()
         tips = {*self._archived, *wanted}
         if tips != self._shown.keys():  # sorting thousands holds the loop
-            self._tips = sorted(tips)
+            # By name: ids are random, and whoever reads it looks for a name.
+            self._tips = await asyncio.to_thread(sorted, tips, key=_by_name)
             self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
         if self._cluster is not None:
             edges_s = self._config.metadata.refresh_interval_ms / 1000
             await self._cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
-        faults = self._around.faults(self._tips)
         async for tip in each_of(self._tips, LINES_AT_ONCE):
-            self._partition_line(tip, faults.get(tip))  # for the gauges
+            self._partition_line(tip, self._around.fault(tip))  # for the gauges
         if all_of_it:
             await self._look_at_health()
-        publish_gauges(self._findings())
-        store = self._store_status()
-        metrics.STORE_UP.set(store.up is not False)
-        metrics.STORE_FAILING_SECONDS.set(store.failing_seconds)
+        publish_gauges(await self._findings())
 
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
@@ -225,12 +251,14 @@ class StatusCollector:
         holes = tip in self._shown and bool(self._shown[tip].status.gaps)
         return holes or view.history != FIRST_HISTORY or bool(self._rlmm.problems(tip))
 
-    def _findings(self) -> tuple[Finding, ...]:
+    async def _findings(self) -> tuple[Finding, ...]:
         """With no secret of a URL in it."""
         own = self._around.concerns() or ArchiverConcerns()
         found = [one for _, findings in self._health.values() for one in findings]
-        every = in_order([*own.merged(self._stored), *found])
-        return tuple(replace(one, what=mask_text(one.what)) for one in every)
+        every = [*own.merged(self._stored), *found]
+        if len(every) <= FINDINGS_ON_THE_LOOP_MAX:
+            return _shown_in_order(every)
+        return await asyncio.to_thread(_shown_in_order, every)
 
     async def _probe_archive(self, now: float) -> None:
         try:
@@ -276,36 +304,41 @@ class StatusCollector:
         self._archive_up = False
 
     def _store_status(self) -> StoreStatus:
-        """Failing if either the readers of segments or the listing here last failed."""
+        """The archive may be out of reach for other reasons too: it is not there, or another's."""
+        now = asyncio.get_running_loop().time()
+        operations = {
+            operation.value: OperationStatus(
+                status.up, round(status.failing_for_s, 1), _masked(status.last_error)
+            )
+            for operation, status in self._rsm.health.status(now).items()
+        }
+        failing = [status for status in operations.values() if status.up is False]
+        if not failing and self._archive_up is False:
+            for_s = round(now - self._archive_failing_since, 1)
+            failing = [OperationStatus(False, for_s, _masked(self._archive_error))]
         url = mask_text(self._config.store.url or "")
-        outage = self._around.outage()
-        if outage is None and self._archive_up is False:
-            since = asyncio.get_running_loop().time() - self._archive_failing_since
-            outage = (since, self._archive_error)
-        if outage is None:
-            return StoreStatus(url, self._archive_up)
-        return StoreStatus(url, False, round(outage[0], 1), _masked(outage[1]))
+        if failing:
+            worst = max(failing, key=lambda status: status.failing_seconds)
+            seconds, error = worst.failing_seconds, worst.last_error
+            return StoreStatus(url, False, seconds, error, operations)
+        answered = self._archive_up or any(status.up for status in operations.values())
+        return StoreStatus(url, True if answered else None, operations=operations)
 
-    def _lines(
-        self, work: Mapping[TopicIdPartition, PartitionArchiveStatus]
-    ) -> tuple[PartitionStatus, ...]:
-        faults, now = self._around.faults(self._tips), asyncio.get_running_loop().time()
-        lines: list[PartitionStatus] = []
-        for tip in self._tips:
-            doing = work.get(tip)
+    async def _fill(self, table: PartitionTable) -> None:
+        async for tip in each_of(self._tips, LINES_AT_ONCE):
+            now = asyncio.get_running_loop().time()
+            doing = self._around.work(tip)
             told = None if doing is None else trouble(doing, self._config.archive, now)
-            lines.append(with_work(self._partition_line(tip, told or faults.get(tip)), doing, now))
-        return tuple(lines)
+            line = self._partition_line(tip, told or self._around.fault(tip))
+            table.add(with_work(line, doing, now))
 
-    def _archiver(
-        self, work: Mapping[TopicIdPartition, PartitionArchiveStatus]
-    ) -> ArchiverStatus | None:
+    def _archiver(self) -> ArchiverStatus | None:
         found = self._around.archiver()
         if found is None:
             return None
-        leadership, refused = found
+        leadership, leads, refused = found
         masked = {topic: mask_text(reason) for topic, reason in refused.items()}
-        return archiver_status(work, replace(leadership, error=_masked(leadership.error)), masked)
+        return archiver_status(leads, replace(leadership, error=_masked(leadership.error)), masked)
 
     def _partition_line(self, tip: TopicIdPartition, fault: str | None) -> PartitionStatus:
         view = self._rlmm.view(tip)
@@ -322,6 +355,14 @@ class StatusCollector:
 def is_same_archive(view: PartitionView, before: PartitionView) -> bool:
     """Nothing has changed, though it may have been read again."""
     return view.segments is before.segments and replace(view, read_at=before.read_at) == before
+
+
+def _by_name(tip: TopicIdPartition) -> tuple[str, int, int]:
+    return tip.topic, tip.partition, tip.topic_id.int
+
+
+def _shown_in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(replace(one, what=mask_text(one.what)) for one in in_order(findings))
 
 
 def _masked(text: str | None) -> str | None:

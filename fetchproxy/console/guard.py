@@ -2,6 +2,8 @@
 
 Against DNS rebinding (a foreign page whose name is made to point at this machine) the Host header
 must be an IP address, a loopback name, the listener's own host or one of `console.allowed_hosts`.
+Requests that a browser makes for another site's page are refused, but for a link that somebody
+follows to the page.
 """
 
 from __future__ import annotations
@@ -53,8 +55,19 @@ def allowed_names(listen: str, further: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def is_cross_site(request: web.Request) -> bool:
+    """By what browsers add to a request (Fetch Metadata, Origin); others send neither."""
+    headers = request.headers
+    origin = headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("Host"):
+        return True
+    if headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none"):
+        return False
+    return headers.get("Sec-Fetch-Mode") != "navigate" or request.path != "/"
+
+
 def host_guard(names: frozenset[str]) -> Middleware:
-    """Answers 421 to a Host header that `host_allowed` refuses."""
+    """Answers 421 to a Host header that `host_allowed` refuses, 403 to another site's page."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -64,6 +77,8 @@ def host_guard(names: frozenset[str]) -> Middleware:
                 text="This console is not known by that name; "
                 "set console.allowed_hosts to let browsers use it.\n",
             )
+        if is_cross_site(request):
+            return web.Response(status=403, text="This console answers no other site's pages.\n")
         return await handler(request)
 
     return guard

@@ -38,29 +38,37 @@ def partition_status(
 def with_work(
     shown: PartitionStatus, work: PartitionArchiveStatus | None, now: float
 ) -> PartitionStatus:
-    """The line with what this process' archiver is doing; `now` is loop time (s)."""
+    """The line with what this process' archiver is doing; `now` is loop time (s).
+
+    Its figures are those of its gauges and of its log, so that all places say the same.
+    """
     if work is None:
         return shown
-    copy_s = work.copy_seconds(now)
+    copy_s, left_ms = work.copy_seconds(now), work.deleted_in_ms
+    if work.leads and work.last_stable_offset is not None:
+        shown = replace(
+            shown,
+            log_start_offset=work.log_start_offset,
+            lag_offsets=work.lag_offsets,
+            margin_offsets=work.margin_offsets,
+        )
     return replace(
         shown,
         role="leader" if work.leads else "follower",
         copy_seconds=None if copy_s is None else round(copy_s, 1),
         retention_used=None if work.retention_used is None else round(work.retention_used, 4),
+        deleted_in_seconds=None if left_ms is None else round(left_ms / 1000),
     )
 
 
 def archiver_status(
-    work: Mapping[TopicIdPartition, PartitionArchiveStatus],
-    leadership: LeadershipState,
-    refused: Mapping[str, str],
+    leads_and_follows: tuple[int, int], leadership: LeadershipState, refused: Mapping[str, str]
 ) -> ArchiverStatus:
-    leads = sum(status.leads for status in work.values())
     return ArchiverStatus(
         leadership=leadership.kind,
         state=leadership.state,
-        leads=leads,
-        follows=len(work) - leads,
+        leads=leads_and_follows[0],
+        follows=leads_and_follows[1],
         members=leadership.members,
         error=leadership.error,
         refused=dict(refused),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from importlib import resources
 from itertools import islice
 from types import TracebackType
@@ -24,12 +24,17 @@ from prometheus_client.exposition import choose_encoder
 from fetchproxy.config.addresses import HostPort, is_loopback, parse_host_port
 from fetchproxy.config.sections import ConsoleConfig
 from fetchproxy.console.guard import add_security_headers, allowed_names, host_guard
-from fetchproxy.console.status import StatusSource
+from fetchproxy.console.limited_connections import LimitedConnections
+from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
 from fetchproxy.errors import ConfigError
+from fetchproxy.many_items import each_of
 
 log = structlog.get_logger(__name__)
 
 METRICS_A_STEP = 8
+# One takes some 40 µs.
+ITEMS_A_STEP = 50
+ROWS_DIGITS_MAX = 6
 
 _SHUTDOWN_SECONDS_MAX = 1.0
 _PAGE_FILES = {
@@ -80,12 +85,12 @@ class _Answers:
         return web.Response(text="ok\n")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """The listeners are open.
+        """The listeners are open, and a broker answers.
 
         An outage of the store does not count, nor that the brokers refuse the proxy's own
         credentials (said here all the same): the tail works without.
         """
-        status = self._source()
+        status = await self._source(NO_PARTITIONS)
         missing = status.missing
         answer: dict[str, object] = {"ready": not missing, "missing": list(missing)}
         if status.cluster_refusal is not None:
@@ -97,11 +102,34 @@ class _Answers:
         body = await _in_steps(self._registry, encode)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def status(self, _request: web.Request) -> web.Response:
-        return web.json_response(
-            asdict(self._source()),
-            dumps=lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
-        )
+    async def status(self, request: web.Request) -> web.Response:
+        """`?rows_max=200&name_part=orders`: so many partitions at most, with that in their name."""
+        rows = request.query.get("rows_max", "")
+        if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
+            return web.Response(status=400, text=f"rows_max is no number of rows: {rows[:20]!r}\n")
+        asked = Asked(int(rows) if rows else None, request.query.get("name_part", ""))
+        text = await _as_json(await self._source(asked))
+        return web.Response(body=text, content_type="application/json", charset="utf-8")
+
+
+async def _as_json(status: Status) -> bytes:
+    """In pieces, as there may be very many partitions, and a concern of each."""
+    parts: list[str] = []
+    for field in fields(status):
+        value = getattr(status, field.name)
+        if not isinstance(value, tuple):
+            text = _json(value)
+        else:
+            items = [_json(item) async for item in each_of(value, ITEMS_A_STEP)]
+            text = f"[{','.join(items)}]"
+        parts.append(f'"{field.name}":{text}')
+    return f"{{{','.join(parts)}}}".encode()
+
+
+def _json(value: Any) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class _Some:
@@ -138,18 +166,21 @@ class ConsoleServer:
             build_console(config.listen, config.allowed_hosts, source, registry),
             access_log=None,
             shutdown_timeout=_SHUTDOWN_SECONDS_MAX,
+            keepalive_timeout=0,  # one request a connection, so that time limits are of that one
         )
+        self._server: asyncio.Server | None = None
 
     @property
     def address(self) -> HostPort:
-        host, port = self._runner.addresses[0][:2]
+        assert self._server is not None  # it listens
+        host, port = self._server.sockets[0].getsockname()[:2]
         return HostPort(host, port)
 
     async def __aenter__(self) -> ConsoleServer:
         address = parse_host_port(self._listen)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, address.host, address.port).start()
+            await self._listen_at(address)
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
@@ -160,10 +191,18 @@ class ConsoleServer:
             log.warning("plaintext_beyond_loopback", listener="console", host=address.host)
         return self
 
+    async def _listen_at(self, address: HostPort) -> None:
+        assert self._runner.server is not None  # it is set up
+        connections = LimitedConnections(self._runner.server)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(connections, address.host, address.port)
+
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()

@@ -6,9 +6,10 @@ function in a test) is none of its business. Field names are the JSON names of `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from fetchproxy.cluster.broker_watch import BrokersStatus
 from fetchproxy.remote_log.concerns import Finding
 
 
@@ -26,11 +27,13 @@ class PartitionStatus:
 
     What is not known is None, never 0.
 
-    `lag_offsets`: below the last stable offset and not archived yet. `margin_offsets`: archive end
-    minus the broker's log start; below 0, data was lost before it was copied. `role` in this
+    `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
+    `margin_offsets`: archive end minus the broker's log start; below 0, the brokers have deleted
+    what is not archived. `role` in this
     process: leader or follower, None where it archives nothing of it. `copy_seconds`: since when a
     copy is under way. `retention_used`: the share of the brokers' retention that the oldest record
-    that is not archived has used up.
+    that is not archived has used up. `deleted_in_seconds`: when the brokers begin to delete what is
+    not archived, as things go; None: not under way, or not known.
     """
 
     topic: str
@@ -46,7 +49,21 @@ class PartitionStatus:
     role: str | None = None
     copy_seconds: float | None = None
     retention_used: float | None = None
+    deleted_in_seconds: int | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """All partitions of a topic. `faulty`: with an error, a concern or a loss. `lag_offsets` and
+    `size_bytes` are sums, `deleted_in_seconds` is the least."""
+
+    topic: str
+    partitions: int = 0
+    faulty: int = 0
+    lag_offsets: int = 0
+    size_bytes: int = 0
+    deleted_in_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +81,24 @@ class ArchiverStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """`up` is None before the first answer."""
+
+    up: bool | None
+    failing_seconds: float = 0.0
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """`up` is None before the first request."""
+    """`up` is None before the first answer, and False while any of `operations` fails: list, read,
+    write, delete. The other two are of what has been failing for longest."""
 
     url: str
     up: bool | None
     failing_seconds: float = 0.0
     last_error: str | None = None
+    operations: dict[str, OperationStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +157,9 @@ class Status:
 
     `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
     `archiver` is None where this process does not archive. `concerns`: what there is to see to, or
-    to know, in the archive; `headlines`: of those that wait for a person, one sentence a kind.
+    to know, of the partitions asked for; `headlines`: of all those that wait for a person,
+    one sentence a kind. `partitions`: as asked for, those with a fault first, then by topic and
+    partition; `topics` and the totals are of all that there are.
     """
 
     version: str
@@ -144,11 +174,26 @@ class Status:
     cache: CacheStatus
     partitions: tuple[PartitionStatus, ...]
     events: tuple[Event, ...]
+    brokers: BrokersStatus = field(default_factory=BrokersStatus)
     cluster_refusal: str | None = None
     archiver: ArchiverStatus | None = None
     headlines: tuple[str, ...] = ()
     concerns: tuple[Finding, ...] = ()
+    topics: tuple[TopicStatus, ...] = ()
+    partitions_total: int = 0
+    partitions_matching: int = 0
+    concerns_total: int = 0
 
 
-# Called on the loop for every request, so it must neither block nor wait.
-StatusSource = Callable[[], Status]
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of the partitions with `name_part` in their name, `rows_max` at most, None: all of them."""
+
+    rows_max: int | None = None
+    name_part: str = ""
+
+
+NO_PARTITIONS = Asked(rows_max=0)
+
+# Called on the loop for every request, so it must wait for nobody, and take short turns alone.
+StatusSource = Callable[[Asked], Awaitable[Status]]

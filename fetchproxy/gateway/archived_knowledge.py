@@ -13,9 +13,9 @@ from contextlib import suppress
 from uuid import UUID
 
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import IN_USE_S
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 
 # Look-ups may miss for so long that another process has begun to archive a topic. Where an offset
 # is out of range, the list is read again.

@@ -18,11 +18,11 @@ from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.record_pipe import RecordPipe
 from fetchproxy.gateway.skipped_offsets import SkippedOffsets
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.told_addresses import ToldAddresses
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from fetchproxy.cluster.leader_log import NO_EPOCH, Compared, LeaderLog, compare_with_leader
 from fetchproxy.cluster.single_flight import SingleFlight
 from fetchproxy.errors import ClusterError
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.many_items import chosen, pieces
 from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.metadata.divergence import (
@@ -28,6 +27,7 @@ from fetchproxy.metadata.divergence import (
 from fetchproxy.metadata.lineage import compared_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 
 # Each compares its lineage before it asks, some 50 µs; who follow in the next turns of the loop are
 # asked about in the same requests.

@@ -33,7 +33,6 @@ from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from fetchproxy.gateway.record_pipe import open_record_pipe
 from fetchproxy.gateway.skipped_offsets import SkippedOffsets
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.gateway.told_addresses import (
     ToldAddresses,
     tells_address_reached,
@@ -45,6 +44,7 @@ from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.budget_metrics import CONNECTION_BUFFERS_BYTES
 from fetchproxy.observability.metrics import CONNECTIONS, LIMITS_REACHED
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.tls.acceptor import TlsAcceptor
 from fetchproxy.tls.reloading import ReloadingContext, listener_context, upstream_context

@@ -39,6 +39,11 @@ from fetchproxy.observability.catch_metrics import CATCHES as CATCHES
 from fetchproxy.observability.catch_metrics import HELD_PARTITIONS as HELD_PARTITIONS
 from fetchproxy.observability.catch_metrics import OFFSETS_SKIPPED as OFFSETS_SKIPPED
 from fetchproxy.observability.catch_metrics import READERS_LED_ON as READERS_LED_ON
+from fetchproxy.observability.cluster_metrics import BROKERS_KNOWN as BROKERS_KNOWN
+from fetchproxy.observability.cluster_metrics import BROKERS_REACHABLE as BROKERS_REACHABLE
+from fetchproxy.observability.cluster_metrics import (
+    CLUSTER_AUTHENTICATION_REFUSALS as CLUSTER_AUTHENTICATION_REFUSALS,
+)
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_INDEX_BYTES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
 from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS
@@ -82,12 +87,15 @@ from fetchproxy.observability.retention_metrics import (
 from fetchproxy.observability.retention_metrics import (
     REMOTE_LOG_SIZE_BYTES as REMOTE_LOG_SIZE_BYTES,
 )
+from fetchproxy.observability.store_metrics import STORE_FAILING_SECONDS as STORE_FAILING_SECONDS
+from fetchproxy.observability.store_metrics import STORE_REQUEST_ERRORS as STORE_REQUEST_ERRORS
+from fetchproxy.observability.store_metrics import STORE_REQUEST_SECONDS as STORE_REQUEST_SECONDS
+from fetchproxy.observability.store_metrics import STORE_SECONDS
+from fetchproxy.observability.store_metrics import STORE_UP as STORE_UP
 
 _BTM = "kafka_server_brokertopicmetrics"
 _RSM = "kafka_log_remote_remotestoragemanager"
 
-# Seconds; from a page-cache read of a local file to a store in trouble.
-_STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Milliseconds, as Kafka's RemoteLogReaderFetchRateAndTimeMs counts them.
 _READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 
@@ -149,6 +157,7 @@ CONNECTIONS_REFUSED = _counter(
     "fetchproxy_connections_refused",
     "Client connections closed at once: limit or broker_unreachable",
     "reason",
+    values=("limit", "broker_unreachable"),
 )
 RELAYED_BYTES = _tallied_counter(
     "fetchproxy_relayed_bytes", "Bytes relayed: to_broker or to_client", "direction"
@@ -173,6 +182,17 @@ TLS_HANDSHAKES_FAILED = _counter(
     "Clients closed before they were through the handshake: plaintext, version, no_certificate, "
     "certificate, certificate_refused, server_name, timeout, closed or other",
     "reason",
+    values=(
+        "plaintext",
+        "version",
+        "no_certificate",
+        "certificate",
+        "certificate_refused",
+        "server_name",
+        "timeout",
+        "closed",
+        "other",
+    ),
 )
 TLS_CERTIFICATE_EXPIRY = _gauge(
     "fetchproxy_tls_certificate_expiry_timestamp_seconds",
@@ -194,6 +214,7 @@ PURGATORY_COMPLETED = _counter(
     "fetchproxy_purgatory_completed",
     "Waiting fetches answered: data, error, deadline or cancelled (the client left)",
     "reason",
+    values=("data", "error", "deadline", "cancelled"),
 )
 BACKOFFS = _counter("fetchproxy_backoffs", "Pauses taken after a storage error")
 CORRUPT_CHUNKS = _counter(
@@ -208,26 +229,6 @@ CHUNK_CACHE_MISSES = _counter(
 )
 CHUNK_CACHE_EVICTIONS = _counter(
     "fetchproxy_chunk_cache_evictions", "Chunks pushed out to make room"
-)
-
-# --- The store ------------------------------------------------------------------------------------
-STORE_UP = _gauge("fetchproxy_store_up", "1: the store's last answer was none of a failing store")
-STORE_UP.set(1)
-STORE_FAILING_SECONDS = _gauge(
-    "fetchproxy_store_failing_seconds", "Seconds since the store began to fail; 0 while it works"
-)
-STORE_REQUEST_SECONDS = Histogram(
-    "fetchproxy_store_request_seconds",
-    "Seconds per operation of the RemoteStorageManager, by its name",
-    ("operation",),
-    registry=REGISTRY,
-    buckets=_STORE_SECONDS,
-)
-STORE_REQUEST_ERRORS = _counter(
-    "fetchproxy_store_request_errors",
-    "Operations on the store that failed, by name and error",
-    "operation",
-    "error",
 )
 
 # --- The archive's ranges -------------------------------------------------------------------------
@@ -297,6 +298,7 @@ ARCHIVE_GROUP_LOST = _counter(
     "Times that this archiver was out of its group without leaving it, and led nothing: expired, "
     "fenced or error",
     "reason",
+    values=("expired", "fenced", "error"),
 )
 ARCHIVE_OLDEST_COPY_SECONDS = _gauge(
     "fetchproxy_archive_oldest_copy_seconds",
@@ -322,7 +324,7 @@ METADATA_REFRESH_SECONDS = Histogram(
     "fetchproxy_metadata_refresh_seconds",
     "Seconds to learn anew what the archive holds of a partition",
     registry=REGISTRY,
-    buckets=_STORE_SECONDS,
+    buckets=STORE_SECONDS,
 )
 METADATA_REFRESH_ERRORS = _counter(
     "fetchproxy_metadata_refresh_errors", "Refreshes that failed; the old view stays"
@@ -345,12 +347,6 @@ METADATA_LAG = _gauge(
     "fetchproxy_metadata_lag_events",
     "Events of the metadata topic that are known to exist and were not read yet, by its partition",
     "partition",
-)
-
-# --- The proxy's own authentication ---------------------------------------------------------------
-CLUSTER_AUTHENTICATION_REFUSALS = _counter(
-    "fetchproxy_cluster_authentication_refusals",
-    "Times that brokers or a token endpoint refused the proxy's own credentials",
 )
 
 # --- Archive-only mode ----------------------------------------------------------------------------

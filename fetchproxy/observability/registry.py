@@ -60,8 +60,12 @@ class TalliedCounter(Counter):
         return super().collect()
 
 
-def counter(name: str, help_text: str, *labels: str) -> Counter:
-    return Counter(name, help_text, labels, registry=REGISTRY)
+def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ()) -> Counter:
+    """`values` of its one label begin at 0: `increase()` does not see a first count otherwise."""
+    found = Counter(name, help_text, labels, registry=REGISTRY)
+    for value in values:
+        found.labels(value)
+    return found
 
 
 def tallied_counter(name: str, help_text: str, *labels: str) -> TalliedCounter:

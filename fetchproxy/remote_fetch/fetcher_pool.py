@@ -35,7 +35,7 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.remote_fetch.backoff import Backoff
 from fetchproxy.remote_fetch.chunk_cache import Chunk
 from fetchproxy.remote_fetch.read_budget import Permit, ReadBudget
-from fetchproxy.remote_fetch.store_health import StoreHealthTracker
+from fetchproxy.storage.store_health import OperationHealth
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +99,7 @@ class FetcherPool:
         config: RemoteFetchConfig,
         tasks: asyncio.TaskGroup,
         rng: random.Random,
-        health: StoreHealthTracker,
+        health: OperationHealth,
     ) -> None:
         self._tasks = tasks
         self._random = rng

@@ -42,9 +42,9 @@ from fetchproxy.remote_fetch.pending_reads import PendingRead, PendingReads
 from fetchproxy.remote_fetch.read_ahead_loads import ReadAheadLoads
 from fetchproxy.remote_fetch.segment_loads import SegmentLoads
 from fetchproxy.remote_fetch.segment_reader import NO_CHUNKS, SegmentReader, Served
-from fetchproxy.remote_fetch.store_health import StoreHealth, StoreHealthTracker
 from fetchproxy.remote_fetch.timestamp_lookup import TimestampLookup
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.store_health import StoreOperation
 
 _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
 
@@ -101,7 +101,7 @@ class RemoteFetchPurgatory:
         self._local_indexes = local_indexes
         self._unasked_max_s = config.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
-        self._health = StoreHealthTracker()
+        self._health = rsm.health[StoreOperation.READ]
         self._memory = ArchiveMemory(config)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config)
         self._reader = SegmentReader(rlmm, self._memory, skips_gaps=skips_gaps)
@@ -211,9 +211,6 @@ class RemoteFetchPurgatory:
             raise StorageUnavailable("the read side is closed")
         lookup = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
         return await lookup.first_offset_at_or_after(tip, timestamp_ms)
-
-    def health(self) -> StoreHealth:
-        return self._health.health(asyncio.get_running_loop().time())
 
     def status(self) -> RemoteFetchStatus:
         """What is going on now, for the console."""
@@ -326,7 +323,7 @@ class RemoteFetchPurgatory:
             return NOTHING_YET
         error = StorageUnavailable(
             f"{fetch.requests[i].tip}: the store fails since {now - since:.0f} s: "
-            f"{self._health.health(now).last_error}"
+            f"{self._health.status(now).last_error}"
         )
         return RemoteReadResult((), (), error, 0)
 

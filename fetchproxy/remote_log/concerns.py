@@ -44,6 +44,7 @@ class Concern(StrEnum):
     SEGMENTS_PUT_ASIDE = "segments_put_aside"
     # An archiver alone knows these.
     ARCHIVE_MARGIN_SMALL = "archive_margin_small"
+    UNARCHIVED_RECORDS_DELETED = "unarchived_records_deleted"
     PARTITION_STOPPED = "partition_stopped"
     LOCAL_TRIMMING_STOPPED = "local_trimming_stopped"
     REPLACED_SEGMENT_KEPT = "replaced_segment_kept"
@@ -220,8 +221,10 @@ class ArchiverConcerns:
         return in_order(found for held in self._held.values() for found in held.values())
 
     def merged(self, stored: Iterable[StoredConcern]) -> Iterator[Finding]:
-        """What is held here, and those of `stored` that other archivers have decided."""
-        yield from self.findings()
+        """What is held here, and those of `stored` that other archivers have decided; in no order,
+        as there may be very many."""
+        for held in self._held.values():
+            yield from held.values()
         decided = {str(concern): subjects for concern, subjects in self._decided.items()}
         for one in stored:
             if one.subject not in decided.get(one.name, ()):

@@ -108,7 +108,7 @@ class SegmentCopier:
             del self._running[segment.tip]
 
     async def remove(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Best effort, logged: what is left is found as a dangling attempt later.
+        """Best effort: what is left is found as a dangling attempt later.
 
         Objects go only once DELETE_SEGMENT_STARTED is recorded, or a reader could find a segment
         finished whose objects are gone.
@@ -119,12 +119,12 @@ class SegmentCopier:
                 await self._rsm.delete_log_segment_data(metadata)
                 await self._put(metadata, State.DELETE_SEGMENT_FINISHED)
         except (RemoteStorageError, TimeoutError) as error:
-            self._warn("segment_removal_failed", metadata, error)
+            self._note("segment_removal_failed", metadata, error)
             return False
         except ValueError as error:
             # Not known as begun: COPY_SEGMENT_STARTED itself did not get through, or another
             # archiver has removed it.
-            self._warn("segment_removal_not_needed", metadata, error)
+            self._note("segment_removal_not_needed", metadata, error)
             return False
         return True
 
@@ -173,7 +173,7 @@ class SegmentCopier:
 
     def _count_failure(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
         REMOTE_COPY_ERRORS.labels(metadata.topic_id_partition.topic).inc()
-        self._warn("segment_copy_failed", metadata, error)
+        self._note("segment_copy_failed", metadata, error)
 
     async def _record(self, metadata: RemoteLogSegmentMetadata) -> None:
         """A copy that another archiver took for a dangling one and removed is one that failed."""
@@ -229,8 +229,9 @@ class SegmentCopier:
         )
 
     @staticmethod
-    def _warn(event: str, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
-        log.warning(
+    def _note(event: str, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
+        """For who looks closely: whoever asked for the copy hears of its error and says it."""
+        log.debug(
             event,
             topic=metadata.topic_id_partition.topic,
             partition=metadata.topic_id_partition.partition,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from fetchproxy.errors import CompactedLog, FetchProxyError
+from fetchproxy.errors import CompactedLog, FetchProxyError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
 from fetchproxy.remote_log.partition_steps import PartitionSteps
 
@@ -19,6 +20,7 @@ class ManagedPartition:
     tip: TopicIdPartition
     steps: PartitionSteps
     concerns: ArchiverConcerns
+    warnings: SparingWarnings
     last_error: str | None = None
     last_success_ms: int | None = None
     stopped: bool = False
@@ -38,18 +40,25 @@ class ManagedPartition:
         message = str(error) or type(error).__name__
         if self.stopped:
             return  # that is what somebody must hear of, whatever keeps us from looking again
-        if self.last_error is None:  # once per outage
-            log.warning(
-                "partition_process_failed",
-                topic=self.tip.topic,
-                partition=self.tip.partition,
-                error=message,
-            )
+        # A store that fails does so for all: one line a minute, not one for each partition.
+        about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
+        self.warnings.warn(
+            "partition_process_failed",
+            about,
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            error=message,
+        )
         self.last_error = message
 
     def note_success(self, now_ms: int) -> None:
         if self.last_error is not None:
-            log.info("partition_recovered", topic=self.tip.topic, partition=self.tip.partition)
+            self.warnings.info(
+                "partition_recovered",
+                self.tip.topic,
+                topic=self.tip.topic,
+                partition=self.tip.partition,
+            )
         self.stopped = False
         if self.steps.leads:
             self.concerns.release(Concern.PARTITION_STOPPED, self.tip)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import structlog
@@ -27,10 +27,12 @@ from fetchproxy.errors import (
     RemoteStorageError,
 )
 from fetchproxy.index.local_indexes import LocalIndexes
+from fetchproxy.many_items import chosen
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_log.archive_records import ArchiveRecords
 from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import SegmentCopier
@@ -132,6 +134,7 @@ class RemoteLogManager:
         self._refresher = LocalIndexRefresher(local_indexes, rsm) if local_indexes else None
         self._leadership = leadership or open_leadership(config, cluster, rng)
         self._leadership.on_change(self._leadership_changed)
+        self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
         self._watch = PartitionWatch(config, self.concerns)
         self._wake = asyncio.Event()
         self._discovered = False
@@ -154,6 +157,16 @@ class RemoteLogManager:
     def status(self) -> list[PartitionArchiveStatus]:
         """Every partition of this archiver, sorted. Never blocks."""
         return [self._status(tip) for tip in sorted(self._partitions)]
+
+    def status_of(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
+        """None: it is not this archiver's. Never blocks."""
+        return self._status(tip) if tip in self._partitions else None
+
+    @property
+    def leads_and_follows(self) -> tuple[int, int]:
+        """How many partitions. Never blocks."""
+        leads = sum(map(self._leadership.leads, self._partitions))
+        return leads, len(self._partitions) - leads
 
     def manages(self, tip: TopicIdPartition) -> bool:
         """Leader or follower, or stopped by an error. Never blocks."""
@@ -227,7 +240,7 @@ class RemoteLogManager:
             return
         if tip not in self._partitions:
             self._partitions[tip] = ManagedPartition(
-                tip, self._steps_for(tip, spool), self.concerns
+                tip, self._steps_for(tip, spool), self.concerns, self._warnings
             )
             log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
         if not self._partitions[tip].given_up:
@@ -276,10 +289,27 @@ class RemoteLogManager:
     async def _watch_forever(self) -> None:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
+            await self._read_edges()
             now = asyncio.get_running_loop().time()
-            # One at a time: a partition may go while the others are looked at.
-            known = (self._status(tip) for tip in list(self._partitions) if self.manages(tip))
-            await self._watch.look(known, now, self._wall_clock_ms())
+            await self._watch.look(self._watched(), now, self._wall_clock_ms())
+
+    async def _read_edges(self) -> None:
+        """Where the brokers' logs begin and end: turns do not get that far while copies fail."""
+        loop = asyncio.get_running_loop()
+        led = await chosen(list(self._partitions), self._leadership.leads)
+        try:
+            async with asyncio.timeout(WATCH_INTERVAL_S):
+                oldest = loop.time() - WATCH_INTERVAL_S
+                await self._cluster.log_edges_of(led, not_older_than=oldest)
+        except TimeoutError:
+            return  # what is known by then is looked at
+
+    def _watched(self) -> Iterator[PartitionArchiveStatus]:
+        """One at a time: a partition may go while the others are looked at."""
+        for tip in list(self._partitions):
+            if self.manages(tip):
+                self._publish(tip)
+                yield self._status(tip)
 
     # --- work ---
     async def _work_forever(self) -> None:
@@ -358,5 +388,6 @@ class RemoteLogManager:
             last_error=partition.last_error or self._local_retention.refusal(tip.topic),
             last_success_ms=partition.last_success_ms,
             stopped=partition.stopped,
-            retention_used=self._watch.retention_used(tip),
+            margin=self._watch.margin(tip),
+            edges=self._cluster.cached_log_edges(tip),
         )

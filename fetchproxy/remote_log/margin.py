@@ -22,6 +22,18 @@ class BrokerRetention:
 UNLIMITED = BrokerRetention(None, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """`used`: share of the retention, None: no limit, or not known. `deleted_in_ms`: when it will
+    be used up, as things go."""
+
+    used: float | None = None
+    deleted_in_ms: int | None = None
+
+
+NOT_LOOKED_AT = Margin()
+
+
 def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
     """From a topic's effective settings (DescribeConfigs).
 
@@ -39,6 +51,18 @@ def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
         return None if value is None or int(value) < 0 else int(value)
 
     return BrokerRetention(ms=limit("retention.ms"), bytes=limit("retention.bytes"))
+
+
+def deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
+    """When the brokers begin to delete what is not archived, if all goes on as it does.
+
+    The share was `since` so many ms ago, and nothing was copied in between. None: not under way.
+    """
+    if used >= 1:
+        return 0
+    if used <= since or for_ms <= 0:
+        return None
+    return round((1 - used) / (used - since) * for_ms)
 
 
 def retention_used(

@@ -46,6 +46,9 @@ class Progress:
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
     gathered_bytes: int = 0
+    gathered_end: int | None = None
+    bytes_per_offset: float | None = None  # of what is gathered
+    raised_log_start: int = 0  # below it everything was deleted on purpose
     closed_segments: int = 0
     first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
     copy: CopyProgress | None = None  # of the segment that is on its way to the store
@@ -102,13 +105,18 @@ class PartitionArchiver:
 
     @property
     def progress(self) -> Progress:
-        resumed = self._resumed
+        resumed, gatherer = self._resumed, self._gatherer
+        position, end = resumed.position if resumed else None, gatherer.gathered_end
+        offsets = 0 if position is None or end is None else end - position
         return Progress(
             archive_start=resumed.archive_start if resumed else None,
             archive_end=resumed.archive_end if resumed else None,
             log_start_offset=self._gatherer.log_start_offset,
             last_stable_offset=self._gatherer.last_stable_offset,
             gathered_bytes=self._gatherer.gathered_bytes,
+            gathered_end=end,
+            bytes_per_offset=gatherer.gathered_bytes / offsets if offsets > 0 else None,
+            raised_log_start=resumed.raised_log_start if resumed else 0,
             closed_segments=1 if self._closed else 0,
             first_unarchived_ms=self._gatherer.first_timestamp_ms,
             copy=self._copier.running(self.tip),

@@ -28,7 +28,7 @@ from fetchproxy.remote_log.status import STALLED_SHARE, PartitionArchiveStatus
 log = structlog.get_logger(__name__)
 
 WATCH_INTERVAL_S = 5.0
-_IN_A_ROW = 100
+_IN_A_ROW = 50
 # An alarm that rises at 0.5 and falls at 0.49 would flap.
 _MARGIN_CLEAR_SHARE = 0.8
 
@@ -37,7 +37,8 @@ _MARGIN_CLEAR_SHARE = 0.8
 class _Watched:
     archive_end: int | None = None
     waiting_since_ms: int | None = None  # since when there is something above that archive end
-    used: float | None = None
+    margin: margin.Margin = margin.NOT_LOOKED_AT
+    since: tuple[int, float] | None = None  # epoch ms and used share, when it came to that end
     stalled: UUID | None = None  # the copy of which that was said
 
 
@@ -51,6 +52,15 @@ def margin_in_words(status: PartitionArchiveStatus, used: float) -> str:
     )
 
 
+def loss_in_words(status: PartitionArchiveStatus) -> str:
+    """Without the last offset, which rises while the loss goes on."""
+    assert status.lost is not None  # looked at by the caller
+    return (
+        f"{status.tip}: the brokers have deleted records from offset {status.lost[0]} on before "
+        "they could be archived; the archive goes on behind them when copies succeed again"
+    )
+
+
 class PartitionWatch:
     def __init__(self, config: ArchiveConfig, concerns: ArchiverConcerns) -> None:
         self._concerns = concerns
@@ -58,15 +68,15 @@ class PartitionWatch:
         self._warn_share = config.margin_warn_share
         self._watched: dict[TopicIdPartition, _Watched] = {}
 
-    def retention_used(self, tip: TopicIdPartition) -> float | None:
-        """The share of the broker's retention as last looked at; None: no limit, or not known."""
+    def margin(self, tip: TopicIdPartition) -> margin.Margin:
+        """As last looked at."""
         watched = self._watched.get(tip)
-        return None if watched is None else watched.used
+        return margin.NOT_LOOKED_AT if watched is None else watched.margin
 
     def forget(self, tip: TopicIdPartition) -> None:
         """The partition is managed here no more."""
         self._watched.pop(tip, None)
-        self._concerns.forget(tip, Concern.ARCHIVE_MARGIN_SMALL)
+        self._concerns.forget(tip, Concern.ARCHIVE_MARGIN_SMALL, Concern.UNARCHIVED_RECORDS_DELETED)
         place = (tip.topic, str(tip.partition))
         if place in ARCHIVE_RETENTION_USED_SHARE._metrics:
             ARCHIVE_RETENTION_USED_SHARE.remove(*place)
@@ -93,6 +103,7 @@ class PartitionWatch:
                 ages.append(copy_s)
                 self._look_at_copy(status, watched, copy_s)
             self._look_at_margin(status, watched, now_ms)
+            self._look_at_losses(status)
         ARCHIVE_LEADER_PARTITIONS.set(leading)
         ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
         ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
@@ -119,27 +130,43 @@ class PartitionWatch:
     def _look_at_margin(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> None:
-        watched.used = margin.retention_used(
-            status.broker_retention,
-            age_ms=self._oldest_age_ms(status, watched, now_ms),
-            unarchived_bytes=status.unarchived_bytes,
+        age_ms = self._oldest_age_ms(status, watched, now_ms)
+        used = margin.retention_used(
+            status.broker_retention, age_ms=age_ms, unarchived_bytes=status.unarchived_bytes
         )
+        watched.margin = margin.Margin(used, self._deleted_in_ms(watched, used, now_ms))
         tip, small = status.tip, Concern.ARCHIVE_MARGIN_SMALL
-        if watched.used is None:
+        if used is None:
             self._concerns.release(small, tip)
             return
-        ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(watched.used)
-        if watched.used >= self._warn_share:
+        ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
+        if used >= self._warn_share:
             self._concerns.hold(
                 small,
                 tip,
-                margin_in_words(status, watched.used),
-                retention_used=round(watched.used, 3),
+                margin_in_words(status, used),
+                retention_used=round(used, 3),
                 lag_offsets=status.lag_offsets,
                 margin_offsets=status.margin_offsets,
             )
-        elif watched.used < self._warn_share * _MARGIN_CLEAR_SHARE:
+        elif used < self._warn_share * _MARGIN_CLEAR_SHARE:
             self._concerns.release(small, tip)
+
+    @staticmethod
+    def _deleted_in_ms(watched: _Watched, used: float | None, now_ms: int) -> int | None:
+        if used is None:
+            return None
+        if watched.since is None or used < watched.since[1]:
+            watched.since = now_ms, used
+        at_ms, since = watched.since
+        return margin.deleted_in_ms(used, since, now_ms - at_ms)
+
+    def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
+        deleted = Concern.UNARCHIVED_RECORDS_DELETED
+        if status.lost is None:
+            self._concerns.release(deleted, status.tip)
+        else:
+            self._concerns.hold(deleted, status.tip, loss_in_words(status), status.lost)
 
     @staticmethod
     def _oldest_age_ms(
@@ -152,6 +179,7 @@ class PartitionWatch:
         """
         if status.archive_end is not None and status.archive_end != watched.archive_end:
             watched.archive_end, watched.waiting_since_ms = status.archive_end, None
+            watched.since = None
         if status.lag_offsets == 0:
             watched.waiting_since_ms = None
             return 0

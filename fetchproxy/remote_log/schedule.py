@@ -1,8 +1,9 @@
 """When each partition is processed next. Pure: times come as arguments (loop seconds).
 
 Source: KIP-405's RemoteLogManager. A partition is due at once when it is new, one process interval
-after a success, one retry interval after a remote error; unassigned, it is removed, or marked
-deleted while a worker has it and removed when the worker brings it back.
+after a success, one retry interval after a remote error, and twice as long after each further one;
+unassigned, it is removed, or marked deleted while a worker has it and removed when the worker
+brings it back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 
 from fetchproxy.model import TopicIdPartition
 
+# A partition that keeps failing waits for at most so many retry intervals (30 s by default), so
+# that whatever ends is noticed soon.
+RETRY_INTERVALS_MAX = 6
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -19,6 +24,7 @@ class _Entry:
     turn: int  # breaks ties: who became due first goes first; also tells old heap items apart
     in_process: bool = False
     deleted: bool = False
+    failures: int = 0  # in a row
 
 
 class ProcessingSchedule:
@@ -83,17 +89,22 @@ class ProcessingSchedule:
 
     def succeeded(self, tip: TopicIdPartition, now: float) -> bool:
         """As `more_waits`, due one process interval from now."""
+        self._entries[tip].failures = 0
         return self._bring_back(tip, now + self._process_s)
 
     def failed(self, tip: TopicIdPartition, now: float) -> bool:
-        """As `more_waits`, due one retry interval from now."""
-        return self._bring_back(tip, now + self._retry_s)
+        """As `more_waits`, due one retry interval from now, twice as long at each further time."""
+        entry = self._entries[tip]
+        intervals = min(2**entry.failures, RETRY_INTERVALS_MAX)
+        entry.failures += intervals < RETRY_INTERVALS_MAX
+        return self._bring_back(tip, now + self._retry_s * intervals)
 
     def more_waits(self, tip: TopicIdPartition, now: float) -> bool:
         """Back from its worker and due again, after those that are due already.
 
         False: it was unassigned meanwhile and is gone now.
         """
+        self._entries[tip].failures = 0
         return self._bring_back(tip, now)
 
     def _bring_back(self, tip: TopicIdPartition, due_at: float) -> bool:

@@ -54,7 +54,9 @@ from fetchproxy.storage.partition_objects import (
 )
 from fetchproxy.storage.partition_records import PartitionRecords
 from fetchproxy.storage.retention_objects import RetentionObjects
+from fetchproxy.storage.store_clock import StoreClock
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
+from fetchproxy.storage.watched_store import WatchedObjectStore
 
 __all__ = [
     "LogSegmentData",
@@ -117,18 +119,21 @@ class RemoteStorageManager:
         manager: str | None = None,
         must_exist: bool = False,
     ) -> None:
-        self._store = store
+        self._store_itself = store  # for what only some stores can do
+        self._store = watched = WatchedObjectStore(store)
+        self.health = watched.health
         self._prefix = normal_prefix(prefix)
-        self.archivers = ArchiverObjects(store, self._prefix)
-        self.records = PartitionRecords(store, self._prefix)
-        self.retention = RetentionObjects(store, self._prefix)
-        self.notes = PartitionNotes(store, self._prefix)
-        self.identity = OwnIdentity(store, self._prefix, manager, must_exist=must_exist)
-        self.concerns = ConcernObjects(store, self._prefix)
+        self.archivers = ArchiverObjects(watched, self._prefix)
+        self.records = PartitionRecords(watched, self._prefix)
+        clock = store if isinstance(store, StoreClock) else None
+        self.retention = RetentionObjects(watched, self._prefix, clock)
+        self.notes = PartitionNotes(watched, self._prefix)
+        self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
+        self.concerns = ConcernObjects(watched, self._prefix)
 
     async def __aenter__(self) -> Self:
-        if isinstance(self._store, AbstractAsyncContextManager):
-            await self._store.__aenter__()
+        if isinstance(self._store_itself, AbstractAsyncContextManager):
+            await self._store_itself.__aenter__()
         return self
 
     async def __aexit__(
@@ -382,9 +387,9 @@ class RemoteStorageManager:
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
         """Remove what killed uploads left in the store; see `UnfinishedUploads`."""
-        if not isinstance(self._store, UnfinishedUploads):
+        if not isinstance(self._store_itself, UnfinishedUploads):
             return 0
-        return await self._store.abort_stale_uploads(
+        return await self._store_itself.abort_stale_uploads(
             self._prefix,
             older_than_epoch_ms,
             # Logs alone are large enough to be uploaded in parts.

@@ -18,11 +18,15 @@ from fetchproxy.storage.store_clock import StoreClock
 
 
 class RetentionObjects:
-    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
+    """`prefix` is one of `layout.normal_prefix`. `clock`: the store's own, if it tells the time.
 
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
+    Raises RemoteStorageError and subclasses.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str, clock: StoreClock | None) -> None:
         self._store = store
         self._prefix = prefix
+        self._clock = clock
 
     @measured
     async def put_retention_step(self, tip: TopicIdPartition, content: bytes) -> None:
@@ -69,9 +73,7 @@ class RetentionObjects:
 
     async def store_clock_ms(self) -> int | None:
         """Epoch ms by the store's own clock; None: it has none that it tells."""
-        if not isinstance(self._store, StoreClock):
-            return None
-        return await self._store.clock_ms(self._prefix)
+        return None if self._clock is None else await self._clock.clock_ms(self._prefix)
 
     async def _get(self, key: str, bytes_max: int) -> bytes | None:
         try:

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -199,6 +201,22 @@ def test_brokers_out_of_reach_are_said(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "127.0.0.1:1" in done.stderr
+
+
+def test_a_wrong_bootstrap_is_said_and_makes_it_unready(tmp_path: Path) -> None:
+    with running(
+        "serve", "--bootstrap", "127.0.0.1:1", "--store", tmp_path.as_uri(),
+        "--listen", "127.0.0.1:0", "--console", "127.0.0.1:0",
+    ) as process:  # fmt: skip
+        console = event(process, "console_listening")["address"]
+        began_at = time.monotonic()
+        assert event(process, "brokers_away")["addresses"] == "127.0.0.1:1"
+        assert time.monotonic() - began_at < 15
+        with pytest.raises(HTTPError, match="503") as refused:
+            urlopen(f"{console}/readyz")
+        assert "brokers: none answers" in json.load(refused.value)["missing"]
+        with urlopen(f"{console}/metrics") as answer:
+            assert b"fetchproxy_brokers_reachable 0.0" in answer.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

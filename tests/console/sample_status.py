@@ -15,6 +15,7 @@ from fetchproxy.console.status import (
     RemoteReadsStatus,
     Status,
     StoreStatus,
+    TopicStatus,
 )
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_log.concerns import Finding, lost
@@ -90,6 +91,13 @@ STATUS = Status(
     ),
     cache=CacheStatus(201_326_592, 268_435_456, 81_220, 5_312, 5_264),
     partitions=PARTITIONS,
+    partitions_total=4,
+    partitions_matching=4,
+    topics=(
+        TopicStatus("payments.settled.v2", 1, faulty=1, lag_offsets=758, size_bytes=8_221_118),
+        TopicStatus("orders", 2, lag_offsets=92_470, size_bytes=28_106_237_984),
+        TopicStatus("telemetry", 1),
+    ),
     events=(
         Event("2026-11-20T10:22:31.104Z", "info", "catch", 4,
               {"topic": "orders", "partition": "0"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,8 +15,8 @@ from test_console_partitions import TIP, segment
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import ClusterConfig, Config, ConsoleConfig, StoreConfig
 from fetchproxy.console.collect import StatusCollector, Surroundings
-from fetchproxy.console.status import OffsetRange, StoreStatus
-from fetchproxy.errors import StorageUnavailable
+from fetchproxy.console.status import OffsetRange
+from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     RemoteLogSegmentId,
@@ -29,6 +30,7 @@ from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
 from fetchproxy.storage.api import StoredObject
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.store_health import StoreOperation
 
 CONFIG = Config(
     cluster=ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200),
@@ -65,7 +67,6 @@ class Process:
 
     def __init__(self) -> None:
         self.store = FailingStore()
-        self.outage: tuple[float, str] | None = None
         self.faults: dict[TopicIdPartition, str] = {}
         self.managed: set[TopicIdPartition] = set()
         self.concerns = ArchiverConcerns()
@@ -73,7 +74,7 @@ class Process:
         self.exits = AsyncExitStack()
 
     async def __aenter__(self) -> Process:
-        rsm = await self.exits.enter_async_context(RemoteStorageManager(self.store))
+        self.rsm = rsm = await self.exits.enter_async_context(RemoteStorageManager(self.store))
         self.rlmm = await self.exits.enter_async_context(
             StoreBackedRemoteLogMetadataManager(rsm, CONFIG.metadata)
         )
@@ -82,8 +83,7 @@ class Process:
             mode="serve",
             missing=lambda: ["listener"],
             listeners=lambda: ["127.0.0.1:9192"],
-            outage=lambda: self.outage,
-            faults=lambda tips: {tip: self.faults[tip] for tip in tips if tip in self.faults},
+            fault=self.faults.get,
             manages=self.managed.__contains__,
             concerns=lambda: self.concerns,
         )
@@ -112,7 +112,7 @@ def _gauges_given_back() -> Iterator[None]:
 
 
 async def test_before_the_first_look_nothing_is_claimed(process: Process) -> None:
-    status = process.collector()
+    status = await process.collector()
     assert status.partitions == ()
     assert status.store.up is None
     assert (status.missing, status.listeners) == (("listener",), ("127.0.0.1:9192",))
@@ -121,11 +121,11 @@ async def test_before_the_first_look_nothing_is_claimed(process: Process) -> Non
 async def test_archived_ranges_are_shown_without_brokers(process: Process) -> None:
     await process.archive(segment(0, 9))
     await process.collector.look()
-    (shown,) = process.collector().partitions
+    (shown,) = (await process.collector()).partitions
     assert (shown.topic, shown.partition) == ("orders", 3)
     assert shown.archived == (OffsetRange(0, 9),)
     assert shown.log_end_offset is None
-    assert process.collector().store.up is True
+    assert (await process.collector()).store.up is True
     scraped = generate_latest(metrics.REGISTRY).decode()
     assert 'fetchproxy_archive_end_offset{partition="3",topic="orders"} 10.0' in scraped
 
@@ -134,7 +134,7 @@ async def test_gauges_of_what_the_archiver_manages_are_the_archivers(process: Pr
     process.managed.add(segment(0, 9).topic_id_partition)
     await process.archive(segment(0, 9))
     await process.collector.look()
-    assert process.collector().partitions[0].archived == (OffsetRange(0, 9),)
+    assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 9),)
     assert "fetchproxy_archive_end_offset{" not in generate_latest(metrics.REGISTRY).decode()
 
 
@@ -142,9 +142,9 @@ async def test_what_the_process_learns_itself_is_shown_without_a_look(process: P
     await process.archive(segment(0, 9))
     await process.collector.look()
     await process.archive(segment(10, 19))
-    assert process.collector().partitions[0].archived == (OffsetRange(0, 19),)
+    assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 19),)
     process.faults[TIP] = "copy failed: password=hunter2"
-    assert process.collector().partitions[0].error == "copy failed: password=•••"
+    assert (await process.collector()).partitions[0].error == "copy failed: password=•••"
 
 
 async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> None:
@@ -152,15 +152,15 @@ async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> Non
     await process.collector.look()
     process.store.failing = True
     await process.collector.look()  # although the next full look is a minute away
-    status = process.collector()
+    status = await process.collector()
     assert status.store.up is False
-    assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up") == 0
+    assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 0
     assert status.store.last_error == "StorageUnavailable: refused for token=•••"
     assert status.partitions[0].archived == (OffsetRange(0, 9),)
     process.store.failing = False
     await process.collector.look()  # a store that failed is looked at again at once
-    assert process.collector().store.up is True
-    assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up") == 1
+    assert (await process.collector()).store.up is True
+    assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 1
 
 
 async def test_between_full_looks_one_listing_is_enough(process: Process) -> None:
@@ -174,21 +174,32 @@ async def test_between_full_looks_one_listing_is_enough(process: Process) -> Non
     assert process.store.listings == before + 1
 
 
-async def test_an_outage_seen_by_readers_counts_at_once(process: Process) -> None:
+@pytest.mark.parametrize("operation", StoreOperation)
+async def test_an_outage_of_one_operation_counts_at_once_and_is_named(
+    process: Process, operation: StoreOperation
+) -> None:
     await process.collector.look()
-    process.outage = (12.04, "get_range: refused")
-    store = process.collector().store
-    assert store == StoreStatus("s3://•••@bucket", False, 12.0, "get_range: refused")
+    now = asyncio.get_running_loop().time()
+    process.rsm.health[operation].succeeded(now - 20)
+    process.rsm.health[operation].failed(now, now - 12.04, StorageDenied("token=hunter2"))
+    store = (await process.collector()).store
+    error = "StorageDenied: token=•••"
+    assert (store.url, store.up, store.last_error) == ("s3://•••@bucket", False, error)
+    assert store.failing_seconds == pytest.approx(12, abs=0.2)
+    assert [name for name, one in store.operations.items() if one.up is False] == [operation]
+    assert metrics.STORE_UP.labels(operation)._value.get() == 0
+    process.rsm.health[operation].succeeded(now)
+    assert (await process.collector()).store.up
 
 
 async def test_what_an_operator_has_to_see_to_is_a_headline(process: Process) -> None:
-    assert process.collector().headlines == ()
+    assert (await process.collector()).headlines == ()
     process.concerns.hold(
         Concern.LOCAL_TRIMMING_STOPPED,
         TIP,
         "nothing is trimmed: https://user:hunter2@store/x is missing",
     )
-    status = process.collector()
+    status = await process.collector()
     [headline] = status.headlines
     assert "nothing is trimmed" in headline
     assert "hunter2" not in headline
@@ -200,14 +211,14 @@ async def test_a_deleted_partition_goes(process: Process) -> None:
     await process.archive(segment(0, 9))
     process.collector._archived = (other,)
     await process.collector.look()
-    assert [p.topic for p in process.collector().partitions] == ["orders"]
+    assert [p.topic for p in (await process.collector()).partitions] == ["orders"]
 
 
 async def test_events_and_counts_are_the_processs_own(process: Process) -> None:
-    before = process.collector().remote_reads.catches
+    before = (await process.collector()).remote_reads.catches
     metrics.CATCHES.labels("orders").inc(2)
     process.events.note("catch", topic="orders")
-    status = process.collector()
+    status = await process.collector()
     assert status.remote_reads.catches == before + 2
     assert [(event.event, event.details) for event in status.events] == [
         ("catch", {"topic": "orders"})

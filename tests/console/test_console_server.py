@@ -19,8 +19,8 @@ from sample_status import STATUS, STATUS_IN_OUTAGE
 
 from fetchproxy.config.sections import ConsoleConfig
 from fetchproxy.console.guard import SECURITY_HEADERS
-from fetchproxy.console.server import METRICS_A_STEP, ConsoleServer
-from fetchproxy.console.status import Status
+from fetchproxy.console.server import ITEMS_A_STEP, METRICS_A_STEP, ConsoleServer
+from fetchproxy.console.status import Asked, Status
 from fetchproxy.errors import ConfigError
 
 
@@ -28,8 +28,8 @@ class Source:
     def __init__(self) -> None:
         self.status = STATUS
 
-    def __call__(self) -> Status:
-        return self.status
+    async def __call__(self, asked: Asked) -> Status:
+        return replace(self.status, partitions=self.status.partitions[: asked.rows_max])
 
 
 @pytest.fixture
@@ -141,6 +141,34 @@ async def test_status_is_the_sources_status(http: aiohttp.ClientSession) -> None
         assert await answer.json() == json.loads(json.dumps(asdict(STATUS)))
 
 
+async def test_so_many_partitions_as_are_asked_for(http: aiohttp.ClientSession) -> None:
+    async with http.get("/api/status?rows_max=2") as answer:
+        assert [p["partition"] for p in (await answer.json())["partitions"]] == [0, 1]
+    for wrong in ("-1", "x", "1e3", "9999999", "²"):
+        async with http.get("/api/status", params={"rows_max": wrong}) as answer:
+            assert answer.status == 400
+            assert wrong in await answer.text()
+
+
+async def test_a_status_of_very_many_is_made_in_pieces(
+    http: aiohttp.ClientSession, source: Source
+) -> None:
+    source.status = replace(STATUS, partitions=STATUS.partitions * 1_000)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    async with http.get("/api/status") as answer:
+        assert len((await answer.json())["partitions"]) == 4_000
+    counting.cancel()
+    assert turns > 4_000 / ITEMS_A_STEP
+
+
 async def test_the_page_needs_nothing_from_elsewhere(http: aiohttp.ClientSession) -> None:
     async with http.get("/") as answer:
         assert answer.content_type == "text/html"
@@ -227,3 +255,26 @@ async def test_it_stops_listening_at_the_end(source: Source) -> None:
         address = console.address
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(address.host, address.port)
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "status"),
+    [
+        ({}, "/api/status", 200),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, "/api/status", 200),
+        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, "/metrics", 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, "/", 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, "/api/status", 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, "/", 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}, "/api/status", 403),
+        ({"Origin": "https://evil.example"}, "/api/status", 403),
+        ({"Origin": "null"}, "/api/status", 403),
+        ({"Origin": "http://console.example", "Host": "console.example"}, "/api/status", 200),
+    ],
+)
+async def test_other_sites_pages_are_told_nothing(
+    http: aiohttp.ClientSession, headers: dict[str, str], path: str, status: int
+) -> None:
+    async with http.get(path, headers=headers) as answer:
+        assert answer.status == status
+        assert status == 200 or "orders" not in await answer.text()

@@ -15,8 +15,8 @@ from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.gateway import archived_knowledge
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

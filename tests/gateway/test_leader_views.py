@@ -8,7 +8,6 @@ from uuid import UUID
 from fetchproxy.cluster.leader_log import LeaderEpochEnd, LeaderLog
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.metadata.lineage import EpochEnd
 from fetchproxy.metadata.partition_view import PartitionView, build_view
@@ -21,6 +20,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 

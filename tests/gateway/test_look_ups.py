@@ -33,13 +33,13 @@ from fetchproxy.gateway.apis import list_offsets, offset_for_leader_epoch
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.many_items import each_of
 from fetchproxy.metadata.lineage import EpochEnd
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.headers import peek_request_header

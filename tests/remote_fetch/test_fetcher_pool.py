@@ -19,7 +19,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, LoadPlan
-from fetchproxy.remote_fetch.store_health import StoreHealthTracker
+from fetchproxy.storage.store_health import OperationHealth, StoreOperation
 
 
 def now() -> float:
@@ -56,7 +56,7 @@ class Work:
 async def pool(**options: object) -> AsyncIterator[FetcherPool]:
     config = RemoteFetchConfig(backoff_jitter=0, **options)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as tasks:
-        yield FetcherPool(config, tasks, Random(1), StoreHealthTracker())
+        yield FetcherPool(config, tasks, Random(1), OperationHealth(StoreOperation.READ))
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults
 from read_side import (
     SLOW,
+    ReadSide,
     at_rest,
     batches,
     changed,
@@ -19,6 +20,11 @@ from virtual_loop import run_virtual
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.remote_fetch.api import CompletionReason
+from fetchproxy.storage.store_health import OperationStatus, StoreOperation
+
+
+def reads_of(side: ReadSide) -> OperationStatus:
+    return side.rsm.health[StoreOperation.READ].status(now())
 
 
 def test_an_outage_is_never_out_of_range() -> None:
@@ -63,7 +69,7 @@ def test_a_read_goes_on_after_an_outage_while_somebody_asks() -> None:
             fetch = await fetched(side, 0, wait_s=5)
             assert fetch.reason is CompletionReason.DATA
             assert now() < began + 50 + 1.5  # the longest pause, and the reads
-            assert side.purgatory.health().up
+            assert reads_of(side).up
 
     run_virtual(main)
 
@@ -109,7 +115,7 @@ def test_an_outage_is_an_error_only_when_it_is_long_and_only_at_the_deadline(
                     assert first_error is None
             assert first_error is not None
             assert first_error - began == pytest.approx(60, abs=0.6)
-            health = side.purgatory.health()
+            health = reads_of(side)
             assert not health.up
             assert health.failing_for_s == pytest.approx(70, abs=1)
             # A client that comes late is told as soon as there is fresh evidence.
@@ -126,7 +132,7 @@ def test_an_old_outage_is_no_evidence() -> None:
             side.store.faults = OUTAGE
             await fetched(side, 0)
             await asyncio.sleep(3600)
-            assert not side.purgatory.health().up
+            assert not reads_of(side).up
             side.store.faults = SLOW
             fetch = await fetched(side, 0)
             assert (fetch.reason, fetch.results()) == (CompletionReason.DEADLINE, {})

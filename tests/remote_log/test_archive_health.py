@@ -43,6 +43,7 @@ from fetchproxy.remote_log.concerns import (
     Finding,
     read_concerns,
 )
+from fetchproxy.remote_log.margin import UNLIMITED
 from fetchproxy.remote_log.partition_watch import PartitionWatch
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
@@ -111,10 +112,21 @@ async def at_risk(_: Path) -> MemoryObjectStore:
     return planted.store
 
 
+async def deleted_unarchived(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    await planted.add([batch(0)])
+    concerns = ArchiverConcerns(planted.rsm.concerns)
+    watch = PartitionWatch(ArchiveConfig(), concerns)
+    status = replace(LAGGING, tip=TIP, archive_end=10, log_start_offset=40)
+    await watch.look([replace(status, broker_retention=UNLIMITED)], 0.0, 8 * HOUR_MS)
+    await concerns.publish()
+    return planted.store
+
+
 async def stopped(spool: Path) -> MemoryObjectStore:
     async with unclean_world(2, spool) as here:
         await begun_again(here)
-        store = here.rsm._store
+        store = here.rsm._store_itself
         assert isinstance(store, MemoryObjectStore)
         return store
 
@@ -186,6 +198,7 @@ MADE: dict[str, tuple[Making | Callable[[World, AsyncExitStack], Awaitable[None]
     "segment_metadata_unreadable": (unreadable, (None, None)),
     "segments_put_aside": (aside, (0, 19)),
     "archive_margin_small": (at_risk, (None, None)),
+    "unarchived_records_deleted": (deleted_unarchived, (10, 39)),
     "partition_stopped": (stopped, (None, None)),
     "local_trimming_stopped": (trimming_stopped, (0, 29)),
     "topic_deletion_stopped": (another_cluster, (None, None)),
@@ -197,6 +210,7 @@ OF_A_WORLD = {"retention_step_announced", "retention_clock_doubted", "replaced_s
 # What an archiver alone knows; the rest others see by themselves, each in its way.
 SAID_IN_THE_LOG = (
     "archive_margin_small",
+    "unarchived_records_deleted",
     "partition_stopped",
     "local_trimming_stopped",
     "topic_deletion_stopped",
@@ -222,7 +236,7 @@ def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
 
 async def shown(config: Config) -> Status:
     """By the page of a proxy that archives nothing."""
-    nothing = Surroundings("serve", tuple, tuple, lambda: None, lambda tips: {})
+    nothing = Surroundings("serve", tuple, tuple, lambda tip: None)
     assert config.store.url is not None
     async with (
         open_store(config.store.url, config.store) as rsm,
@@ -230,7 +244,7 @@ async def shown(config: Config) -> Status:
     ):
         collector = StatusCollector(config, rsm, rlmm, None, nothing)
         await collector.look()
-        return collector()
+        return await collector()
 
 
 def gauge(name: str, concern: str) -> float | None:

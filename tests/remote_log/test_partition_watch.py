@@ -15,6 +15,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_OLDEST_COPY_SECONDS,
     ARCHIVE_RETENTION_USED_SHARE,
     ARCHIVE_STALLED_COPIES,
+    REGISTRY,
 )
 from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import CopyProgress
@@ -25,7 +26,7 @@ from fetchproxy.remote_log.margin import (
     retention_used,
 )
 from fetchproxy.remote_log.partition_watch import PartitionWatch
-from fetchproxy.remote_log.status import PartitionArchiveStatus, trouble
+from fetchproxy.remote_log.status import PartitionArchiveStatus, publish, trouble, withdraw
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 3)
 HOUR = 3_600_000
@@ -92,7 +93,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
             await seen.look([status], 0.0, hours * HOUR)
     assert [(e["event"], e["retention_used"]) for e in logs] == [("archive_margin_small", 0.5)]
     assert logs[0]["log_level"] == "error"
-    assert seen.retention_used(TIP) == pytest.approx(0.7)
+    assert seen.margin(TIP).used == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
     assert [str(found) for found in concerns.findings()] == [
         "archive_margin_small: orders-3: what is not archived, from offset 100 on, has used up "
@@ -113,10 +114,10 @@ async def test_what_nobody_could_read_counts_from_when_it_was_known_to_wait() ->
     await seen.look([LAGGING], 0.0, 0)
     unknown = replace(LAGGING, last_stable_offset=None)  # the brokers are away
     await seen.look([unknown], 0.0, 4 * HOUR)
-    assert seen.retention_used(TIP) == pytest.approx(0.4)
+    assert seen.margin(TIP).used == pytest.approx(0.4)
     copied = replace(LAGGING, archive_end=120)
     await seen.look([copied], 0.0, 5 * HOUR)  # another range waits, since now
-    assert seen.retention_used(TIP) == 0
+    assert seen.margin(TIP).used == 0
 
 
 async def test_bytes_count_too() -> None:
@@ -135,7 +136,7 @@ async def test_without_limits_nothing_is_said() -> None:
         await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 0)
         await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 9_999 * HOUR)
     assert logs == []
-    assert seen.retention_used(TIP) is None
+    assert seen.margin(TIP).used is None
 
 
 async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
@@ -161,6 +162,17 @@ async def test_a_follower_is_not_watched() -> None:
         await seen.look([replace(LAGGING, leads=False, first_unarchived_ms=0)], 0.0, 999 * HOUR)
     assert logs == []
     assert ARCHIVE_LEADER_PARTITIONS._value.get() == 0
+
+
+def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
+    tip = TopicIdPartition(UUID(int=1), "never-counted", 7)
+    publish(replace(LAGGING, tip=tip))
+    place = {"topic": "never-counted", "partition": "7"}
+    for name in ("fetchproxy_archive_gaps", "fetchproxy_archive_truncated_offsets"):
+        assert REGISTRY.get_sample_value(f"{name}_total", place) == 0
+    name = "kafka_server_brokertopicmetrics_remotecopyerrors_total"
+    assert REGISTRY.get_sample_value(name, {"topic": "never-counted"}) == 0
+    withdraw(tip)
 
 
 def test_trouble_in_words() -> None:

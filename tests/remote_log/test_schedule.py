@@ -128,3 +128,23 @@ def test_a_large_backlog_of_one_starves_nobody() -> None:
         turns.append(tip)
         (plan.more_waits if tip == A else plan.succeeded)(tip, float(now))
     assert turns.count(B) == turns.count(C) == 10
+
+
+def test_who_keeps_failing_waits_longer_up_to_a_limit() -> None:
+    plan = schedule()
+    plan.assign(A)
+    waits = []
+    now = 0.0
+    for _ in range(6):
+        assert plan.take_due(now) == A
+        plan.failed(A, now)
+        due_at = plan.next_due_at()
+        assert due_at is not None
+        waits.append(due_at - now)
+        now = due_at
+    assert waits == [5, 10, 20, 30, 30, 30]
+    assert plan.take_due(now) == A
+    plan.succeeded(A, now)
+    assert plan.take_due(now + 1) == A
+    plan.failed(A, now + 1)
+    assert plan.next_due_at() == now + 1 + 5

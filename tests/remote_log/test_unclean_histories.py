@@ -22,9 +22,9 @@ from unclean_cluster import UncleanCluster, Written
 from fetchproxy.config.sections import ArchiveConfig, MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, LogBeginsAgain, LogTruncated, ResolutionRefused
 from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_fetch.api import RemoteReadRequest
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.archive_records import ArchiveRecords

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from broker_connection import BrokerProtocol
 from broker_log import LogRead, SimulatedLog
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -26,13 +27,20 @@ from network import Address, SimulatedNetwork
 
 from fetchproxy.model import ZERO_UUID
 
-FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 1, 2, 3, 18
-VERSIONS = {FETCH: (4, 13), LIST_OFFSETS: (1, 8), METADATA: (0, 12), API_VERSIONS: (0, 3)}
+FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, DESCRIBE_CONFIGS = 1, 2, 3, 18, 32
+VERSIONS = {
+    FETCH: (4, 13),
+    LIST_OFFSETS: (1, 8),
+    METADATA: (0, 12),
+    API_VERSIONS: (0, 3),
+    DESCRIBE_CONFIGS: (1, 2),
+}
 _REQUESTS = {
     FETCH: FetchRequest,
     LIST_OFFSETS: ListOffsetsRequest,
     METADATA: MetadataRequest,
     API_VERSIONS: ApiVersionsRequest,
+    DESCRIBE_CONFIGS: DescribeConfigsRequest,
 }
 UNKNOWN_TOPIC, NOT_LEADER, SESSION_NOT_FOUND, WRONG_EPOCH, UNKNOWN_TOPIC_ID = 3, 6, 70, 71, 100
 EARLIEST, EARLIEST_LOCAL = -2, -4
@@ -62,6 +70,7 @@ class SimulatedCluster:
         self.nodes = [BrokerNode(self, number + 1) for number in range(nodes)]
         self.leaders = {key: self.nodes[i % nodes].node_id for i, key in enumerate(self.logs)}
         self.changed = asyncio.Event()
+        self.topic_configs: dict[str, dict[str, str]] = {}  # empty: it has no DescribeConfigs
 
     @property
     def bootstrap(self) -> str:
@@ -113,6 +122,8 @@ class BrokerNode:
             response = self._list_offsets(message)
         elif key == METADATA:
             response = self._metadata(message, version)
+        elif key == DESCRIBE_CONFIGS:
+            response = self._describe_configs(message)
         else:
             response = self._api_versions()
         response.API_VERSION = version
@@ -124,6 +135,7 @@ class BrokerNode:
         ranges = [
             ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
             for key, (low, high) in VERSIONS.items()
+            if key != DESCRIBE_CONFIGS or self.cluster.topic_configs
         ]
         return ApiVersionsResponse(error_code=0, api_keys=ranges, throttle_time_ms=0)
 
@@ -169,6 +181,32 @@ class BrokerNode:
                 )
                 for (of, partition), leader in cluster.leaders.items()
                 if of == name
+            ],
+        )
+
+    def _describe_configs(self, request: Any) -> Any:
+        result = DescribeConfigsResponse.DescribeConfigsResult
+        return DescribeConfigsResponse(
+            throttle_time_ms=0,
+            results=[
+                result(
+                    error_code=0,
+                    error_message=None,
+                    resource_type=asked.resource_type,
+                    resource_name=asked.resource_name,
+                    configs=[
+                        result.DescribeConfigsResourceResult(
+                            name=name,
+                            value=value,
+                            read_only=False,
+                            config_source=1,
+                            is_sensitive=False,
+                            synonyms=[],
+                        )
+                        for name, value in self.cluster.topic_configs[asked.resource_name].items()
+                    ],
+                )
+                for asked in request.resources
             ],
         )
 

@@ -34,10 +34,10 @@ from fetchproxy.cluster.leader_log import ClusterLeaderLog
 from fetchproxy.config.sections import KiB, MetadataConfig
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.storage.memory import MemoryObjectStore

@@ -16,8 +16,8 @@ from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import ClusterConfig, MetadataConfig
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.archived_topics import ArchivedTopics, TopicsOfConnection
-from fetchproxy.gateway.sparing_warnings import SparingWarnings
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

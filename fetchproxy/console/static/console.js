@@ -1,7 +1,9 @@
 "use strict";
-// Polls /api/status once a second and draws it. Text goes in by textContent only, never as HTML.
+// Polls /api/status, once a second unless there is very much, and draws it. Text goes in by textContent only, never as HTML.
 
 const POLL_MS = 1000;
+const POLL_MANY_MS = 5000;
+const MANY_PARTITIONS = 1000;
 const ROWS_MAX = 200;
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -50,7 +52,29 @@ function banner(id, className, title, detail) {
 }
 
 // --- store, readiness ------------------------------------------------------------------------------
-function drawStore(store) {
+const NAMES = { list: "listings", read: "reads", write: "writes", delete: "deletions" };
+
+// What it means, and until when there is no harm: by what fails, and by what this process does.
+function consequences(failing, status) {
+  const texts = [];
+  const all = failing.length === 0;
+  if (status.mode !== "archive" && (all || failing.includes("read") || failing.includes("list"))) {
+    texts.push(status.mode === "serve" ? "Tail reads go on; readers of the archive are held back and keep their place."
+      : "Readers are held back and keep their place.");
+  }
+  if (status.archiver && failing.join() !== "delete") {
+    const left = status.topics.map((t) => t.deleted_in_seconds).filter((s) => s !== null);
+    const least = left.length ? Math.min(...left) : null;
+    texts.push("Nothing is being archived; " + (least === null ? "how long the brokers keep it is not known yet."
+      : least > 0 ? `the brokers begin to delete what is not archived in about ${span(Math.ceil(least / 60) * 60)}.`
+        : "the brokers are deleting what is not archived."));
+  }
+  if (failing.join() === "delete") texts.push("Copies and reads go on; nothing is deleted from the archive.");
+  return texts.join(" ");
+}
+
+function drawStore(status) {
+  const store = status.store;
   if (store.up === null) {
     banner("store", "", "The store has not been asked yet", store.url);
   } else if (store.up) {
@@ -58,8 +82,11 @@ function drawStore(store) {
   } else {
     // Whole seconds only every five, so that a screen reader is not told each second.
     const since = store.failing_seconds < 60 ? Math.floor(store.failing_seconds / 5) * 5 : store.failing_seconds;
-    banner("store", "bad", `The store has been failing for ${span(since)}`,
-      `Tail reads go on; readers of the archive are held back and keep their place. ${store.url}` +
+    const failing = Object.entries(store.operations).filter(([, one]) => one.up === false).map(([name]) => name);
+    const what = failing.length === 0 || failing.length === 4 ? "The store"
+      : `The store's ${failing.map((name) => NAMES[name]).join(" and ")}`;
+    banner("store", "bad", `${what} ${what === "The store" ? "has" : "have"} been failing for ${span(since)}`,
+      `${consequences(failing, status)} ${store.url}` +
       (store.last_error ? ` — ${store.last_error}` : ""));
   }
 }
@@ -109,9 +136,24 @@ function archiverTile(archiver) {
     Boolean(error)];
 }
 
+// A process that archives and relays nothing.
+function archiveTiles({ archiver, topics, partitions_total: total, brokers }) {
+  const sum = (pick) => topics.reduce((whole, topic) => whole + pick(topic), 0);
+  const faulty = sum((t) => t.faulty);
+  return [
+    archiverTile(archiver),
+    ["Topics", count(topics.length), `${count(total)} partitions`],
+    ["Partitions with a fault", count(faulty), faulty ? "they are listed first" : "none", faulty > 0],
+    ["Not archived yet", count(sum((t) => t.lag_offsets)), "offsets on the brokers"],
+    ["In the archive", size(sum((t) => t.size_bytes)), "all topics"],
+    ["Brokers", `${count(brokers.known - brokers.away.length)} of ${count(brokers.known)}`, "answer", brokers.away.length > 0],
+  ];
+}
+
 function tiles(now, before) {
   const { relay, remote_reads: remote, cache } = now.status;
   const looked = cache.hits + cache.misses;
+  if (now.status.mode === "archive") return archiveTiles(now.status);
   return [
     ["Client connections", count(relay.connections), `of ${count(relay.connections_max)} at most`],
     ["Relayed to clients", perSecond(rate(now, before, (s) => s.relay.to_client_bytes)), `${size(relay.to_client_bytes)} since the start`],
@@ -236,23 +278,42 @@ function byPartition(concerns) {
   return found;
 }
 
-function drawPartitions({ partitions, concerns }) {
+function topicLine(t) {
+  const li = make("li", t.faulty ? "alarm" : "");
+  const faulty = t.faulty ? `, ${count(t.faulty)} with a fault` : "";
+  li.append(make("strong", "", t.topic),
+    ` ${count(t.partitions)} partition${t.partitions === 1 ? "" : "s"}${faulty}; lag ${count(t.lag_offsets)}; ${size(t.size_bytes)}`);
+  return li;
+}
+
+function drawTopics(topics) {
+  const list = $("topics");
+  const key = JSON.stringify(topics);
+  $("topics-part").hidden = topics.length < 2 && !topics.some((t) => t.partitions > ROWS_MAX);
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  const more = topics.length - ROWS_MAX;
+  list.replaceChildren(...topics.slice(0, ROWS_MAX).map(topicLine));
+  if (more > 0) list.append(make("li", "quiet", `${count(more)} more topics without a fault`));
+}
+
+function drawPartitions({ partitions, concerns, partitions_total: total, partitions_matching: matching }) {
   const wanted = $("filter").value.trim().toLowerCase();
-  const shown = partitions.filter((p) => `${p.topic}-${p.partition}`.toLowerCase().includes(wanted));
+  const shown = partitions;
   const key = JSON.stringify([wanted, partitions, concerns]);
   const body = $("partitions");
   if (body.dataset.key !== key) {
     body.dataset.key = key;
     const told = byPartition(concerns);
-    body.replaceChildren(...shown.slice(0, ROWS_MAX)
+    body.replaceChildren(...shown
       .flatMap((p) => [row(p), ...faults(p, told.get(`${p.topic}-${p.partition}`) ?? [])]));
   }
   const empty = $("no-partitions");
-  const more = shown.length - ROWS_MAX;
+  const more = matching - shown.length;
   empty.hidden = shown.length > 0 && more <= 0;
-  if (!partitions.length) setText(empty, "Nothing is archived yet. Start with --archive REGEX, or run fetchproxy archive.");
-  else if (!shown.length) setText(empty, `None of ${count(partitions.length)} partitions has “${wanted}” in its name.`);
-  else setText(empty, `${count(more)} more; narrow them down by topic.`);
+  if (!total) setText(empty, "Nothing is archived yet. Start with --archive REGEX, or run fetchproxy archive.");
+  else if (!shown.length) setText(empty, `None of ${count(total)} partitions has “${wanted}” in its name.`);
+  else setText(empty, `These are ${count(shown.length)} of ${count(matching)} partitions, those with a fault first. Narrow them down by topic.`);
 }
 
 // --- events ----------------------------------------------------------------------------------------
@@ -282,12 +343,13 @@ function draw(now) {
   const status = now.status;
   setText($("about"), `${status.version} · ${status.mode} · brokers ${status.bootstrap}` +
     (status.listeners.length ? ` · clients ${status.listeners.join(", ")}` : "") + ` · up ${span(status.uptime_seconds)}`);
-  drawStore(status.store);
+  drawStore(status);
   drawMissing(status.missing);
   drawRefusal(status.cluster_refusal);
   drawHeadlines(status.headlines);
   drawHeld(status.remote_reads.held_partitions);
   drawTiles(now, previous);
+  drawTopics(status.topics);
   drawPartitions(status);
   drawEvents(status.events);
 }
@@ -306,10 +368,14 @@ function showPoll(error) {
   }
 }
 
+let polling = null; // the timer of the next poll; null while one is under way
+
 async function poll() {
+  polling = null;
   if (!document.hidden) {
     try {
-      const response = await fetch("api/status", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+      const asked = new URLSearchParams({ rows_max: ROWS_MAX, name_part: $("filter").value.trim() });
+      const response = await fetch(`api/status?${asked}`, { cache: "no-store", signal: AbortSignal.timeout(5000) });
       if (!response.ok) throw new Error(`HTTP ${response.status}`);
       const now = { at: performance.now(), status: await response.json() };
       previous = latest;
@@ -321,8 +387,9 @@ async function poll() {
       showPoll(error.name === "TimeoutError" ? "time-out" : error.message);
     }
   }
-  setTimeout(poll, POLL_MS);
+  const many = latest && latest.status.partitions_total > MANY_PARTITIONS;
+  polling = setTimeout(poll, many ? POLL_MANY_MS : POLL_MS);
 }
 
-$("filter").addEventListener("input", () => { if (latest) drawPartitions(latest.status); });
+$("filter").addEventListener("input", () => { if (polling) { clearTimeout(polling); polling = setTimeout(poll, 200); } });
 poll();

@@ -65,6 +65,11 @@ class SegmentGatherer(ABC):
         """Bytes of the segment that is being gathered or waits to be copied."""
 
     @property
+    def gathered_end(self) -> int | None:
+        """One past the last offset of that segment; None: nothing is gathered."""
+        return None
+
+    @property
     def first_timestamp_ms(self) -> int | None:
         """Of the first record of that segment; None: nothing is gathered, or it is not known."""
         return None

@@ -59,6 +59,10 @@ class BatchGatherer(SegmentGatherer):
         return self._writer.size_bytes if self._writer else 0
 
     @property
+    def gathered_end(self) -> int | None:
+        return self._writer.position if self._writer and self._writer.size_bytes else None
+
+    @property
     def first_timestamp_ms(self) -> int | None:
         return self._writer.first_timestamp_ms if self._writer else None
 

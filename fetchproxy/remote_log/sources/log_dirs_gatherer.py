@@ -75,6 +75,10 @@ class LogDirsGatherer(SegmentGatherer):
         return self._taken.segment.size_bytes if self._taken else 0
 
     @property
+    def gathered_end(self) -> int | None:
+        return self._taken.segment.end_offset + 1 if self._taken else None
+
+    @property
     def first_timestamp_ms(self) -> int | None:
         return self._taken.first_timestamp_ms if self._taken else None
 

@@ -1,4 +1,4 @@
-"""Warnings about a state that many fetches meet again and again: one line a minute for each."""
+"""Warnings about a state that is met again and again: one line a minute for each."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ class SparingWarnings:
 
         The next line about it then says how many were `suppressed`.
         """
+        self._say(log.warning, event, about, context)
+
+    def info(self, event: str, about: Hashable, **context: object) -> None:
+        """As `warn`, of what is no fault: that many of them are over, for one."""
+        self._say(log.info, event, about, context)
+
+    def _say(
+        self,
+        say: Callable[..., object],
+        event: str,
+        about: Hashable,
+        context: dict[str, object],
+    ) -> None:
         now = self._clock()
         known = self._logged.get((event, about))
         if known is not None and now - known.at < WARNING_INTERVAL_S:
@@ -41,4 +54,4 @@ class SparingWarnings:
         if known is not None and known.suppressed:
             context["suppressed"] = known.suppressed
         self._logged[event, about] = _Logged(now)
-        log.warning(event, **context)
+        say(event, **context)

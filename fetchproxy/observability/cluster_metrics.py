@@ -1,0 +1,18 @@
+"""Of brokers, as the proxy's own requests find them. Declared here, reached through `metrics`."""
+
+from __future__ import annotations
+
+from fetchproxy.observability.registry import counter, gauge
+
+BROKERS_KNOWN = gauge(
+    "fetchproxy_brokers_known",
+    "Brokers of the cluster, those of the last hour included; the bootstrap addresses before",
+)
+BROKERS_REACHABLE = gauge(
+    "fetchproxy_brokers_reachable",
+    "Of these, brokers that answer; 0: clients are not served, and nothing is archived",
+)
+CLUSTER_AUTHENTICATION_REFUSALS = counter(
+    "fetchproxy_cluster_authentication_refusals",
+    "Times that brokers or a token endpoint refused the proxy's own credentials",
+)

@@ -1,0 +1,171 @@
+"""How the store answers: listings, reads, writes and deletions, each with a state of its own.
+
+They fail apart: a bucket that is full or read-only is read well, and a key that may not delete
+writes well. It drives the error after a long outage, the log, the metrics and the console.
+
+Pure but for log and gauges: loop times (s) are arguments. "Failing" means that no request of the
+kind has succeeded since the first failed one began; a store that says "no such object" is a working
+one. A request that is not answered at all fails when it has been silent for SILENT_AFTER_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+
+from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
+from fetchproxy.observability.metrics import STORE_FAILING_SECONDS, STORE_UP
+
+log = structlog.get_logger(__name__)
+
+# Shorter troubles show in the metrics alone: one throttled request is no news for a log.
+LOGGED_AFTER_S = 1.0
+# Small objects, ranges and listings are answered in less by any store that works.
+SILENT_AFTER_S = 10.0
+LOOK_INTERVAL_S = 1.0
+
+
+class StoreOperation(StrEnum):
+    """The value is the name everywhere: in the log, as the metrics' label, in `/api/status`."""
+
+    LIST = "list"
+    READ = "read"
+    WRITE = "write"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """`up` is None before the first answer. `last_error` is kept after recovery, for the operator
+    who asks what happened."""
+
+    up: bool | None
+    failing_for_s: float
+    last_error: str | None
+
+
+class Request:
+    """One that is under way."""
+
+    __slots__ = ("began_at", "health")
+
+    def __init__(self, health: OperationHealth, began_at: float) -> None:
+        self.health = health
+        self.began_at = began_at
+
+    def answered(self) -> None:
+        self.health.waiting.pop(self, None)
+        self.health.succeeded(asyncio.get_running_loop().time())
+
+
+class OperationHealth:
+    def __init__(self, operation: StoreOperation) -> None:
+        self.operation = operation
+        self.waiting: dict[Request, None] = {}  # for an answer, oldest first
+        self._failing_since: float | None = None
+        self._last_failure_at = float("-inf")
+        self._last_success_at = float("-inf")
+        self._last_error: str | None = None
+        self._logged = False
+
+    @property
+    def failing_since(self) -> float | None:
+        return self._failing_since
+
+    @property
+    def last_failure_at(self) -> float:
+        return self._last_failure_at
+
+    def succeeded(self, now: float) -> None:
+        self._last_success_at = now
+        if self._failing_since is not None:
+            if self._logged:
+                failed_for_s = round(now - self._failing_since, 3)
+                log.info("store_recovered", operation=self.operation, failed_for_s=failed_for_s)
+            self._failing_since = None
+            self._logged = False
+            STORE_UP.labels(self.operation).set(1)
+            STORE_FAILING_SECONDS.labels(self.operation).set(0)
+
+    def failed(self, now: float, began_at: float, error: Exception) -> None:
+        """A request that began at `began_at` is known to have failed at `now`.
+
+        The outage counts from the beginning of that request, as a store that hangs tells nobody
+        before the time-out; but not from before the last success.
+        """
+        self._last_failure_at = now
+        self._note(now, began_at, f"{type(error).__name__}: {error}")
+
+    def look(self, now: float) -> None:
+        """Whether a request has been silent for too long; and how long it has been failing."""
+        oldest = next(iter(self.waiting), None)
+        if oldest is not None and now - oldest.began_at >= SILENT_AFTER_S:
+            if self._last_success_at < oldest.began_at:
+                silent_s = int(now - oldest.began_at)
+                self._note(now, oldest.began_at, f"no answer for {silent_s} s")
+        elif self._failing_since is not None:
+            self._note(now, self._failing_since, self._last_error or "")
+
+    def failing_for_s(self, now: float) -> float:
+        return 0.0 if self._failing_since is None else now - self._failing_since
+
+    def status(self, now: float) -> OperationStatus:
+        asked = self._failing_since is not None or self._last_success_at > float("-inf")
+        up = self._failing_since is None if asked else None
+        return OperationStatus(up, self.failing_for_s(now), self._last_error)
+
+    def _note(self, now: float, began_at: float, error: str) -> None:
+        self._last_error = error
+        if self._failing_since is None:
+            self._failing_since = max(began_at, self._last_success_at)
+            STORE_UP.labels(self.operation).set(0)
+        if not self._logged and now - self._failing_since >= LOGGED_AFTER_S:
+            self._logged = True
+            log.warning("store_failing", operation=self.operation, error=error)
+        STORE_FAILING_SECONDS.labels(self.operation).set(now - self._failing_since)
+
+    @contextmanager
+    def asked(self, *, may_take_long: bool = False) -> Iterator[Request]:
+        """Around one request. `may_take_long`: its silence tells nothing."""
+        loop = asyncio.get_running_loop()
+        request = Request(self, loop.time())
+        if not may_take_long:
+            self.waiting[request] = None
+        try:
+            yield request
+        except (ObjectNotFound, RangeNotSatisfiable):
+            request.answered()
+            raise
+        except RemoteStorageError as error:
+            self.failed(loop.time(), request.began_at, error)
+            raise
+        finally:
+            self.waiting.pop(request, None)
+
+
+class StoreHealth:
+    """Of one store. What it shows is kept right by `run`, also while nobody asks the store."""
+
+    def __init__(self) -> None:
+        self._of = {operation: OperationHealth(operation) for operation in StoreOperation}
+
+    def __getitem__(self, operation: StoreOperation) -> OperationHealth:
+        return self._of[operation]
+
+    def status(self, now: float) -> dict[StoreOperation, OperationStatus]:
+        return {operation: health.status(now) for operation, health in self._of.items()}
+
+    def look(self, now: float) -> None:
+        for health in self._of.values():
+            health.look(now)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            self.look(asyncio.get_running_loop().time())
+            await asyncio.sleep(LOOK_INTERVAL_S)

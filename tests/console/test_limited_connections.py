@@ -1,0 +1,94 @@
+"""Who opens many connections to the console, or sends and reads nothing, is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sample_status import STATUS
+
+from fetchproxy.config.addresses import HostPort
+from fetchproxy.config.sections import ConsoleConfig
+from fetchproxy.console import limited_connections
+from fetchproxy.console.limited_connections import CONSOLE_CONNECTIONS_MAX
+from fetchproxy.console.server import ConsoleServer
+from fetchproxy.console.status import Asked, Status
+from fetchproxy.observability.metrics import LIMITS_REACHED
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def source(asked: Asked) -> Status:
+    return replace(STATUS, partitions=STATUS.partitions * 5_000)
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[HostPort]:
+    config = ConsoleConfig(listen="127.0.0.1:0")
+    async with ConsoleServer(config, source, CollectorRegistry()) as console:
+        yield console.address
+
+
+async def answer(address: HostPort, *parts: bytes) -> bytes:
+    """All until the console closes; nothing where it has aborted."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def reached(limit: str) -> float:
+    return float(LIMITS_REACHED.labels(limit)._value.get())
+
+
+async def test_one_request_a_connection_however_it_is_cut(address: HostPort) -> None:
+    for cut in (1, 10, len(GET) - 3, len(GET) - 1):
+        assert b"ok\n" in await answer(address, GET[:cut], GET[cut:])
+
+
+async def test_there_are_only_so_many_connections(address: HostPort) -> None:
+    before = reached("console_connections_max")
+    async with AsyncExitStack() as opened:
+        for _ in range(CONSOLE_CONNECTIONS_MAX):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            opened.callback(writer.close)
+        await asyncio.sleep(0.1)
+        assert await answer(address, GET) == b""
+        assert reached("console_connections_max") == before + 1
+    await asyncio.sleep(0.1)
+    assert b"ok\n" in await answer(address, GET)
+
+
+async def test_headers_that_do_not_end_are_not_waited_for(
+    address: HostPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_connections, "CONSOLE_HEADERS_MAX_S", 0.2)
+    before = reached("console_headers_max_s")
+    assert await answer(address, GET[:-2]) == b""
+    assert reached("console_headers_max_s") == before + 1
+
+
+async def test_an_answer_that_nobody_reads_is_not_waited_for(
+    address: HostPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_connections, "CONSOLE_REQUEST_MAX_S", 1.0)
+    before = reached("console_request_max_s")
+    reader, writer = await asyncio.open_connection(address.host, address.port, limit=1_000)
+    writer.write(GET.replace(b"/healthz", b"/api/status"))
+    async with asyncio.timeout(30):
+        while reached("console_request_max_s") == before:  # noqa: ASYNC110 - it knows no events
+            await asyncio.sleep(0.05)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await reader.readexactly(100_000_000)
+    writer.close()

@@ -1,0 +1,63 @@
+"""Which of very many partitions a status shows, in which order, and what it says of the rest."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fetchproxy.console.partition_table import PartitionTable
+from fetchproxy.console.status import Asked, PartitionStatus, TopicStatus
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_log.concerns import Concern, finding, lost
+
+
+def tip(topic: str, partition: int) -> TopicIdPartition:
+    return TopicIdPartition(UUID(int=1), topic, partition)
+
+
+FINDINGS = (
+    finding(Concern.PARTITION_STOPPED, tip("orders", 7), "it begins again"),
+    lost(tip("orders", 3), 0, 9),  # on record: nobody has to act
+)
+
+
+def filled(asked: Asked) -> PartitionTable:
+    table = PartitionTable(asked, FINDINGS)
+    for topic in ("audit", "orders"):
+        for partition in range(5_000):
+            error = "away" if (topic, partition) == ("orders", 4_999) else None
+            table.add(PartitionStatus(topic, partition, lag_offsets=2, size_bytes=3, error=error))
+    return table
+
+
+def named(table: PartitionTable) -> list[str]:
+    return [f"{row.topic}-{row.partition}" for row in table.rows()]
+
+
+def test_faults_come_first_then_names_and_numbers() -> None:
+    table = filled(Asked(rows_max=5))
+    assert named(table) == ["orders-7", "orders-4999", "audit-0", "audit-1", "audit-2"]
+    assert (table.total, table.matching) == (10_000, 10_000)
+    assert len(filled(Asked()).rows()) == 10_000
+    assert named(filled(Asked(rows_max=1))) == ["orders-7"]
+
+
+def test_a_part_of_a_name_and_how_many_have_it() -> None:
+    table = filled(Asked(rows_max=3, name_part="Audit-49"))
+    assert named(table) == ["audit-49", "audit-490", "audit-491"]
+    assert (table.total, table.matching) == (10_000, 111)
+
+
+def test_all_by_topic_whatever_was_asked_for() -> None:
+    table = filled(Asked(rows_max=0, name_part="nothing"))
+    assert table.rows() == ()
+    assert table.topics() == (
+        TopicStatus("orders", 5_000, faulty=2, lag_offsets=10_000, size_bytes=15_000),
+        TopicStatus("audit", 5_000, faulty=0, lag_offsets=10_000, size_bytes=15_000),
+    )
+
+
+def test_concerns_are_of_what_is_shown() -> None:
+    of_all = finding(Concern.TOPIC_DELETION_STOPPED, None, "the archive of another cluster")
+    found = (*FINDINGS, of_all)
+    assert filled(Asked()).concerns_of_rows(found) == found
+    assert filled(Asked(rows_max=2)).concerns_of_rows(found) == (FINDINGS[0], of_all)

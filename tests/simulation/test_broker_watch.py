@@ -1,0 +1,123 @@
+"""Which brokers answer, over the simulated network: one that goes is named, all of them said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from broker import BrokerNode, SimulatedCluster
+from broker_connection import BrokerProtocol
+from calm_replay import now, whole_logs
+from network import Conditions, NetworkLoop, SimulatedNetwork
+from structlog.testing import capture_logs
+from virtual_loop import run_virtual
+
+from fetchproxy.cluster.broker_watch import BrokersStatus, BrokerWatch
+from fetchproxy.cluster.client import Cluster
+from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.observability import metrics
+
+# A broker that goes away is known of within this.
+KNOWN_WITHIN_S = 15
+
+
+def leave(node: BrokerNode) -> None:
+    node.listener.close()
+    for connection in list(node.connections):
+        connection.close()
+
+
+def come_back(node: BrokerNode) -> None:
+    node.listener = node.cluster.network.listen(lambda: BrokerProtocol(node), *node.address)
+
+
+def run_watch(
+    main: Callable[[SimulatedCluster, BrokerWatch, list[Any]], Coroutine[Any, Any, None]],
+    bootstrap: str | None = None,
+) -> None:
+    loops: list[NetworkLoop] = []
+
+    def new_loop() -> NetworkLoop:
+        loops.append(NetworkLoop())
+        return loops[-1]
+
+    async def run() -> None:
+        loops[-1].network = network = SimulatedNetwork(Random(1), Conditions())
+        simulated = SimulatedCluster(network, Random(2), whole_logs(Random(7), 3, 10), nodes=3)
+        config = ClusterConfig(bootstrap=bootstrap or simulated.bootstrap)
+        with capture_logs() as entries:
+            async with simulated.serving(), Cluster(config, Random(4)) as cluster:
+                watch = BrokerWatch(cluster)
+                running = asyncio.create_task(watch.run())
+                await asyncio.sleep(KNOWN_WITHIN_S)
+                await main(simulated, watch, entries)
+                running.cancel()
+
+    run_virtual(run, new_loop)
+
+
+def reachable() -> float:
+    return float(metrics.BROKERS_REACHABLE._value.get())
+
+
+def test_while_all_answer_nothing_is_said() -> None:
+    async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
+        await asyncio.sleep(600)
+        assert watch.status() == BrokersStatus(3)
+        assert (watch.headlines(), watch.missing()) == ((), ())
+        assert (reachable(), entries) == (3, [])
+
+    run_watch(main)
+
+
+def test_one_that_goes_is_named_and_is_no_outage() -> None:
+    async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
+        leave(simulated.nodes[1])
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        assert (watch.status().away, reachable()) == (("10.0.0.2:9092",), 2)
+        assert watch.headlines() == ("Broker 10.0.0.2:9092 does not answer; 2 of 3 do",)
+        assert watch.missing() == ()
+        assert [(e["event"], e["address"]) for e in entries] == [("broker_away", "10.0.0.2:9092")]
+        # The others name it no more, and still it is away.
+        simulated.nodes.remove(gone := simulated.nodes[1])
+        await asyncio.sleep(600)
+        assert watch.status().away == ("10.0.0.2:9092",)
+        come_back(gone)
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        assert watch.headlines() == ()
+        assert [e["event"] for e in entries] == ["broker_away", "broker_back"]
+
+    run_watch(main)
+
+
+def test_when_none_answers_new_clients_are_not_served() -> None:
+    async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
+        for node in simulated.nodes:
+            leave(node)
+        began = now()
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        none_for_s = watch.status().none_for_s
+        assert none_for_s is not None
+        assert none_for_s <= now() - began
+        assert watch.missing() == ("brokers: none answers",)
+        [headline] = watch.headlines()
+        assert headline.startswith("No broker answers: clients are not served")
+        assert reachable() == 0
+        assert [e["event"] for e in entries].count("brokers_away") == 1
+        come_back(simulated.nodes[0])
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        assert (watch.missing(), reachable()) == ((), 1)
+        assert [e["event"] for e in entries].count("brokers_back") == 1
+
+    run_watch(main)
+
+
+def test_a_wrong_bootstrap_is_said_within_15_s() -> None:
+    async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
+        assert watch.missing() == ("brokers: none answers",)
+        said = [e for e in entries if e["event"] == "brokers_away"]
+        assert [e["addresses"] for e in said] == ["10.0.0.99:9092"]
+
+    run_watch(main, "10.0.0.99:9092")
