@@ -69,8 +69,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Objects of a listing between two breaths of the event loop: below 1 ms.
-LISTED_AT_ONCE = 100
+LISTED_AT_ONCE = 100  # objects between two breaths of the event loop: below 1 ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import structlog
 
-from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
+from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
 from fetchproxy.observability.metrics import STORE_FAILING_SECONDS, STORE_UP
 
 log = structlog.get_logger(__name__)
@@ -138,7 +138,7 @@ class OperationHealth:
             self.waiting[request] = None
         try:
             yield request
-        except (ObjectNotFound, RangeNotSatisfiable):
+        except (ObjectNotFound, RangeNotSatisfiable, DamagedObject):
             request.answered()
             raise
         except RemoteStorageError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.store_health import StoreHealth, StoreOperation
 
 
@@ -29,9 +30,9 @@ class WatchedObjectStore(ObjectStore):
             await self.inner.put_file(key, path, settled=settled)
             request.answered()
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         with self._reads.asked() as request:
-            content = await self.inner.get(key)
+            content = await self.inner.get(key, bytes_max)
             request.answered()
         return content
 

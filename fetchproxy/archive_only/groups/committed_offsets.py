@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from sys import getsizeof
 from types import TracebackType
