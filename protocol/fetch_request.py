@@ -7,7 +7,7 @@ FetchRequest.json.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -206,9 +206,6 @@ def any_request(payload: Buffer, body_at: int) -> FetchRequest:
             return read.value  # type: ignore[no-any-return]
 
 
-Steps = Generator[None, None, None]
-
-
 def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, FetchRequest]:
     """As `parse_fetch_request`, with a pause wherever it yields. Raises WireError."""
     version = INT16.unpack_from(payload, 2)[0]
@@ -279,7 +276,7 @@ def _entry_struct(version: int) -> Struct:
 
 def _read_partitions(
     cursor: Cursor, version: int, found: dict[PartitionKey, FetchPartition]
-) -> Steps:
+) -> Iterator[None]:
     flexible = version >= FLEXIBLE_FROM
     entry = _entry_struct(version)
     has_epoch = version >= 9
@@ -311,7 +308,7 @@ def _read_partitions(
             yield
 
 
-def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> Steps:
+def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> Iterator[None]:
     flexible = version >= FLEXIBLE_FROM
     for number in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)

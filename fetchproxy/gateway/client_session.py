@@ -378,16 +378,12 @@ class ClientSession(asyncio.BufferedProtocol):
     def _pace(self) -> None:
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            if self._held_back:
-                transport.pause_reading()
-            else:
-                transport.resume_reading()
+            (transport.pause_reading if self._held_back else transport.resume_reading)()
 
     def at_inflight_limit(self) -> bool:
-        if self.link is None:
-            return False
         # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
-        return len(self.link.expected) - self.fetch.parked >= self._config.inflight_requests_max
+        in_flight = len(self.link.expected) - self.fetch.parked if self.link else 0
+        return in_flight >= self._config.inflight_requests_max
 
     async def drained(self) -> bool:
         """Until every request so far has been answered, but for a parked fetch; True: it waited."""
