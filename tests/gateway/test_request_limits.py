@@ -102,6 +102,16 @@ def test_a_fetch_that_is_half_there_keeps_nobody_waiting(proxy: ProxyProcess) ->
         assert read_frame(slow)[:4] == struct.pack(">i", 7)
 
 
+def test_who_ends_its_sending_gets_all_answers(proxy: ProxyProcess) -> None:
+    """More than are handled in one turn of the loop."""
+    with connect(proxy, 28) as peer:
+        peer.sendall(b"".join(request(API_VERSIONS, 0, correlation=n) for n in range(50)))
+        peer.shutdown(socket.SHUT_WR)
+        for number in range(50):
+            assert read_frame(peer)[:4] == struct.pack(">i", number)
+        assert is_closed(peer)
+
+
 def ask(peer: socket.socket, correlation: int) -> None:
     peer.sendall(request(API_VERSIONS, 0, correlation=correlation))
     assert read_frame(peer)[:4] == struct.pack(">i", correlation)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
 from typing import Any
 
 import pytest
 from calm_replay import GATEWAY, Replay, run_replay
-from client_connection import FETCH_RESPONSE
+from client_connection import FETCH_RESPONSE, metadata_request
 from kafka.protocol.consumer.fetch import FetchRequest
 from test_many_connections import connected
+from virtual_loop import VirtualTimeLoop
 
 from fetchproxy.config.sections import MiB, RemoteFetchConfig
 from fetchproxy.gateway import request_reader
 from fetchproxy.gateway.apis import fetch as fetch_api
+from fetchproxy.gateway.breathing import MESSAGES_A_TURN
+from fetchproxy.gateway.client_session import ClientSession
 from protocol.headers import RequestHead
 
 VERSION = 12
@@ -75,6 +79,43 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
 
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
     assert steps >= PARTITIONS / 500
+
+
+def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handled: Counter[tuple[str, int]] = Counter()  # by side and turn of the loop
+    peek, write = request_reader.peek_request_header, ClientSession.answered
+
+    def turn() -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        return loop.turns
+
+    def peeked(view: memoryview, pos: int = 0, end: int | None = None) -> RequestHead:
+        handled["requests", turn()] += 1
+        return peek(view, pos, end)
+
+    def answered(session: ClientSession) -> None:
+        handled["answers", turn()] += 1
+        write(session)
+
+    monkeypatch.setattr(request_reader, "peek_request_header", peeked)
+    monkeypatch.setattr(ClientSession, "answered", answered)
+
+    async def main(replay: Replay) -> None:
+        connection = await connected("pipelining")
+        asked = [connection.ask(*metadata_request(["weather"])) for _ in range(500)]
+        for answer in asked:
+            assert (await answer).message.topics[0].name == "weather"
+        await connection.close()
+
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+    for side in ("requests", "answers"):
+        counts = [count for (which, _), count in handled.items() if which == side]
+        assert sum(counts) >= 500
+        # An answer may make room for one more request in the same turn.
+        assert max(counts) <= 2 * MESSAGES_A_TURN
 
 
 def test_a_request_in_a_thousand_pieces_is_looked_at_a_few_times(
