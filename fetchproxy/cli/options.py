@@ -143,6 +143,12 @@ def store_url(config: Config) -> str:
     return config.store.url
 
 
+def nothing_there(config: Config, topic: str | None) -> ConfigError:
+    """A wrong prefix or topic must not pass for a sound archive."""
+    of_topic = "" if topic is None else f" of topic {topic}"
+    return ConfigError(f"there is nothing{of_topic} in the archive at {store_url(config)}")
+
+
 def _assignment(context: typer.Context, text: str) -> Setting:
     from_variable = _source(context, "assignments") == "ENVIRONMENT"
     return parse_assignment(text, "FETCHPROXY_SET" if from_variable else "--set")

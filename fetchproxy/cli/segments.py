@@ -66,6 +66,9 @@ def segments(
     """List the archived segments, and what there is to see to, or to know, in the archive.
 
     Reads metadata alone; whether each byte is right says `fetchproxy verify`.
+
+    Exit codes: 0; 2 it could not be read, or there is nothing, and stderr says where; 130
+    interrupted.
     """
     with users_errors():
         config = options.read_config(context)
@@ -77,10 +80,13 @@ def segments(
     rows, concerns = found
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
-    else:
+    elif rows:
         _print_table(rows, Console())
     for concern in concerns:
         typer.echo(str(concern), err=as_json)
+    if not (rows or concerns):
+        with users_errors():
+            raise options.nothing_there(config, topic)
 
 
 async def read_archive(
@@ -135,8 +141,5 @@ def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
         elif deleted:
             state += ", below the log start"
         table.add_row(row["topic"], *offsets, decimal(row["size_bytes"]), state)
-    if table.row_count == 0:
-        console.print("The archive holds no such segments.")
-        return
     console.print(table)
     console.print(f"{table.row_count} segments, {decimal(size_bytes)}")

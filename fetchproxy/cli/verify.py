@@ -81,7 +81,7 @@ def verify(
     stopped, or is not deleted.
 
     Exit codes: 0 no faults, whatever else there is to know; 1 faults (left, with --repair); 2 it
-    could not be checked, and stderr says why; 130 interrupted.
+    could not be checked, or there is nothing, and stderr says why; 130 interrupted.
     """
     with users_errors():
         if as_json and repair:
@@ -90,10 +90,14 @@ def verify(
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
     report = _verified(config, topic, silent if as_json else print_fault)
+    nothing = not (report.partitions or report.faults or report.concerns)
     if as_json:
         typer.echo(json.dumps(report_json(report), indent=1))
-    else:
+    elif not nothing:
         print_summary(report)
+    if nothing:
+        with users_errors():
+            raise options.nothing_there(config, topic)
     if repair:
         report = _repaired(config, topic, report, dry_run)
     if not report.clean:

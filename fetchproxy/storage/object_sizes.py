@@ -20,7 +20,9 @@ SMALL_OBJECT_BYTES_MAX = MiB
 # Of what names every topic of a cluster or every partition of an archiver: some two million.
 OBJECT_BYTES_MAX = 64 * MiB
 
-# An index has an entry for every 64 KiB of the log: the log's key and less than this.
+# An index has an entry for every 64 KiB of the log: the log's key and less than this. Beside that a
+# small log may have one for each batch.
+_INDEX_BYTES = 8 * MiB
 _INDEX_INTERVAL_BYTES = 64 * KiB
 _INDEX_ENTRY_BYTES = 80
 # A marker that aborts a transaction takes 78 bytes of the log, its entry 34. 200,000 more may have
@@ -39,7 +41,7 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     entries = log_bytes // _INDEX_INTERVAL_BYTES
     limits: Mapping[SegmentFile, int] = {
         SegmentFile.METADATA: SMALL_OBJECT_BYTES_MAX,
-        SegmentFile.INDEX: MiB + entries * (len(key) + _INDEX_ENTRY_BYTES),
+        SegmentFile.INDEX: _INDEX_BYTES + entries * (len(key) + _INDEX_ENTRY_BYTES),
         SegmentFile.TXN: _ABORTED_AROUND_BYTES + log_bytes // 2,
         SegmentFile.EPOCHS: _EPOCHS_BYTES,
         SegmentFile.OFFSET_INDEX: _KAFKA_INDEX_BYTES + log_bytes // 5,

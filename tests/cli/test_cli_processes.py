@@ -125,9 +125,16 @@ def test_the_table_is_for_people(archive: Path) -> None:
     assert "base offset" in done.stdout
     assert "segments, " in done.stdout.splitlines()[-1]
     none = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "ord")
-    assert none.stdout == "The archive holds no such segments.\n"
+    assert (none.returncode, none.stdout) == (2, "")
+    place = f"nothing of topic ord in the archive at {archive.as_uri()}"
+    assert place in none.stderr
     none = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "ord", "--json")
-    assert json.loads(none.stdout) == []
+    assert (none.returncode, json.loads(none.stdout)) == (2, [])
+    for more in ([], ["--json"]):
+        none = fetchproxy("verify", "--store", archive.as_uri(), "--topic", "ord", *more)
+        assert none.returncode == 2
+        assert place in none.stderr
+        assert "clean" not in none.stdout or more
 
 
 def test_verify_is_clean_then_names_the_fault(archive: Path, tmp_path: Path) -> None:
