@@ -32,7 +32,7 @@ STRANGERS, OPEN = "without credentials", "open"
 CALM, HOSTILE = "calm", "hostile"
 USER, PASSWORD = "alice", "alice-secret"
 TOPIC = "benchmark-hostile"
-_SETTLE_S = 2.0
+_SETTLE_S = 1.0
 _PROJECT = Path(__file__).parents[1]
 
 
@@ -131,7 +131,7 @@ PART = Part(
     sizes=(
         Size("rounds", 5, 1, "with and without them in turn"),
         Size("connections", 50, 20, "that mean harm"),
-        Size("samples", 8_000, 200, "records a round and listener, some 6 ms each"),
+        Size("samples", 8_000, 100, "records a round and listener, some 6 ms each"),
     ),
     measure=measure,
 )
