@@ -82,6 +82,7 @@ class GroupMember:
         self._duties = duties
         self._rng = rng
         self._who = wire.Identity(settings.group_id, settings.instance_id)
+        self._synced_id = ""  # the member id of the last whole generation
         self._coordinator: HostPort | None = None
         self._lease_until = _NEVER
         self._owns = False
@@ -154,7 +155,7 @@ class GroupMember:
                 continue
             self._raise_for(code, "SyncGroup")
             self._renew_lease(sent_at)
-            self._owns = True
+            self._owns, self._synced_id = True, self._who.member_id
             again = self._duties.assigned(part) or self._wake.is_set()
         self._joined = True
         self._note_well()
@@ -224,6 +225,11 @@ class GroupMember:
             raise ClusterUnavailable(text, code)
         if code == wire.COORDINATOR_LOAD_IN_PROGRESS:
             raise ClusterUnavailable(text, code)
+        if code == wire.FENCED_INSTANCE_ID and self._who.member_id != self._synced_id:
+            # The id is of a coordinator that was none any more: no other has heard of it, and they
+            # know an earlier one of ours. A member without an id takes its place, as at a start.
+            self._lose("expired", forget=True)
+            raise ClusterUnavailable(text)
         if code == wire.FENCED_INSTANCE_ID:
             self._lose("fenced")
             text += f": another archiver has the instance id {self._settings.instance_id!r}"

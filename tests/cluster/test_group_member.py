@@ -37,6 +37,7 @@ class Coordinator:
         self.errors: dict[int, list[int]] = {}
         self.asked: Counter[int] = Counter()
         self.silent = False
+        self.member_id = "m"  # that a JoinGroup is given
 
     def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         self.asked[api_key] += 1
@@ -65,10 +66,12 @@ class Coordinator:
                 generation_id=self.asked[JOIN],
                 protocol_type="consumer",
                 protocol_name="cooperative-sticky",
-                leader="m",
+                leader=self.member_id,
                 skip_assignment=False,
-                member_id="m",
-                members=[member(member_id="m", group_instance_id=None, metadata=b"all of it")],
+                member_id=self.member_id,
+                members=[
+                    member(member_id=self.member_id, group_instance_id=None, metadata=b"all of it")
+                ],
                 **base,
             )
         if api_key == SYNC:
@@ -95,8 +98,9 @@ class Notes(GroupDuties):
         return b"all of it"
 
     def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        assert subscriptions == {"m": b"all of it"}
-        return {"m": b"part"}
+        ((member_id, wanted),) = subscriptions.items()
+        assert wanted == b"all of it"
+        return {member_id: b"part"}
 
     def assigned(self, part: bytes) -> bool:
         self.parts.append(part)
@@ -215,6 +219,24 @@ async def test_who_may_not_join_says_why_and_goes_on_asking() -> None:
         assert not holds(member)
         await until(lambda: holds(member))
         assert member.error is None
+
+
+async def test_an_id_that_no_generation_was_whole_with_is_given_up_when_it_is_fenced() -> None:
+    """A coordinator that was none any more gave it: the next one knows an earlier id of ours."""
+    coordinator, notes = Coordinator(), Notes()
+    async with member_of(coordinator, notes, instance_id="me") as member:
+        await until(lambda: holds(member))
+        coordinator.member_id = "of the old coordinator"
+        coordinator.errors[SYNC] = [16]  # NOT_COORDINATOR
+        coordinator.errors[HEARTBEAT] = [25]  # UNKNOWN_MEMBER_ID
+        await until(lambda: coordinator.asked[SYNC] == 2)
+        coordinator.member_id = "of the new one"
+        coordinator.errors[JOIN] = [82]  # FENCED_INSTANCE_ID
+        await until(lambda: holds(member))
+        assert notes.losses == ["expired"]
+        assert coordinator.asked[JOIN] == 4
+        coordinator.errors[HEARTBEAT] = [82]  # of an id that is known: another one came later
+        await until(lambda: notes.losses == ["expired", "fenced"])
 
 
 async def test_who_was_fenced_stays_out() -> None:
