@@ -21,7 +21,7 @@ from chaos.parts import (
     wait_until,
 )
 from chaos.plan import ARCHIVERS, BROKERS, STORE, Act, Kind
-from chaos.writers import Writer
+from chaos.writers import RECORDS_PER_S, RECORDS_PER_S_CATCHING_UP, Writer
 from lab.errors import PartFailed
 
 _REST_S = 120.0
@@ -230,9 +230,11 @@ class Stage:
                 faults.append(f"{log.name}: put aside are {ranges(there)}, not {ranges(archived)}")
         if begun.answer == "keep":
             # The new log has to get to where the archive goes on, and its beginning has to go.
+            begun.writer.records_per_s = RECORDS_PER_S_CATCHING_UP
             wait_until(
                 f"{log.name} behind {end}", lambda: self.parts.edges(log)[1] > end + 50, 120.0
             )
+            begun.writer.records_per_s = RECORDS_PER_S
             self.parts.delete_records(log, end)
             log.written = kept | {o: v for o, v in log.written.items() if o >= end}
         return faults

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from chaos.ledger import ABORTED, COMMITTED, Log
 
 RECORDS_PER_S = 40
+RECORDS_PER_S_CATCHING_UP = 1_000  # where a log has to get to where another one ended
 _TICK_S = 0.25
 _WAITING_MAX = 400  # records without an answer; then the writer waits
 _ABORTED_SHARE = 0.25
@@ -37,6 +38,7 @@ class Writer:
         self._writing, self._resting, self._stop = (threading.Event() for _ in range(3))
         self._writing.set()
         self.failure: str | None = None
+        self.records_per_s = RECORDS_PER_S
         self._thread = threading.Thread(target=self._run, name=f"writer of {log.name}", daemon=True)
 
     def start(self) -> None:
@@ -69,7 +71,7 @@ class Writer:
                     self._resting.set()
                 continue
             if len(producer) < _WAITING_MAX:
-                for _ in range(int(RECORDS_PER_S * _TICK_S)):
+                for _ in range(int(self.records_per_s * _TICK_S)):
                     self._send(producer, COMMITTED, self._acknowledged)
             producer.poll(_TICK_S)
             self._stop.wait(_TICK_S)
