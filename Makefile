@@ -12,6 +12,8 @@ STORE ?= file
 MINUTES ?= 30
 SEED ?=
 UV := uv==0.13.8
+# Tests with these marks mostly wait, for servers and their own waits; the others compute. So they run side by side.
+REAL_PARTS := kafka or s3 or hdfs
 
 .PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline soak chaos lock clean
 
@@ -41,7 +43,12 @@ format: venv  ## let ruff format and fix what it can
 
 test: check  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients
-	$(BIN)/python -m pytest -m "not slow"
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; real=0; alone=0; \
+	echo 'pytest -m "not ($(REAL_PARTS))" runs beside this; its output follows at the end'; \
+	nice -n 10 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" >"$$log" 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest -m "not slow and ($(REAL_PARTS))" || real=$$?; \
+	wait $$beside || alone=$$?; cat "$$log"; \
+	exit $$((real | alone))
 
 test-all: check  ## the same with the slow tests
 	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients frameworks rust spark
