@@ -24,12 +24,13 @@ from scripted_store import ScriptedStore
 from structlog.testing import capture_logs
 from test_leader_views import Leader
 
-from fetchproxy.cluster.client import TopicInfo
+from fetchproxy.cluster.client import Cluster, TopicInfo
 from fetchproxy.config.sections import MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable, StorageUnavailable
 from fetchproxy.gateway import archive_lookup
 from fetchproxy.gateway.answers import HeldAnswer
 from fetchproxy.gateway.apis import list_offsets, offset_for_leader_epoch
+from fetchproxy.gateway.archive_starts import ArchiveStarts
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.leader_views import LeaderViews
@@ -254,7 +255,9 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             """No archiver says anything."""
 
         parts = SimpleNamespace(
-            positions=SimpleNamespace(look=look, gathered_from=lambda tip: None),
+            positions=SimpleNamespace(
+                look=look, gathered_from=lambda tip: None, gathers=lambda topic_id: False
+            ),
             remote_fetch=RemoteFetchConfig(),
             cluster=cluster,
             rlmm=rlmm,
@@ -264,6 +267,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             warnings=warnings,
             is_archiving=lambda tip: tip.topic == NEVER,
             knowledge=ArchivedKnowledge(rlmm, clock, warnings),
+            starts=ArchiveStarts(cast("Cluster", cluster), rlmm, views),
         )
         gate = Gateway(cast("GatewayParts", parts), store, cluster, other, looked_at)
         await gate.parts.knowledge.topics()
