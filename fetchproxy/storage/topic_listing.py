@@ -2,7 +2,7 @@
 
 A page says where the next one begins, so that pages of one listing come one after the other: 40
 trips for 10,000 partitions. But partitions' folders are numbers. Behind each page what is left is
-divided by the next two digits, and each part is a listing of its own.
+divided by the next digit, and each part is a listing of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from fetchproxy.storage.api import ObjectStore, StoredObject
 from fetchproxy.storage.layout import parse_partition_folder, topic_folder
 from fetchproxy.storage.partition_objects import Standing, standing
 
-LISTINGS_AT_ONCE = 16
+LISTINGS_AT_ONCE = 32
 # Objects between two breaths of the event loop: each is taken apart, below 1 ms for all.
 _TAKEN_AT_ONCE = 100
-_DIVIDED_DIGITS = 2
 
 
 async def take_topic_objects(
@@ -108,10 +107,7 @@ def divided(digits: str, key: str) -> tuple[str, list[str]]:
     reached = key.partition("/")[0]
     if not reached.isdecimal():
         return digits, []
-    upto = min(len(reached), len(digits) + _DIVIDED_DIGITS)
-    parts = [
-        reached[:at] + str(digit)
-        for at in range(len(digits), upto)
-        for digit in range(int(reached[at]) + 1, 10)
-    ]
-    return reached[:upto], parts
+    if len(reached) == len(digits):
+        return digits, []
+    at = len(digits)
+    return reached[: at + 1], [digits + str(digit) for digit in range(int(reached[at]) + 1, 10)]

@@ -63,6 +63,20 @@ class FakeCluster:
         self.edges_asked: list[int] = []
         self.edges = LogEdges(BROKER_START, 100, 100, 0)
         self.failure: ClusterError | None = None
+        self.leaders: dict[int, tuple[int, int]] = {}
+
+    async def topics_of(
+        self, keys: Collection[str | UUID], max_age_ms: int
+    ) -> dict[str | UUID, TopicInfo | ClusterError]:
+        if self.failure is not None:
+            raise self.failure
+        names = {IDS[name]: name for name in IDS if IDS[name] in keys}
+        found: dict[str | UUID, TopicInfo | ClusterError] = {
+            key: ClusterError("nobody knows it", 100) for key in keys
+        }
+        self.leaders = dict(self.leaders)
+        found.update((i, TopicInfo(i, name, False, self.leaders)) for i, name in names.items())
+        return found
 
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int
@@ -74,12 +88,13 @@ class FakeCluster:
         return {
             name: ClusterError(name, errors[name])
             if name in errors
-            else TopicInfo(IDS[name], name, False, {})
+            else TopicInfo(IDS[name], name, False, self.leaders)
             for name in names
         }
 
     def cached_topic_by_name(self, name: str) -> TopicInfo | None:
-        return TopicInfo(IDS[name], name, False, {}) if name in IDS and self.asked[1:] else None
+        known = name in IDS and self.asked[1:]
+        return TopicInfo(IDS[name], name, False, self.leaders) if known else None
 
     def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
         return None
