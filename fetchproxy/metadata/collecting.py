@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
 from fetchproxy.metadata.collected_metadata import (
     COLLECTED_MAX,
     NOTHING,
@@ -37,6 +37,7 @@ class Collecting:
         self._rsm = rsm
         self._alone: dict[UUID, int] = {}  # objects read by themselves since they were collected
         self._put_at: dict[UUID, float] = {}  # loop time of the last attempt
+        self._denied = False  # whoever may only read tries it once
         self._puts: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -79,7 +80,7 @@ class Collecting:
         if alone < max(READ_ALONE_MIN, known * READ_ALONE_SHARE_MIN):
             return
         due_at = self._put_at.get(topic_id, float("-inf")) + PUT_INTERVAL_S
-        if self._tasks is None or now < due_at:
+        if self._tasks is None or self._denied or now < due_at:
             return
         self._put_at[topic_id] = now
         put = self._tasks.create_task(self._put(topic_id, every()), name=f"collect {topic_id}")
@@ -93,7 +94,9 @@ class Collecting:
             content = await encode_collected(first)
             await self._rsm.collected.put_collected_metadata(topic_id, content)
         except RemoteStorageError as error:
-            log.warning("metadata_not_collected", topic_id=str(topic_id), error=str(error))
+            if isinstance(error, StorageDenied):
+                self._denied = True
+            log.info("metadata_not_collected", topic_id=str(topic_id), error=str(error))
             return
         self._alone[topic_id] -= alone
         log.info(
