@@ -68,6 +68,7 @@ class ArchiveStarts:
                 return None
             start = archive_start(shown)
             known.starts[partition] = view, start
+            known.tips[partition] = view.tip  # the same object is found faster
             return start
 
         return start_of

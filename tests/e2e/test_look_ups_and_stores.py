@@ -139,11 +139,7 @@ def test_a_proxy_that_begins_knows_where_many_partitions_begin(
 ) -> None:
     """The first proxy reads each partition's metadata, and leaves them for those that follow."""
     data = new_topic(kafka_server, f"many-partitions-{request.node.callspec.id}", MANY)
-    for number in range(4):
-        producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
-        for partition in range(MANY):
-            producer.produce(data.topic, b"v", b"k", partition, timestamp=BEGAN_MS + number)
-        assert producer.flush(60) == 0
+    produce(kafka_server.bootstrap, data, 4, partition_count=MANY)
     archive_once(kafka_server, store.url, data.topic)
     trim(kafka_server.bootstrap, data.topic, dict.fromkeys(range(MANY), 4))
     every = [TopicPartition(data.topic, number) for number in range(MANY)]
