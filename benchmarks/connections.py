@@ -207,7 +207,9 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         measured = measure_spread(kafka, options, console)
         console.print("idle connections")
         measure_idle(kafka, options.connections, measured)
-        looked_up = look_ups.measure(kafka, options.partitions, options.rounds, console)
+        looked_up = look_ups.measure(
+            kafka, options.partitions, options.cluster_partitions, options.rounds, console
+        )
     facts = {"files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[1]}
     return Outcome([*rows_of(measured), *look_ups.rows_of(looked_up)], facts)
 
@@ -222,6 +224,7 @@ PART = Part(
         Size("mib", 256, 16, "in each of the two topics"),
         Size("connections", 10_000, 300, "idle ones; as many as the limit of open files allows"),
         Size("partitions", 2_000, 50, "looked up at once, of an archived topic and of another"),
+        Size("cluster_partitions", 10_000, 250, "of all topics, when that is done again"),
     ),
     measure=measure,
 )

@@ -2,7 +2,8 @@
 
 Directly and through the proxy in turn, of a topic that is archived and of one that never was, with
 the store 40 ms away. Warm is every question but the first that a proxy is asked; cold is the first
-one of a proxy that has just started.
+one of a proxy that has just started. Both are asked again when the cluster has many more
+partitions, of other topics.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from lab.s3 import S3Server
 LATENCY_MS = 40.0
 ARCHIVED, NEVER = "archived", "never archived"
 WARM, COLD = "warm", "cold"
+WARM_WIDE, COLD_WIDE = "warm in a wide cluster", "cold in a wide cluster"
 _TOPICS = {ARCHIVED: "looked-up-archived", NEVER: "looked-up-never-archived"}
 _RECORDS_EACH = 4  # of which the last is in the broker's log alone
 _BEGAN_MS = 1_700_000_000_000
 _ASKED_MS = _BEGAN_MS + 1  # the second record of each partition: of the archived one, in the store
 _BATCH_S = 300.0
+_TOPIC_PARTITIONS = 1_000  # of each that makes the cluster wide
 
 
 @dataclass(slots=True)
@@ -57,13 +60,11 @@ def rows_of(measured: Measured) -> list[Row]:
     factors = {
         key: ratios(measured.ours[key], measured.direct[key]) for key in sorted(measured.ours)
     }
-    worst = {
-        how: [
-            max(each) for each in zip(*(f for k, f in factors.items() if k[2] == how), strict=True)
-        ]
-        for how in (WARM, COLD)
-    }
-    rows = goal_rows(LOOK_UPS, worst[WARM], worst[COLD])
+
+    def worst(*hows: str) -> list[float]:
+        return [max(e) for e in zip(*(f for k, f in factors.items() if k[2] in hows), strict=True)]
+
+    rows = goal_rows(LOOK_UPS, worst(WARM, WARM_WIDE), worst(COLD, COLD_WIDE))
     for (kind, question, how), factor in factors.items():
         rows.append(row(f"{question}, {kind}, {how}: {FETCHPROXY} : {DIRECT}", "x", factor))
     for (kind, question, how), seconds in measured.ours.items():
@@ -71,7 +72,10 @@ def rows_of(measured: Measured) -> list[Row]:
     return rows
 
 
-def measure(kafka: KafkaServer, partitions: int, rounds: int, console: Console) -> Measured:
+def measure(
+    kafka: KafkaServer, partitions: int, cluster_partitions: int, rounds: int, console: Console
+) -> Measured:
+    """`cluster_partitions`: of all topics together, when it is asked again."""
     measured = Measured(partitions)
     with ExitStack() as running:
         server = running.enter_context(S3Server())
@@ -80,13 +84,17 @@ def measure(kafka: KafkaServer, partitions: int, rounds: int, console: Console) 
         _prepare(kafka, partitions, folder)
         store = S3Copy(server, folder, relay.endpoint_url)
         console.print(f"{partitions} partitions are archived, and {partitions} are not")
-        _measure_warm(kafka, store, rounds, measured, console)
-        _measure_cold(kafka, store, rounds, measured, console)
+        _measure_warm(kafka, store, rounds, measured, console, WARM)
+        _measure_cold(kafka, store, rounds, measured, console, COLD)
+        _widen(kafka, cluster_partitions - len(_TOPICS) * partitions)
+        console.print(f"the cluster has {cluster_partitions} partitions")
+        _measure_warm(kafka, store, rounds, measured, console, WARM_WIDE)
+        _measure_cold(kafka, store, rounds, measured, console, COLD_WIDE)
     return measured
 
 
 def _measure_warm(
-    kafka: KafkaServer, store: S3Copy, rounds: int, measured: Measured, console: Console
+    kafka: KafkaServer, store: S3Copy, rounds: int, measured: Measured, console: Console, how: str
 ) -> None:
     with FetchproxyServer(kafka.bootstrap, None, store.store_url, store.environment) as proxy:
         ways = [(DIRECT, kafka.bootstrap), (FETCHPROXY, proxy.bootstrap)]
@@ -96,12 +104,12 @@ def _measure_warm(
                     whole = kind == ARCHIVED and name == FETCHPROXY
                     seconds = _asked(bootstrap, kind, measured.partitions, whole)
                     if number:
-                        measured.add(kind, WARM, name, seconds)
+                        measured.add(kind, how, name, seconds)
             console.print(f"look-ups, round {number} of {rounds}" if number else "warm-up")
 
 
 def _measure_cold(
-    kafka: KafkaServer, store: S3Copy, rounds: int, measured: Measured, console: Console
+    kafka: KafkaServer, store: S3Copy, rounds: int, measured: Measured, console: Console, how: str
 ) -> None:
     for number in range(1, rounds + 1):
         for kind in _TOPICS:
@@ -112,8 +120,8 @@ def _measure_cold(
                     whole = kind == ARCHIVED
                     ours = _asked(proxy.bootstrap, kind, measured.partitions, whole, question)
                 direct = _asked(kafka.bootstrap, kind, measured.partitions, False, question)
-                measured.add(kind, COLD, FETCHPROXY, ours)
-                measured.add(kind, COLD, DIRECT, direct)
+                measured.add(kind, how, FETCHPROXY, ours)
+                measured.add(kind, how, DIRECT, direct)
         console.print(f"cold look-ups, round {number} of {rounds}")
 
 
@@ -160,6 +168,12 @@ def _prepare(kafka: KafkaServer, partitions: int, folder: Path) -> None:
         asked = [TopicPartition(topic, n, _RECORDS_EACH - 1) for n in range(partitions)]
         for future in admin.delete_records(asked).values():
             future.result(timeout=_BATCH_S)
+
+
+def _widen(kafka: KafkaServer, partitions: int) -> None:
+    """So many more, of topics that nobody asks about."""
+    for number, left in enumerate(range(partitions, 0, -_TOPIC_PARTITIONS)):
+        kafka.create_topic(f"beside-look-ups-{number}", min(left, _TOPIC_PARTITIONS))
 
 
 def _produce(kafka: KafkaServer, topic: str, partitions: int, number: int) -> None:

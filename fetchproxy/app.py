@@ -165,15 +165,17 @@ async def run_server(config: Config, *, create: bool = False) -> None:
             parts.rsm,
             config.metadata.metadata_read_max_ms,
             asyncio.get_running_loop().time,
-            parts.gathered_from,
+            parts.gathered_from if archives else None,
         ) as positions,
-        _gateway(parts, positions) as parts.gateway,
+        _gateway(parts, positions) as gateway,
         asyncio.TaskGroup() as tasks,
     ):
+        parts.gateway = gateway
         if collector is not None:
             tasks.create_task(keep_running("console", collector.run, parts.random), name="console")
         if archives:
             tasks.create_task(_keep_archiving(parts), name="archiver")
+        tasks.create_task(gateway.look_ahead(), name="first looks")
         tasks.create_task(parts.own_archive.run(), name="own archive")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         tasks.create_task(_watch_process(parts), name="process watch")

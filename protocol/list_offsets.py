@@ -71,6 +71,18 @@ class OffsetResult(NamedTuple):
     position: int
 
 
+class ResultRows(NamedTuple):
+    """Results of one topic: (partition, error code, timestamp, offset, leader epoch).
+
+    `position` is where the error code of the first lies, the others lie `stride` bytes apart.
+    """
+
+    topic: str
+    rows: Iterator[tuple[int, int, int, int, int]]
+    position: int
+    stride: int = 0
+
+
 def parse_request(
     buf: Buffer, body_pos: int, api_version: int, end: int | None = None
 ) -> ListOffsetsRequest:
@@ -89,6 +101,37 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedOffs
     cursor = Cursor(buf, body_pos)
     cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
     return _asked_in(cursor, api_version, is_flexible(ApiKey.LIST_OFFSETS, api_version))
+
+
+def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
+    """The timestamp, where a request asks all its partitions for the same one; else None.
+
+    Only of entries that have all one length, which take no time. Raises `WireError`.
+    """
+    if api_version < _LEADER_EPOCH_FROM:
+        return None
+    cursor = Cursor(buf, body_pos)
+    flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
+    cursor.skip(4 + 1, "replica id and isolation level")
+    row, found = _ASKED_ROW[flexible], None
+    for _ in range(cursor.count(flexible) or 0):
+        cursor.skip_string(flexible)
+        count, begin = cursor.count(flexible) or 0, cursor.pos
+        plain, rows = cursor.rows(row, count, NO_TAGS[flexible])
+        if not count or plain < count:
+            return None
+        first = next(rows)[-1]
+        said, at = INT64.pack(first), begin + _PLACE_WITH_EPOCH.size
+        for n in range(INT64.size):
+            column = bytes(buf[at + n : cursor.pos : row.size])
+            if column.strip(said[n : n + 1]):
+                return None
+        if found not in (None, first):
+            return None
+        found = first
+        if flexible:
+            cursor.skip_tags()
+    return found
 
 
 def _asked_in(cursor: Cursor, api_version: int, flexible: bool) -> Iterator[AskedOffset]:
@@ -122,6 +165,14 @@ def parse_response(payload: Buffer, api_version: int) -> list[OffsetResult] | No
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
     """The results of an answer from its body on, one by one, from v1 on. Raises `WireError`."""
+    for topic, rows, at, stride in result_rows_in(cursor, api_version):
+        for partition, error_code, timestamp, offset, epoch in rows:
+            yield OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at)
+            at += stride
+
+
+def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[ResultRows]:
+    """As `results_in`, as many of a topic at once as have the same length."""
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     has_epoch = api_version >= _LEADER_EPOCH_FROM
     if api_version >= 2:
@@ -129,11 +180,10 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
         count = cursor.count(flexible) or 0
-        row, at = _RESULT_ROW[flexible], cursor.pos + 4
+        row, at = _RESULT_ROW[flexible], cursor.pos + INT32.size
         plain, rows = cursor.rows(row, count if has_epoch else 0, NO_TAGS[flexible])
-        for partition, error_code, timestamp, offset, epoch in rows:
-            yield OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at)
-            at += row.size
+        if plain:
+            yield ResultRows(topic, rows, at, row.size)
         for _ in range(count - plain):
             partition = cursor.int32()
             at = cursor.skip(_RESULT.size, "offset result")
@@ -141,7 +191,7 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
             epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
             if flexible:
                 cursor.skip_tags()
-            yield OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at)
+            yield ResultRows(topic, iter([(partition, error_code, timestamp, offset, epoch)]), at)
         if flexible:
             cursor.skip_tags()
 
@@ -177,7 +227,21 @@ def patch(payload: bytearray | memoryview, api_version: int, result: OffsetResul
     (`entry._replace(offset=...)`); before v4 its epoch has no place and is dropped.
     """
     values = (result.error_code, result.timestamp, result.offset)
+    patch_at(payload, api_version, result.position, *values, result.leader_epoch)
+
+
+def patch_at(
+    payload: bytearray | memoryview,
+    api_version: int,
+    position: int,
+    error_code: int,
+    timestamp: int,
+    offset: int,
+    leader_epoch: int,
+) -> None:
+    """As `patch`, of the result whose error code lies at `position`."""
     if api_version >= _LEADER_EPOCH_FROM:
-        _RESULT_WITH_EPOCH.pack_into(payload, result.position, *values, result.leader_epoch)
+        values = (error_code, timestamp, offset, leader_epoch)
+        _RESULT_WITH_EPOCH.pack_into(payload, position, *values)
     else:
-        _RESULT.pack_into(payload, result.position, *values)
+        _RESULT.pack_into(payload, position, error_code, timestamp, offset)

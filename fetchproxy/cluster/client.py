@@ -34,7 +34,7 @@ from fetchproxy.cluster.log_edges import LogEdgesReads
 from fetchproxy.cluster.metadata_cache import MetadataCache
 from fetchproxy.cluster.sasl import sasl_credentials
 from fetchproxy.cluster.single_flight import SingleFlight
-from fetchproxy.cluster.topic_metadata import ask_metadata
+from fetchproxy.cluster.topic_metadata import SameAnswers, ask_metadata
 from fetchproxy.config.addresses import HostPort, parse_bootstrap
 from fetchproxy.config.sections import ClusterConfig, TlsConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -72,6 +72,7 @@ class Cluster:
         upstream = UpstreamTls(tls or upstream_context(config, TlsConfig()))
         self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
+        self._same_answers = SameAnswers()
         self._metadata_flights = SingleFlight[MetadataAnswer]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._edges = LogEdgesReads(self._leaders, self._connections)
@@ -116,7 +117,7 @@ class Cluster:
         asked_at = asyncio.get_running_loop().time()
         connection = await self._connections.shared(address)
         version = connection.version_of(messages.METADATA)
-        answer = await ask_metadata(connection, version, [])
+        answer = await ask_metadata(connection, version, [], self._same_answers)
         self._metadata.learn(answer, asked_at, all_topics=False)
 
     async def cluster_id(self) -> str | None:
@@ -318,7 +319,7 @@ class Cluster:
             # Brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look.
             everything = by_id and version < messages.METADATA_BY_TOPIC_ID_VERSION
             asked = None if everything else topics
-            return await ask_metadata(connection, version, asked), asked is None
+            return await ask_metadata(connection, version, asked, self._same_answers), asked is None
 
         answer, all_topics = await self.ask_any(ask)
         self._metadata.learn(answer, asked_at, all_topics=all_topics)

@@ -21,7 +21,8 @@ def metadata_manager(
 ) -> StoreBackedRemoteLogMetadataManager | TopicBasedRemoteLogMetadataManager:
     """To be entered while `rsm` and `cluster` are open. Without a cluster it is the store."""
     if config.metadata.manager == "store" or config.archive_only.enabled:
-        return StoreBackedRemoteLogMetadataManager(rsm, config.metadata)
+        collects = not config.archive_only.enabled
+        return StoreBackedRemoteLogMetadataManager(rsm, config.metadata, collects=collects)
     writers = MetadataTopicWriters(cluster, config)
     metadata_log = KafkaMetadataLog(
         cluster, config.cluster, config.metadata, wall_clock_ms, writers

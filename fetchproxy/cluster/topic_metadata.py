@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from uuid import UUID
 
 from fetchproxy.cluster import messages
@@ -23,15 +24,49 @@ from protocol.topic_metadata import (
 
 # Each may tell the leaders of a hundred partitions, some 30 µs.
 ENTRIES_AT_ONCE = 10
+# Answers that are kept: 30 bytes a partition.
+KEPT_ANSWERS_MAX = 16
+KEPT_BYTES_MAX = 1024 * 1024
+
+
+class SameAnswers:
+    """The last answers: one that says the same again is not taken apart again.
+
+    Who looks up thousands of partitions asks for their topic each second, and nearly always
+    nothing has changed; then the very same values are given, which is seen at once too.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, tuple[bytes, MetadataAnswer]] = OrderedDict()
+
+    async def decode(
+        self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Raises ClusterError."""
+        said = bytes(payload)  # behind the correlation id
+        key = version, None if asked is None else tuple(asked)
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] == said:
+            self._kept.move_to_end(key)
+            return kept[1]
+        answer = await decode_metadata(payload, version)
+        if len(said) <= KEPT_BYTES_MAX:
+            self._kept[key] = said, answer
+            if len(self._kept) > KEPT_ANSWERS_MAX:
+                self._kept.popitem(last=False)
+        return answer
 
 
 async def ask_metadata(
-    connection: BrokerConnection, version: int, topics: Sequence[str | UUID] | None
+    connection: BrokerConnection,
+    version: int,
+    topics: Sequence[str | UUID] | None,
+    same: SameAnswers,
 ) -> MetadataAnswer:
     """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
     body = await collected(write_request(version, topics))
     request = EncodedRequest(messages.METADATA, version, body)
-    return await decode_metadata(await connection.request(request, whole), version)
+    return await same.decode(await connection.request(request, whole), version, topics)
 
 
 async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:

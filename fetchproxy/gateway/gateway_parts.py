@@ -10,6 +10,7 @@ from fetchproxy.cluster.client import Cluster
 from fetchproxy.config.sections import GatewayConfig, RemoteFetchConfig
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.answer_turns import AnswerTurns
+from fetchproxy.gateway.archive_starts import ArchiveStarts
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.client_rates import ClientRates
@@ -32,7 +33,8 @@ class GatewayParts:
 
     `clients_use_sasl`: the brokers' listener asks for it. `is_archiving`: an archiver in this
     process has the partition. `positions`: what archivers say that they gather. `views` is the
-    archive as clients may see it, `rlmm` as it is; `knowledge` is of which topics it has anything.
+    archive as clients may see it, `rlmm` as it is; `knowledge` is of which topics it has anything,
+    `starts` is where it was found to begin.
     """
 
     config: GatewayConfig
@@ -54,6 +56,7 @@ class GatewayParts:
     skipped: SkippedOffsets
     archived: ArchivedTopics
     knowledge: ArchivedKnowledge
+    starts: ArchiveStarts
     answers: AnswerBudget
     turns: AnswerTurns
     rates: ClientRates

@@ -19,6 +19,7 @@ from fetchproxy.errors import ClusterError, ConfigError
 from fetchproxy.gateway.address_map import Address, AddressMap
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.answer_turns import AnswerTurns
+from fetchproxy.gateway.archive_starts import ArchiveStarts
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.archived_topics import ArchivedTopics
 from fetchproxy.gateway.broker_link import BrokerLink
@@ -26,6 +27,7 @@ from fetchproxy.gateway.client_rates import ClientRates, payer_of
 from fetchproxy.gateway.client_session import ClientSession, Connect
 from fetchproxy.gateway.connection_buffers import to_close
 from fetchproxy.gateway.connection_limits import ConnectionLimits
+from fetchproxy.gateway.first_looks import look_at_archived_topics
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.held_readers import HeldReaders
 from fetchproxy.gateway.judgement import Judgement, judge
@@ -108,6 +110,7 @@ class GatewayServer:
             warnings=warnings,
             is_archiving=is_archiving,
             knowledge=knowledge,
+            starts=ArchiveStarts(cluster, rlmm, views),
             positions=positions,
             held=HeldReaders(loop.time, config.gateway.held_max_ms),
             skipped=SkippedOffsets(),
@@ -180,6 +183,10 @@ class GatewayServer:
             session.close()
         await self._closed()
         await self._stack.aclose()
+
+    async def look_ahead(self) -> None:
+        """Look up what the archive has, before clients ask; ends when that is done."""
+        await look_at_archived_topics(self._parts)
 
     @property
     def port(self) -> int:

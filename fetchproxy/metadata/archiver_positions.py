@@ -93,12 +93,14 @@ class _Said:
     version: str
     seen_at: float
     positions: Positions
+    topics: frozenset[UUID]  # of which there are positions
 
 
 class ArchiverPositions:
     """What all archivers say. An async context manager that owns its reads of the store.
 
     `here` tells of an archiver in this process: its word is newer than any object of the store.
+    None: there will be none.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class ArchiverPositions:
         rsm: RemoteStorageManager,
         read_max_ms: int,
         clock: Callable[[], float],
-        here: Callable[[TopicIdPartition], int | None] = lambda tip: None,
+        here: Callable[[TopicIdPartition], int | None] | None = None,
     ) -> None:
         self._rsm = rsm
         self._read_max_ms = read_max_ms
@@ -156,7 +158,7 @@ class ArchiverPositions:
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
         """As of the last look; None: nobody says that it gathers the partition. Never blocks."""
-        own = self._here(tip)
+        own = None if self._here is None else self._here(tip)
         if own is not None:
             return own
         oldest = self._clock() - SILENT_MAX_S
@@ -167,6 +169,15 @@ class ArchiverPositions:
             if said.seen_at > oldest and key in said.positions
         ]
         return min(told, default=None)
+
+    def gathers(self, topic_id: UUID) -> bool:
+        """Whether `gathered_from` may know anything of the topic. Never blocks."""
+        if self._here is not None:
+            return True
+        oldest = self._clock() - SILENT_MAX_S
+        return any(
+            said.seen_at > oldest and topic_id in said.topics for said in self._said.values()
+        )
 
     async def _read(self, _: None, began_at: float) -> None:
         try:
@@ -194,5 +205,6 @@ class ArchiverPositions:
             except CorruptSegment as error:
                 log.warning("archiver_positions_unreadable", key=stored.key, error=str(error))
                 positions = {}
-            said[stored.key] = _Said(stored.version, began_at, positions)
+            topics = frozenset(topic_id for topic_id, _ in positions)
+            said[stored.key] = _Said(stored.version, began_at, positions, topics)
         return said

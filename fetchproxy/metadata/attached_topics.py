@@ -121,6 +121,10 @@ class AttachedObjectStore(ObjectStore):
             return await self._own.get_range(key, byte_range)
         return await mount.attached.store.get_range(mount.key_there(key), byte_range)
 
+    @property
+    def page_objects(self) -> int | None:
+        return next((s.page_objects for s in self._stores() if s.page_objects), None)
+
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """Of an attached topic only where `prefix` lies in it: no archive is listed across topics.
 

@@ -22,21 +22,26 @@ import structlog
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import (
-    DamagedObject,
-    ObjectNotFound,
     RemoteStorageError,
     StorageUnavailable,
 )
 from fetchproxy.many_items import pieces
 from fetchproxy.metadata.api import MetadataProblem, RemoteLogMetadataManager
+from fetchproxy.metadata.collected_metadata import NOTHING, Collected
+from fetchproxy.metadata.collecting import Collecting
 from fetchproxy.metadata.fresh_reads import FreshReads
+from fetchproxy.metadata.listed_reads import get_listed
 from fetchproxy.metadata.log_history_json import encode_log_history
 from fetchproxy.metadata.log_start_json import encode_log_start
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.states import check_update
 from fetchproxy.metadata.stored_deletions import StoredPartitionDeletions
-from fetchproxy.metadata.stored_partition import PartitionRead, Readable, StoredPartition
+from fetchproxy.metadata.stored_partition import (
+    PartitionRead,
+    StoredPartition,
+    segments_in,
+)
 from fetchproxy.model import (
     LogHistory,
     RemoteLogSegmentMetadata,
@@ -47,7 +52,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
 from fetchproxy.storage.layout import PartitionNote
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, Standing
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -77,8 +82,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     `problems`, and its offsets are `uncertain_at` in the view, so nobody takes them for a gap.
     """
 
-    def __init__(self, rsm: RemoteStorageManager, config: MetadataConfig) -> None:
+    def __init__(
+        self, rsm: RemoteStorageManager, config: MetadataConfig, *, collects: bool = False
+    ) -> None:
+        """`collects`: reads and leaves what is collected of topics (`collected_metadata`)."""
         self._rsm = rsm
+        self._collecting = Collecting(rsm) if collects else None
         self._config = config
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
@@ -94,6 +103,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         for reads in every:
             await self._owned.enter_async_context(reads)
         await self._owned.enter_async_context(self._deletions)
+        if self._collecting is not None:
+            await self._owned.enter_async_context(self._collecting)
         return self
 
     async def __aexit__(
@@ -273,7 +284,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             async for found in self._rsm.list_partition(tip):
                 it_came()
                 read.add(found)
-            await self._get_listed([read], it_came)
+            await get_listed(self._rsm, [read], self._config.metadata_reads_max, it_came)
         return read.land(self._views.entry(tip))
 
     async def _read_topic_views(
@@ -281,7 +292,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> Mapping[int, PartitionView]:
         reads: dict[TopicIdPartition, PartitionRead] = {}
         async with self._counted(began_at):
-            await self._list_topic_and_get(topic_id, began_at, reads)
+            alone = await self._list_topic_and_get(topic_id, began_at, reads)
         # What was listed once and is not any more lands too, and what was put meanwhile.
         for tip, partition in self._partitions.items():
             if tip.topic_id == topic_id and tip not in reads:
@@ -294,21 +305,54 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 self._views.offer(tip, began_at, view)
                 views[tip.partition] = view
             await asyncio.sleep(0)
+        if self._collecting is not None and alone:
+            partitions = [read.partition for read in reads.values()]
+            known = sum(len(partition.objects) for partition in partitions)
+            self._collecting.read_alone(topic_id, alone, known, lambda: segments_in(partitions))
         return views
 
     async def _list_topic_and_get(
         self, topic_id: UUID, began_at: float, reads: dict[TopicIdPartition, PartitionRead]
-    ) -> None:
+    ) -> int:
+        """How many objects were read by themselves."""
         async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
+
+            def take(tip: TopicIdPartition, found: Standing) -> None:
+                it_came()
+                read = reads.get(tip)
+                if read is None:
+                    read = reads[tip] = PartitionRead(tip, self._partition(tip), began_at)
+                read.add(found)
+
+            async with asyncio.TaskGroup() as reading:
+                collected = reading.create_task(self._collected(topic_id))
+                listed = reading.create_task(self._list_topic(topic_id, began_at, take))
+            if (failure := listed.result()) is not None:
+                raise failure
+            return await get_listed(
+                self._rsm,
+                reads.values(),
+                self._config.metadata_reads_max,
+                it_came,
+                collected.result(),
+            )
+
+    async def _collected(self, topic_id: UUID) -> Collected:
+        """Once: later reads find nearly all of it in memory."""
+        if self._collecting is None or self._topic_views.cached(topic_id) is not None:
+            return NOTHING
+        return await self._collecting.read(topic_id)
+
+    async def _list_topic(
+        self, topic_id: UUID, began_at: float, take: Callable[[TopicIdPartition, Standing], None]
+    ) -> RemoteStorageError | None:
+        """The failure: raised in here, the TaskGroup would wrap it."""
+        try:
             for name in await self._names_of(topic_id, began_at):
-                async for tip, found in self._rsm.list_topic_objects(name, topic_id):
-                    it_came()
-                    read = reads.get(tip)
-                    if read is None:
-                        read = PartitionRead(tip, self._partition(tip), began_at)
-                        reads[tip] = read
-                    read.add(found)
-            await self._get_listed(reads.values(), it_came)
+                await self._rsm.take_topic_objects(name, topic_id, take)
+        except RemoteStorageError as error:
+            return error
+        return None
 
     @asynccontextmanager
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
@@ -344,39 +388,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             METADATA_REFRESH_ERRORS.inc()
             raise
         METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
-
-    async def _get_listed(self, reads: Iterable[PartitionRead], got: Callable[[], None]) -> None:
-        """Read what is new; `got` is told of each object."""
-        waiting: list[tuple[PartitionRead, Readable]] = []
-        for piece in pieces(reads):
-            waiting += [(read, entry) for read in piece for entry in read.begin()]
-            await asyncio.sleep(0)
-        waiting.reverse()  # taken from the end
-        failures: list[RemoteStorageError] = []
-
-        async def get_some() -> None:
-            # The first failure ends the read; raised in here, the TaskGroup would wrap it.
-            while waiting and not failures:
-                read, entry = waiting.pop()
-                try:
-                    read.read(entry, await self._content(entry))
-                except ObjectNotFound:
-                    read.read(entry, None)
-                except RemoteStorageError as error:
-                    failures.append(error)
-                got()
-
-        async with asyncio.TaskGroup() as readers:
-            for _ in range(min(len(waiting), self._config.metadata_reads_max)):
-                readers.create_task(get_some())
-        if failures:
-            raise failures[0]
-
-    async def _content(self, entry: Readable) -> bytes | DamagedObject:
-        try:
-            return await self._rsm.get_segment_metadata(entry.stored.key)
-        except DamagedObject as damage:
-            return damage
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
         try:

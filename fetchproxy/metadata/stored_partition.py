@@ -5,6 +5,7 @@ Lists and reads nothing itself: see `store_backed`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import structlog
 
 from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.metadata.api import MetadataProblem
+from fetchproxy.metadata.collected_metadata import NOTHING, Collected, Read, collected_segment
 from fetchproxy.metadata.log_history_json import decode_log_history
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.metadata.segment_json import decode_segment
@@ -160,21 +162,26 @@ class PartitionRead:
         else:
             self._listed.append(found)
 
-    def begin(self) -> list[Readable]:
-        """The objects that have to be read."""
+    def begin(self, collected: Collected = NOTHING) -> list[Readable]:
+        """The objects that have to be read: the others are known, or were collected."""
         partition = self.partition
         partition.log_starts = tuple(self._log_starts)
         for found in self._log_starts:
             partition.raise_log_start(found.offset, found.after_epoch)
         waiting: list[Readable] = []
+        is_new = False
         for entry in self._listed:
             if partition.has_read(entry.stored):
                 # Kept here too: a read that lands meanwhile may have listed too early for it.
                 self._contents[entry.stored.key] = partition.objects[entry.stored.key]
+            elif (said := _collected(collected, entry)) is not None:
+                partition.objects[entry.stored.key] = (entry.stored.version, said)
+                self._contents[entry.stored.key] = (entry.stored.version, said)
+                is_new = True
             else:
                 waiting.append(entry)
         self._unchanged_since = partition.built_at
-        self._is_new = bool(waiting) or len(self._listed) != len(partition.objects)
+        self._is_new = is_new or bool(waiting) or len(self._listed) != len(partition.objects)
         return waiting
 
     def read(self, entry: Readable, raw: bytes | DamagedObject | None) -> None:
@@ -204,6 +211,20 @@ class PartitionRead:
         # From here on nothing waits: no put can come between reading and showing.
         partition.build(self._contents, self._began_at)
         return partition.view(self.tip, self._began_at)
+
+
+def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
+    """Of what was read of them all that says something of a segment."""
+    for partition in partitions:
+        for key, (version, content) in list(partition.objects.items()):
+            if isinstance(content, RemoteLogSegmentMetadata):
+                yield key, version, content
+
+
+def _collected(collected: Collected, entry: Readable) -> RemoteLogSegmentMetadata | None:
+    if not collected or isinstance(entry, PartitionNoteObject):
+        return None
+    return collected_segment(collected, entry)
 
 
 def _decode_history(raw: bytes | DamagedObject, entry: PartitionNoteObject) -> LogHistory:

@@ -61,6 +61,11 @@ class ObjectStore(ABC):
         Raises ObjectNotFound; RangeNotSatisfiable where the range starts at or past the end.
         """
 
+    @property
+    def page_objects(self) -> int | None:
+        """A listing comes in pages of so many objects, each one a request; None: it does not."""
+        return None
+
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """Objects whose key starts with `prefix` and sorts after `start_after`, sorted by key."""

@@ -12,6 +12,7 @@
     <prefix>/<topic>-<topicId>/cluster-id
     <prefix>/clusters/<cluster id in base64>.topics
     <prefix>/archivers/<id of an archiver>.positions
+    <prefix>/collected-metadata/<topicId>
     <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
     <prefix>/concerns/<name of a concern>
 
@@ -33,6 +34,8 @@ else reads them. `delete-partition-state` is there while a deleted topic's parti
 removed, and is the last object of it to go. `cluster-id` names the cluster in which an archiver has
 last seen the topic alive: no other may find it deleted. `.topics` says which topics that cluster
 had at the last look, `retention-step` what retention is about to hide (`remote_log.retention`).
+`collected-metadata/` repeats the `.metadata` of a topic's segments in one object, for readers that
+begin (`metadata.collected_metadata`): it can be deleted at any time.
 `.positions` says what a running archiver is gathering (`metadata.archiver_positions`), and
 `concerns/` what archivers want seen to (`remote_log.concerns`); no topic's folder can have those
 folders' names, as they are shorter than an id.
@@ -71,6 +74,7 @@ _EPOCH_MAX = 2**31 - 1
 _GAP_SUFFIX = ".archive-gap"
 _ARCHIVERS_FOLDER = "archivers/"
 _POSITIONS_SUFFIX = ".positions"
+_COLLECTED_FOLDER = "collected-metadata/"
 _CONCERNS_FOLDER = "concerns/"
 _CONCERN = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
@@ -244,6 +248,10 @@ def is_archiver_positions_key(prefix: str, key: str) -> bool:
     name = key.removeprefix(archivers_folder(prefix)).removesuffix(_POSITIONS_SUFFIX)
     archiver = parse_uuid(name)
     return archiver is not None and key == archiver_positions_key(prefix, archiver)
+
+
+def collected_metadata_key(prefix: str, topic_id: UUID) -> str:
+    return f"{prefix}{_COLLECTED_FOLDER}{uuid_text(topic_id)}"
 
 
 def concerns_folder(prefix: str) -> str:

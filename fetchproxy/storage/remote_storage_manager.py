@@ -26,6 +26,7 @@ from fetchproxy.model import (
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
 from fetchproxy.storage.archive_identity import OwnIdentity
 from fetchproxy.storage.archiver_objects import ArchiverObjects
+from fetchproxy.storage.collected_objects import CollectedObjects
 from fetchproxy.storage.concern_objects import ConcernObjects
 from fetchproxy.storage.layout import (
     SegmentFile,
@@ -33,13 +34,11 @@ from fetchproxy.storage.layout import (
     key_after_base_offset,
     log_start_key,
     normal_prefix,
-    parse_partition_folder,
     parse_segment_key,
     parse_topic_folder,
     partition_deletion_key,
     partition_folder,
     segment_key,
-    topic_folder,
 )
 from fetchproxy.storage.measured import measured
 from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX, segment_file_bytes_max
@@ -55,6 +54,7 @@ from fetchproxy.storage.partition_objects import (
 from fetchproxy.storage.partition_records import PartitionRecords
 from fetchproxy.storage.retention_objects import RetentionObjects
 from fetchproxy.storage.store_clock import StoreClock
+from fetchproxy.storage.topic_listing import take_topic_objects
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 from fetchproxy.storage.watched_store import WatchedObjectStore
 
@@ -123,6 +123,7 @@ class RemoteStorageManager:
         self.health = watched.health
         self._prefix = normal_prefix(prefix)
         self.archivers = ArchiverObjects(watched, self._prefix)
+        self.collected = CollectedObjects(watched, self._prefix)
         self.records = PartitionRecords(watched, self._prefix)
         clock = store if isinstance(store, StoreClock) else None
         self.retention = RetentionObjects(watched, self._prefix, clock)
@@ -371,18 +372,13 @@ class RemoteStorageManager:
             [topic for name in folders if (topic := parse_topic_folder(name)) is not None]
         )
 
-    async def list_topic_objects(
-        self, topic: str, topic_id: UUID
-    ) -> AsyncIterator[tuple[TopicIdPartition, Standing]]:
-        """As `list_partition`, of all partitions of a topic in one listing."""
+    async def take_topic_objects(
+        self, topic: str, topic_id: UUID, take: Callable[[TopicIdPartition, Standing], None]
+    ) -> None:
+        """As `list_partition`, of all partitions of a topic: `take` is called with each."""
         await self.identity.check()
-        async for found in self._listed(topic_folder(self._prefix, topic, topic_id)):
-            said = standing(self._prefix, found)
-            if said is not None:
-                folder = found.key[: found.key.rindex("/") + 1]
-                tip = parse_partition_folder(self._prefix, folder)
-                if tip is not None:
-                    yield tip, said
+        if not await take_topic_objects(self._store, self._prefix, topic, topic_id, take):
+            await self.identity.check_still_there()
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
         """Remove what killed uploads left in the store; see `UnfinishedUploads`."""

@@ -11,7 +11,12 @@ from uuid import UUID
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.api import ObjectStore
-from fetchproxy.storage.layout import cluster_topics_key, retention_step_key, topic_cluster_key
+from fetchproxy.storage.layout import (
+    cluster_topics_key,
+    collected_metadata_key,
+    retention_step_key,
+    topic_cluster_key,
+)
 from fetchproxy.storage.measured import measured
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX, SMALL_OBJECT_BYTES_MAX
 from fetchproxy.storage.store_clock import StoreClock
@@ -69,6 +74,7 @@ class RetentionObjects:
     @measured
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """Remove what is left of a topic without partitions; may be repeated."""
+        await self._store.delete(collected_metadata_key(self._prefix, topic_id))
         await self._store.delete(topic_cluster_key(self._prefix, topic, topic_id))
 
     async def store_clock_ms(self) -> int | None:

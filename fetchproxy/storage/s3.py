@@ -50,6 +50,7 @@ T = TypeVar("T")
 # Whole objects are asked for as this range, which metadata and most indexes do not fill. What is
 # not there, is empty or is larger takes a second request.
 SMALL_OBJECT = ByteRange(0, 256 * 1024)
+PAGE_OBJECTS = 1000  # of a listing, at most
 _HASH_INLINE_BYTES_MAX = 256 * 1024  # hashed on the loop: less than half a millisecond
 _FILE_THREADS = 2  # read and hash the parts of local files
 
@@ -151,6 +152,10 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             if ranges is not None and length == byte_range.length:
                 ranges.was_needless(key)
             return content
+
+    @property
+    def page_objects(self) -> int:
+        return PAGE_OBJECTS
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         last = start_after

@@ -42,6 +42,10 @@ class WatchedObjectStore(ObjectStore):
             request.answered()
         return content
 
+    @property
+    def page_objects(self) -> int | None:
+        return self.inner.page_objects
+
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         with self._lists.asked() as request:
             first = True

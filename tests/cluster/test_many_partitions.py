@@ -24,7 +24,7 @@ from fetchproxy.cluster.answers import BrokerAddress, MetadataAnswer
 from fetchproxy.cluster.client import Cluster, TopicInfo
 from fetchproxy.cluster.encoded_request import EncodedRequest
 from fetchproxy.cluster.leader_log import ClusterLeaderLog, LeaderEpochEnd
-from fetchproxy.cluster.topic_metadata import decode_metadata
+from fetchproxy.cluster.topic_metadata import KEPT_ANSWERS_MAX, SameAnswers, decode_metadata
 from fetchproxy.config.sections import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.many_items import ITEMS_AT_ONCE
@@ -356,6 +356,30 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
         {SECRET: NOT_AUTHORIZED},
         "c",
     )
+
+
+async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
+    fleet, same = Fleet(), SameAnswers()
+
+    async def told(*names: str, version: int = 12) -> MetadataAnswer:
+        payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[8:]
+        found = await same.decode(payload, version, names)
+        assert found == await decode_metadata(payload, version)
+        return found
+
+    first, other = await told("topic-1"), await told("topic-2")
+    assert await told("topic-1") is first
+    assert await told("topic-2") is not first
+    older = await told("topic-1", version=7)
+    assert older is not first
+    fleet.moved += 1
+    moved = await told("topic-1")
+    assert moved.topics[0].leaders != first.topics[0].leaders
+    assert await told("topic-1") is moved
+    for name in [*TOPICS, SECRET] * 20:
+        await told(name)
+    assert len(same._kept) <= KEPT_ANSWERS_MAX
+    assert other.topics[0].name == "topic-2"
 
 
 @pytest.mark.parametrize("version", [5, 7, 9, 12])

@@ -26,6 +26,7 @@ from fetchproxy.storage.remote_storage_manager import (
     LogStartObject,
     RemoteStorageManager,
     SegmentMetadataObject,
+    Standing,
 )
 
 TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
@@ -52,6 +53,14 @@ def segment(
         state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
         has_aborted_txns=has_aborted_txns,
     )
+
+
+async def topic_objects(
+    manager: RemoteStorageManager, topic: str
+) -> list[tuple[TopicIdPartition, Standing]]:
+    found: list[tuple[TopicIdPartition, Standing]] = []
+    await manager.take_topic_objects(topic, TOPIC_ID, lambda tip, said: found.append((tip, said)))
+    return found
 
 
 class RemoteStorageManagerContract:
@@ -263,14 +272,14 @@ class RemoteStorageManagerContract:
         assert sorted(await manager.list_topics()) == sorted(
             {(m.topic_id_partition.topic, m.topic_id_partition.topic_id) for m in (*mine, *others)}
         )
-        found = [f async for f in manager.list_topic_objects("weather-eu.v1_raw", TOPIC_ID)]
+        found = await topic_objects(manager, "weather-eu.v1_raw")
         segments = {
             (tip, one.segment_id) for tip, one in found if isinstance(one, SegmentMetadataObject)
         }
         assert segments == {(m.topic_id_partition, m.segment_id) for m in mine}
         starts = [(tip, one.offset) for tip, one in found if isinstance(one, LogStartObject)]
         assert starts == [(raised, 5)]
-        assert [f async for f in manager.list_topic_objects("weather-eu", TOPIC_ID)] == []
+        assert await topic_objects(manager, "weather-eu") == []
 
     async def test_a_later_layout_does_not_look_empty(
         self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
@@ -283,7 +292,7 @@ class RemoteStorageManagerContract:
             with pytest.raises(RemoteStorageError, match="layout"):
                 await manager.list_topics()
             with pytest.raises(RemoteStorageError, match="layout"):
-                [x async for x in manager.list_topic_objects("weather", TOPIC_ID)]
+                await topic_objects(manager, "weather")
             with pytest.raises(RemoteStorageError, match="layout"):
                 [x async for x in manager.list_segment_metadata(segment().topic_id_partition)]
             with pytest.raises(RemoteStorageError, match="layout"):

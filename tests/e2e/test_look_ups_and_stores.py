@@ -129,3 +129,38 @@ def test_a_time_in_a_gap_is_the_first_record_behind_it(
                 assert list_offset(bootstrap, data.topic, EARLIEST, 9)[2] == 0
     finally:
         alone.stop()
+
+
+MANY = 80  # partitions: more than are read one by one without being collected
+
+
+def test_a_proxy_that_begins_knows_where_many_partitions_begin(
+    kafka_server: KafkaServer, store: RemovableStore, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The first proxy reads each partition's metadata, and leaves them for those that follow."""
+    data = new_topic(kafka_server, f"many-partitions-{request.node.callspec.id}", MANY)
+    produce(kafka_server.bootstrap, data, 4, partition_count=MANY)
+    archive_once(kafka_server, store.url, data.topic)
+    trim(kafka_server.bootstrap, data.topic, dict.fromkeys(range(MANY), 4))
+    every = [TopicPartition(data.topic, number) for number in range(MANY)]
+
+    def begins(bootstrap: str) -> dict[TopicPartition, int]:
+        consumer = KafkaConsumer(bootstrap_servers=bootstrap)
+        found: dict[TopicPartition, int] = consumer.beginning_offsets(every)
+        consumer.close()
+        return found
+
+    def operations(proxy: ProxyProcess, name: str) -> float:
+        return proxy.metric("fetchproxy_store_request_seconds_count", f'operation="{name}"')
+
+    assert begins(kafka_server.bootstrap) == dict.fromkeys(every, 4)
+    with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as first:
+        assert begins(first.bootstrap) == dict.fromkeys(every, 0)
+        assert operations(first, "get_segment_metadata") >= MANY
+        wait_for("what it read", lambda: operations(first, "put_collected_metadata") == 1)
+        trim(first.bootstrap, data.topic, {3: 2})  # since it was collected
+    with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as second:
+        # Nobody has asked yet.
+        wait_for("the first looks", lambda: operations(second, "get_collected_metadata") == 1)
+        assert begins(second.bootstrap) == {**dict.fromkeys(every, 0), every[3]: 2}
+        assert operations(second, "get_segment_metadata") == 0

@@ -24,12 +24,13 @@ from scripted_store import ScriptedStore
 from structlog.testing import capture_logs
 from test_leader_views import Leader
 
-from fetchproxy.cluster.client import TopicInfo
+from fetchproxy.cluster.client import Cluster, TopicInfo
 from fetchproxy.config.sections import MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable, StorageUnavailable
 from fetchproxy.gateway import archive_lookup
 from fetchproxy.gateway.answers import HeldAnswer
 from fetchproxy.gateway.apis import list_offsets, offset_for_leader_epoch
+from fetchproxy.gateway.archive_starts import ArchiveStarts
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.leader_views import LeaderViews
@@ -62,6 +63,20 @@ class FakeCluster:
         self.edges_asked: list[int] = []
         self.edges = LogEdges(BROKER_START, 100, 100, 0)
         self.failure: ClusterError | None = None
+        self.leaders: dict[int, tuple[int, int]] = {}
+
+    async def topics_of(
+        self, keys: Collection[str | UUID], max_age_ms: int
+    ) -> dict[str | UUID, TopicInfo | ClusterError]:
+        if self.failure is not None:
+            raise self.failure
+        names = {IDS[name]: name for name in IDS if IDS[name] in keys}
+        found: dict[str | UUID, TopicInfo | ClusterError] = {
+            key: ClusterError("nobody knows it", 100) for key in keys
+        }
+        self.leaders = dict(self.leaders)
+        found.update((i, TopicInfo(i, name, False, self.leaders)) for i, name in names.items())
+        return found
 
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int
@@ -73,12 +88,13 @@ class FakeCluster:
         return {
             name: ClusterError(name, errors[name])
             if name in errors
-            else TopicInfo(IDS[name], name, False, {})
+            else TopicInfo(IDS[name], name, False, self.leaders)
             for name in names
         }
 
     def cached_topic_by_name(self, name: str) -> TopicInfo | None:
-        return TopicInfo(IDS[name], name, False, {}) if name in IDS and self.asked[1:] else None
+        known = name in IDS and self.asked[1:]
+        return TopicInfo(IDS[name], name, False, self.leaders) if known else None
 
     def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
         return None
@@ -254,7 +270,9 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             """No archiver says anything."""
 
         parts = SimpleNamespace(
-            positions=SimpleNamespace(look=look, gathered_from=lambda tip: None),
+            positions=SimpleNamespace(
+                look=look, gathered_from=lambda tip: None, gathers=lambda topic_id: False
+            ),
             remote_fetch=RemoteFetchConfig(),
             cluster=cluster,
             rlmm=rlmm,
@@ -264,6 +282,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             warnings=warnings,
             is_archiving=lambda tip: tip.topic == NEVER,
             knowledge=ArchivedKnowledge(rlmm, clock, warnings),
+            starts=ArchiveStarts(cast("Cluster", cluster), rlmm, views),
         )
         gate = Gateway(cast("GatewayParts", parts), store, cluster, other, looked_at)
         await gate.parts.knowledge.topics()

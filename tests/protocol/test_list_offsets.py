@@ -13,7 +13,13 @@ from kafka.protocol.consumer import ListOffsetsResponse
 from message_schema import encode_body, encode_response, values
 
 from protocol.errors import WireError
-from protocol.list_offsets import AskedOffset, parse_request, parse_response, patch
+from protocol.list_offsets import (
+    AskedOffset,
+    asked_of_all,
+    parse_request,
+    parse_response,
+    patch,
+)
 
 REQUEST = "ListOffsetsRequest"
 RESPONSE = "ListOffsetsResponse"
@@ -40,6 +46,33 @@ def test_request(version: int) -> None:
         ]
 
     check()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_one_timestamp_for_all(version: int) -> None:
+    @settings(max_examples=60)
+    @given(values(REQUEST, version), st.sampled_from([None, -2, -1, 0, 2**62 + 258]), st.data())
+    def check(value: dict[str, Any], timestamp: int | None, data: st.DataObject) -> None:
+        for topic in value["Topics"]:
+            topic["Partitions"] *= data.draw(st.integers(1, 40))
+        for _, partition in each_partition(value):
+            if timestamp is not None:
+                partition["Timestamp"] = timestamp
+        body = encode_body(REQUEST, version, value)
+        found = asked_of_all(b"lead" + body, 4, version)
+        asked = {a.timestamp for a in parse_request(body, 0, version).asked}
+        assert found is None or {found} == asked
+        plain = version >= 4 and value["Topics"] and all(t["Partitions"] for t in value["Topics"])
+        if timestamp is not None and plain and not has_tags(value):
+            assert found == timestamp
+
+    check()
+
+
+def has_tags(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(("tag" in str(k).lower() and v) or has_tags(v) for k, v in value.items())
+    return isinstance(value, list) and any(map(has_tags, value))
 
 
 @pytest.mark.parametrize("version", VERSIONS[1:])

@@ -21,7 +21,7 @@ offset. v0 answers with arrays of offsets, from before logs had timestamps; they
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,9 @@ from fetchproxy.errors import (
 )
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
-from fetchproxy.gateway.archive_lookup import ArchiveLookup, Looked
+from fetchproxy.gateway.apis.earliest_offsets import ResultsOfAll, patch_starts
+from fetchproxy.gateway.apis.offset_answers import edge_of_archive, found_at, not_known
+from fetchproxy.gateway.archive_lookup import VIEW_AGE_MAX_S, ArchiveLookup, Identified, Looked
 from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.many_items import each_of
@@ -44,7 +46,6 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from protocol import list_offsets as wire
 from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.error_codes import ErrorCode
 from protocol.headers import RequestHead, response_body
 from protocol.list_offsets import OffsetResult
 from protocol.primitives import Buffer, Cursor
@@ -89,15 +90,20 @@ class ListOffsetsHandler:
         """For a framed request, which itself goes upstream unchanged."""
         request, version = memoryview(frame)[4:], head.api_version
         asked: Asked | None = None
-        if len(frame) <= READ_AT_ONCE_BYTES_MAX:
+        of_all = wire.asked_of_all(request, body_at, version)
+        if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
             parsed = wire.parse_request(request, body_at, version)
             asked = {(a.topic, a.partition): a.timestamp for a in parsed.asked}
         of_replica = Cursor(request, body_at).int32() >= 0
-        if of_replica or (asked is not None and _NOT_OURS.issuperset(asked.values())):
+        if of_replica or of_all in _NOT_OURS:
+            return Answer(head.correlation_id)
+        if asked is not None and _NOT_OURS.issuperset(asked.values()):
             return Answer(head.correlation_id)
 
         async def rewrite(payload: bytes) -> Sequence[Buffer]:
-            wanted = asked
+            if of_all == wire.EARLIEST:
+                return [await self._correct_earliest(payload, version)]
+            wanted = of_all if asked is None else asked
             if wanted is None:
                 every = each_of(wire.asked_in(request, body_at, version))
                 wanted = {(a.topic, a.partition): a.timestamp async for a in every}
@@ -105,20 +111,67 @@ class ListOffsetsHandler:
 
         return HeldAnswer(head.correlation_id, rewrite)
 
-    async def _correct(self, payload: bytes, version: int, asked: Asked) -> Buffer:
+    async def _correct_earliest(self, payload: bytes, version: int) -> Buffer:
+        """Of all partitions: what was found before is written over the broker's where it counts."""
+        every = ResultsOfAll(payload, version)
+        names = await every.that_begin_above_0()
+        if not names:
+            return payload
+        lookup = ArchiveLookup(self._parts, self._parts.clock())
+        found = await lookup.identify(names)
+        corrected = bytearray(payload)
+        others = await self._about_to_have_an_archive(found.others.values())
+        starts, oldest = self._parts.starts, self._parts.clock() - VIEW_AGE_MAX_S
+        left: list[OffsetResult] = []
+        for rows in every.rows():
+            if (topic := found.archived.get(rows.topic)) is not None:
+                left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
+            elif rows.topic in others or rows.topic in found.unknown:
+                left += await patch_starts(corrected, version, rows, lambda partition: None)
+        if left:
+            results = [(result, wire.EARLIEST) for result in left]
+            await self._patch(lookup, found, results, corrected, version)
+        lookup.renew(found.archived.values())
+        return corrected
+
+    async def _about_to_have_an_archive(self, topics: Collection[TopicInfo]) -> set[str]:
+        """Names of those of which an archiver gathers anything: see `_about_to_be_archived`."""
+        positions = self._parts.positions
+        if topics:
+            await positions.look(BEAT_INTERVAL_S)
+        return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
+
+    async def _correct(self, payload: bytes, version: int, asked: Asked | int) -> Buffer:
         if version < 1:
             return payload
         lookup = ArchiveLookup(self._parts, self._parts.clock())
         body = response_body(payload, ApiKey.LIST_OFFSETS, version)
         results: list[tuple[OffsetResult, int]] = []
+        of_all = asked if isinstance(asked, int) else None
+        by_partition = {} if isinstance(asked, int) else asked
         async for result in each_of(wire.results_in(body, version)):
-            timestamp = asked.get((result.topic, result.partition), wire.LATEST)
+            timestamp = of_all
+            if timestamp is None:
+                timestamp = by_partition.get((result.topic, result.partition), wire.LATEST)
             if may_change(result, timestamp):
                 results.append((result, timestamp))
         if not results:
             return payload
         corrected = bytearray(payload)
         found = await lookup.identify({result.topic for result, _ in results})
+        await self._patch(lookup, found, results, corrected, version)
+        lookup.renew(found.archived.values())
+        return corrected
+
+    async def _patch(
+        self,
+        lookup: ArchiveLookup,
+        found: Identified,
+        results: Sequence[tuple[OffsetResult, int]],
+        corrected: bytearray,
+        version: int,
+    ) -> None:
+        """Write what both tiers say over the broker's results, each with what was asked for."""
         archived: list[_Question] = []
         others: list[_Question] = []
         async for result, timestamp in each_of(results):
@@ -129,15 +182,13 @@ class ListOffsetsHandler:
                 tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
                 its.append(_Question(result, timestamp, topic, tip))
             elif result.topic in found.unknown:
-                wire.patch(corrected, version, _not_known(result))
+                wire.patch(corrected, version, not_known(result))
         await self._look(lookup, archived, others)
         for answer in await self._about_to_be_archived(others):
             wire.patch(corrected, version, answer)
         asked_further = [*archived, *(q for q in others if q.edges is not None)]
         async for answer in each_of(await self._answers(asked_further)):
             wire.patch(corrected, version, answer)
-        lookup.renew(found.archived.values())
-        return corrected
 
     async def _about_to_be_archived(self, questions: Sequence[_Question]) -> list[OffsetResult]:
         """Logs that begin in an archiver's spool, below the broker's: their readers wait there."""
@@ -218,7 +269,7 @@ class ListOffsetsHandler:
                 raise question.looked.failure or ClusterUnavailable(f"{view.tip}: log start")
             return answer
         except (RemoteStorageError, ClusterError, CorruptSegment):
-            return _not_known(question.result)
+            return not_known(question.result)
 
     async def _search(self, question: _Question, view: PartitionView) -> OffsetResult:
         result, timestamp = question.result, question.timestamp
@@ -231,7 +282,7 @@ class ListOffsetsHandler:
         found = await self._parts.purgatory.first_offset_at_or_after(view.tip, timestamp)
         if found is None or 0 <= result.offset <= found[0]:
             return result
-        return _found(result, *found)
+        return found_at(result, *found)
 
     async def _max_timestamp(self, question: _Question, view: PartitionView) -> OffsetResult:
         """The latest record of both tiers; of several, the first.
@@ -247,7 +298,7 @@ class ListOffsetsHandler:
             found = await self._parts.purgatory.first_offset_at_or_after(view.tip, latest)
             if found is not None:
                 same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
-                return result if same else _found(result, *found)
+                return result if same else found_at(result, *found)
             # It lay in a part that does not count any more, of which the index says no more: at
             # the beginning by DeleteRecords, or behind the place where an election cut the log.
             latest = view.segments.max_timestamp_ms(below=latest)
@@ -305,38 +356,6 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
     """
     by_time = question.timestamp >= 0 or question.timestamp == wire.MAX_TIMESTAMP
     return by_time and 0 <= question.result.offset <= (view.log_end_offset or -1)
-
-
-def _not_known(result: OffsetResult) -> OffsetResult:
-    """Retriable: the client asks again."""
-    return result._replace(
-        error_code=ErrorCode.KAFKA_STORAGE_ERROR,
-        timestamp=wire.UNKNOWN_TIMESTAMP,
-        offset=wire.UNKNOWN_OFFSET,
-        leader_epoch=wire.UNKNOWN_EPOCH,
-    )
-
-
-def edge_of_archive(result: OffsetResult, timestamp: int, view: PartitionView) -> OffsetResult:
-    """EARLIEST and LATEST_TIERED; anything else is the broker's. Pure."""
-    if not view.segments:
-        return result
-    if timestamp == wire.EARLIEST:
-        # Not at one whose metadata cannot be read: the client would wait there for ever.
-        offset = max(view.segments.start_offset(0), view.raised_log_start)
-        if 0 <= result.offset <= offset:
-            return result
-    elif timestamp == wire.LATEST_TIERED:
-        offset = view.segments.end_offset(len(view.segments) - 1)
-    else:
-        return result
-    return _found(result, offset, result.timestamp, view.segments.epoch_at(offset))
-
-
-def _found(result: OffsetResult, offset: int, timestamp_ms: int, epoch: int) -> OffsetResult:
-    # Not `_replace`, which takes twice as long.
-    topic, partition, error_code, position = result.topic, result.partition, result[2], result[-1]
-    return OffsetResult(topic, partition, error_code, timestamp_ms, offset, epoch, position)
 
 
 def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:

@@ -1,0 +1,121 @@
+"""Where archived topics begin: what is kept of it, and what is looked up before anybody asks."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import patch
+
+import pytest
+from metadata_contract import copied, segment
+from structlog.testing import capture_logs
+from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, gateway, tip_of
+
+from fetchproxy.errors import ClusterUnavailable, StorageUnavailable
+from fetchproxy.gateway import archive_lookup, first_looks
+from fetchproxy.gateway.first_looks import look_at_archived_topics
+
+
+# --- where the archive begins, of all partitions ---
+async def test_what_has_not_changed_is_not_looked_at_again() -> None:
+    async with gateway(archived=300) as gate:
+        asked, wanted = {ARCHIVED: range(300)}, every(ARCHIVED, 300, 0, 0)
+        for _ in range(2):  # the longer way, and what is kept of it
+            assert await gate.list_offsets(asked, EARLIEST) == wanted
+        gate.store.calls.clear()
+        seen = gate.parts.rlmm.view(tip_of(7))
+        with patch.object(gate.parts.views, "settled", side_effect=AssertionError):
+            assert await gate.list_offsets(asked, EARLIEST) == wanted
+        assert gate.parts.rlmm.view(tip_of(7)) is seen
+        assert gate.store.calls == []
+
+
+async def test_a_log_start_that_was_raised_is_shown_at_once_by_who_knows_it() -> None:
+    async with gateway(archived=3) as gate:
+        asked = {ARCHIVED: range(3)}
+        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 3, 0, 0)
+        await gate.parts.rlmm.raise_log_start_offset(tip_of(1), 33)
+        found = await gate.list_offsets(asked, EARLIEST)
+        assert found == {**every(ARCHIVED, 3, 0, 0), (ARCHIVED, 1): (0, 33)}
+
+
+async def test_a_broker_that_begins_below_the_archive_is_right() -> None:
+    async with gateway(archived=2) as gate:
+        await gate.other.raise_log_start_offset(tip_of(0), 40)
+        for broker, wanted in ((30, 30), (50, 40)):
+            found = await gate.list_offsets({ARCHIVED: [0]}, EARLIEST, broker=broker)
+            assert found == {(ARCHIVED, 0): (0, wanted)}
+
+
+async def test_other_leaders_have_the_archive_held_against_them_again() -> None:
+    async with gateway(archived=3) as gate:
+        asked, wanted = {ARCHIVED: range(3)}, every(ARCHIVED, 3, 0, 0)
+        for _ in range(2):
+            assert await gate.list_offsets(asked, EARLIEST) == wanted
+        settled = gate.parts.views.settled
+        with patch.object(gate.parts.views, "settled", side_effect=settled) as held:
+            assert await gate.list_offsets(asked, EARLIEST) == wanted
+            assert held.call_count == 0
+            gate.cluster.leaders = {0: (2, 4)}
+            assert await gate.list_offsets(asked, EARLIEST) == wanted
+            assert held.call_count == 3
+
+
+async def test_a_view_that_is_too_old_is_read_again() -> None:
+    async with gateway(archived=2) as gate:
+        asked = {ARCHIVED: range(2)}
+        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 2, 0, 0)
+        await gate.other.raise_log_start_offset(tip_of(1), 33)
+        gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
+        found = await gate.list_offsets(asked, EARLIEST)
+        assert found == {(ARCHIVED, 0): (0, 0), (ARCHIVED, 1): (0, 33)}
+
+
+async def test_what_an_archiver_gathers_first_is_shown() -> None:
+    async with gateway(archived=1) as gate:
+        positions = gate.parts.positions
+        with (
+            patch.object(positions, "gathers", lambda topic_id: topic_id == IDS[NEVER]),
+            patch.object(positions, "gathered_from", lambda tip: {1: 40, 2: -1}.get(tip.partition)),
+        ):
+            found = await gate.list_offsets({NEVER: range(3)}, EARLIEST)
+        assert found == {**every(NEVER, 3, 0, BROKER_START), (NEVER, 1): (0, 40)}
+
+
+# --- before anybody asks ---
+async def test_what_is_archived_is_looked_up_before_anybody_asks() -> None:
+    async with gateway(archived=300) as gate:
+        await look_at_archived_topics(gate.parts)
+        assert gate.store.count("list") == 1
+        gate.store.calls.clear()
+        found = await gate.list_offsets({ARCHIVED: range(300)}, EARLIEST)
+        assert found == every(ARCHIVED, 300, 0, 0)
+        assert gate.store.calls == []
+
+
+async def test_an_outage_puts_the_first_looks_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_looks, "RETRY_PAUSE_S", 0.01)
+    async with gateway(archived=3) as gate:
+        for away in (gate.store, gate.cluster):
+            name = "error" if away is gate.store else "failure"
+            failures = {"error": StorageUnavailable("away"), "failure": ClusterUnavailable("away")}
+            setattr(away, name, failures[name])
+            async with asyncio.TaskGroup() as group:
+                looking = group.create_task(look_at_archived_topics(gate.parts))
+                await asyncio.sleep(0.05)
+                assert not looking.done()
+                assert gate.parts.rlmm.view(tip_of(0)) is None
+                setattr(away, name, None)
+            gate.parts.rlmm._views._cached.clear()  # type: ignore[attr-defined]
+            gate.parts.rlmm._topic_views._cached.clear()  # type: ignore[attr-defined]
+
+
+async def test_first_looks_end_where_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_looks, "SEGMENTS_MAX", 3)
+    async with gateway(archived=3) as gate:
+        await copied(gate.other, segment(99, 0, BROKER_START - 1, tip=tip_of(0, NEVER)))
+        gate.later_s = 60
+        with capture_logs() as logged:
+            await look_at_archived_topics(gate.parts)
+        assert [entry["event"] for entry in logged] == ["archive_looked_up_in_part"]
+        looked_at = [gate.parts.rlmm.view(tip_of(0, topic)) for topic in (ARCHIVED, NEVER)]
+        assert looked_at.count(None) == 1
