@@ -167,10 +167,12 @@ class ServedFetch:
             if not (found.undecided or side.reads):  # nothing will come but what archivers do
                 deadline = min(deadline, self._deadline)
             left = deadline - self._on.parts.clock()
-            if side.ready or found.told or left <= 0 or (poll and poll.arrived.is_set()):
+            if side.ready or found.told or (poll and poll.arrived.is_set()):
                 return False
             if found.ask_broker:
                 return True
+            if left <= 0:
+                return False
             waits = [side.completed.wait()]
             if judging:
                 waits.append(self._on.judging.judged.wait())
