@@ -170,7 +170,11 @@ class StatusCollector:
                 for e in self._events.newest_first()
             ),
             archiver=self._archiver(),
-            headlines=(*map(mask_text, self._around.headlines()), *waiting),
+            headlines=(
+                *map(mask_text, self._around.headlines()),
+                *waiting,
+                *counters.held_readers(),
+            ),
             brokers=self._around.brokers(),
             concerns=concerns,
             concerns_total=len(findings),

@@ -56,3 +56,15 @@ def _values(metric: MetricWrapperBase, labels: dict[str, str]) -> Iterator[float
         for sample in family.samples:
             if labels.items() <= sample.labels.items():
                 yield sample.value
+
+
+def held_readers() -> tuple[str, ...]:
+    """A headline, where there are any."""
+    count = _total(metrics.HELD_PARTITIONS)
+    if not count:
+        return ()
+    of = "1 partition" if count == 1 else f"{count} partitions"
+    return (
+        f"readers of {of} wait for the archiver: the brokers have deleted what they ask for, and "
+        "it is not archived yet",
+    )

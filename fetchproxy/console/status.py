@@ -158,8 +158,8 @@ class Status:
     `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
     `archiver` is None where this process does not archive. `concerns`: what there is to see to, or
     to know, of the partitions asked for; `headlines`: of all those that wait for a person,
-    one sentence a kind. `partitions`: as asked for, those with a fault first, then by topic and
-    partition; `topics` and the totals are of all that there are.
+    one sentence a kind, and of readers that wait. `partitions`: as asked for, those with a fault
+    first, then by topic and partition; `topics` and the totals are of all that there are.
     """
 
     version: str

@@ -32,12 +32,13 @@ Spawn = Callable[[Coroutine[None, None, object], str], None]
 class Verdicts(NamedTuple):
     """`remote`: found in the archive. `told`: the client must hear of some partition.
 
-    `ask_broker`: some partition is the broker's to answer.
+    `ask_broker`: some partition is the broker's to answer. `undecided`: some are being judged.
     """
 
     remote: Mapping[PartitionKey, TopicIdPartition]
     told: bool
     ask_broker: bool
+    undecided: bool
 
 
 class FetchJudging:
@@ -210,11 +211,12 @@ class FetchJudging:
         one.
         """
         found: dict[PartitionKey, TopicIdPartition] = {}
-        told = ask_broker = False
+        told = ask_broker = undecided = False
         now = self._parts.clock()
         for key in sorted(judging):
             mark = self.marks.marks.get(key)
             if mark is None or mark.judgement is None:
+                undecided = undecided or mark is not None
                 continue
             if mark.judgement.verdict in HELD_VERDICTS:
                 continue
@@ -226,7 +228,7 @@ class FetchJudging:
                 told = True
             elif tip is not None and self.marks.permitted(key[0], now):
                 found[key] = tip
-        return Verdicts(found, told, ask_broker)
+        return Verdicts(found, told, ask_broker, undecided)
 
     def judgement(self, key: PartitionKey) -> Judgement | None:
         mark = self.marks.marks.get(key)

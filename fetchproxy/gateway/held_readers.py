@@ -2,7 +2,8 @@
 
 One look a second for all of them: at the log's ends, at what archivers say that they gather, and at
 the archive only where that has changed. A reader gets on as soon as its offset is archived, or an
-archiver has passed it over, or nobody gathers it any more, or after `gateway.held_max_ms`.
+archiver has passed it over, or nobody gathers it any more, or after `gateway.held_max_ms`. An
+unfinished copy that nobody says he makes is waited for no longer than a silent archiver.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import structlog
 
 from fetchproxy.gateway.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.many_items import each_of
+from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from protocol.fetch_request import PartitionKey
 
@@ -43,11 +45,13 @@ class HeldReader(Protocol):
 class _Held:
     """`since`: loop time from which on it is known to be on its way; None: nothing is known.
 
+    `unclaimed_since`: from which on only an unfinished copy says so.
     `readers`: when each has last fetched (loop s).
     """
 
     judgement: Judgement
     since: float | None = None
+    unclaimed_since: float | None = None
     readers: dict[HeldReader, float] = field(default_factory=dict)
 
 
@@ -126,15 +130,18 @@ class HeldReaders:
         self, judge: JudgeOffsets, by_id: bool, offsets: Mapping[PartitionKey, int]
     ) -> None:
         now = self._clock()
-        impatient = set()
+        too_long, abandoned = set(), set()
         async for key, offset in each_of(offsets.items()):
             held = self._held.get((by_id, key, offset))
-            since = None if held is None else held.since
-            if since is not None and now - since >= self._held_max_s:
-                impatient.add(key)
-        judged = await judge(by_id, offsets, now, impatient)
+            if held is None:
+                continue
+            if held.since is not None and now - held.since >= self._held_max_s:
+                too_long.add(key)
+            elif held.unclaimed_since is not None and now - held.unclaimed_since >= SILENT_MAX_S:
+                abandoned.add(key)
+        judged = await judge(by_id, offsets, now, too_long | abandoned)
         async for key, judgement in each_of(judged.items()):
-            self._settle(by_id, key, offsets[key], judgement, key in impatient)
+            self._settle(by_id, key, offsets[key], judgement, key in too_long)
 
     def _settle(
         self, by_id: bool, key: PartitionKey, offset: int, judgement: Judgement, gave_up: bool
@@ -168,6 +175,10 @@ class HeldReaders:
             held.since = None
         elif held.since is None:
             held.since = self._clock()
+        if held.since is None or not judgement.only_a_copy:
+            held.unclaimed_since = None
+        elif held.unclaimed_since is None:
+            held.unclaimed_since = self._clock()
 
     async def _forget_absent(self) -> None:
         oldest = self._clock() - ABSENT_MAX_S

@@ -51,12 +51,17 @@ HELD_VERDICTS = (Verdict.HOLD, Verdict.END)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`known`: made of fresh knowledge. `forward_to`: of LOST, the broker's log start."""
+    """`known`: made of fresh knowledge. `forward_to`: of LOST, the broker's log start.
+
+    `only_a_copy`: of HOLD, an unfinished copy is all that is known of it, and nobody says that he
+    makes it. Between two archivers that is so for seconds; of one that was killed for ever.
+    """
 
     verdict: Verdict
     tip: TopicIdPartition | None = None
     forward_to: int = -1
     known: bool = True
+    only_a_copy: bool = False
 
 
 def decide(
@@ -325,13 +330,12 @@ class _Judging:
     def _decided(self, key: PartitionKey, tip: TopicIdPartition, edges: LogEdges) -> Judgement:
         parts = self.parts
         view = parts.views.view(tip) or build_view(tip, (), self.caught_at)
-        verdict, forward_to = decide(
-            self.offsets[key],
-            view,
-            edges,
-            parts.positions.gathered_from(tip),
-            patient=key not in self.impatient,
-        )
+        gathered_from, offset = parts.positions.gathered_from(tip), self.offsets[key]
+        patient = key not in self.impatient
+        verdict, forward_to = decide(offset, view, edges, gathered_from, patient=patient)
+        if verdict is Verdict.HOLD:
+            only_a_copy = gathered_from is None and offset < edges.log_start_offset
+            return Judgement(verdict, tip, only_a_copy=only_a_copy)
         if verdict in (Verdict.LOST, Verdict.END):
             stored = parts.rlmm.view(tip)
             hidden = stored is not None and stored.answers_for(self.offsets[key])

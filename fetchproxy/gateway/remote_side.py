@@ -66,6 +66,11 @@ class RemoteSide:
         return min(self.bytes_max, sum(bytes_max for _, bytes_max in self.offsets.values()))
 
     @property
+    def reads(self) -> bool:
+        """Something of it is being read, or has been."""
+        return bool(self.watched)
+
+    @property
     def ready(self) -> bool:
         """Something can be answered, or nothing will come."""
         return self.completed.is_set()

@@ -24,6 +24,7 @@ from fetchproxy.gateway.first_of import first_of
 from fetchproxy.gateway.remote_side import RemoteSide, judged_answer, partition_answers
 from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
 from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S
 from protocol.fetch_request import FetchRequest, PartitionKey
 from protocol.primitives import Buffer
 
@@ -51,8 +52,9 @@ class ServedFetch:
         self._request = request
         self._kind = kind
         self._client = client
-        wait_ms = min(request.max_wait_ms, on.parts.remote_fetch.remote_fetch_max_wait_ms)
-        self._deadline = asked_at + wait_ms / 1000
+        wait_max_s = on.parts.remote_fetch.remote_fetch_max_wait_ms / 1000
+        self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
+        self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
     async def run(self, split: Split) -> None:
         """`split`: as the client asks now. For work that mutes the client."""
@@ -77,12 +79,12 @@ class ServedFetch:
         await on.judging.still_held(split.judging)
         side = self._remote_side(split)
         alone = len(split.withheld) >= len(on.mirror.asked)
-        patience = self._deadline
+        patience = self._archive_deadline if alone else self._deadline
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            await on.turn.take(side.asked_bytes, self._deadline)
-            await on.parts.answers.wait_for_room(self._deadline)
+            await on.turn.take(side.asked_bytes, patience)
+            await on.parts.answers.wait_for_room(patience)
             await on.parts.purgatory.steps.begin()
         held = held or frozenset()
         side.watch({key: tip for key, tip in split.remote.items() if tip not in held}, patience)
@@ -118,7 +120,7 @@ class ServedFetch:
     def _patience(self, split: Split) -> float:
         """How long what is only looked up may take: partitions of the tail wait too."""
         if len(split.withheld) >= len(self._on.mirror.asked):
-            return self._deadline
+            return self._archive_deadline
         return min(self._deadline, self._on.parts.clock() + TAIL_GRACE_S)
 
     async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
@@ -162,11 +164,15 @@ class ServedFetch:
             self._on.judging.judged.clear()
             found = self._on.judging.verdicts(judging)
             side.watch(found.remote, deadline)
+            if not (found.undecided or side.reads):  # nothing will come but what archivers do
+                deadline = min(deadline, self._deadline)
             left = deadline - self._on.parts.clock()
-            if side.ready or found.told or left <= 0 or (poll and poll.arrived.is_set()):
+            if side.ready or found.told or (poll and poll.arrived.is_set()):
                 return False
             if found.ask_broker:
                 return True
+            if left <= 0:
+                return False
             waits = [side.completed.wait()]
             if judging:
                 waits.append(self._on.judging.judged.wait())

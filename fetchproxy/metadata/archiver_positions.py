@@ -10,6 +10,8 @@ to wait for, at and above it there is.
 An archiver writes its object anew when a position has changed, and every `BEAT_INTERVAL_S` with
 another `beat`, so that one that was killed can be told from one that has nothing to say. No clock
 of another machine counts: what a reader sees unchanged for `SILENT_MAX_S` says nothing any more.
+Time in which the reader did not look does not count: an archiver may not have reached the store
+then either, and has its records still.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -38,6 +40,9 @@ log = structlog.get_logger(__name__)
 VERSION = 1
 BEAT_INTERVAL_S = 10.0
 SILENT_MAX_S = 3 * BEAT_INTERVAL_S
+
+# Between two looks further apart nobody has watched whether an archiver is silent.
+LOOKS_APART_MAX_S = SILENT_MAX_S / 2
 
 # So long a caller of `look` waits for a store that is slow, and a store that failed is left alone.
 LOOK_WAIT_MAX_S = 0.5
@@ -88,7 +93,7 @@ def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one archiver has said: `version` of its object, and when that was seen first."""
+    """What one archiver has said: `version` of its object, and since when it is seen unchanged."""
 
     version: str
     seen_at: float
@@ -115,6 +120,7 @@ class ArchiverPositions:
         self._clock = clock
         self._here = here
         self._said: dict[str, _Said] = {}
+        self._looked_at = float("-inf")  # the last time that the store has answered
         self._failing = False
         self._asked_at = float("-inf")
         self._reads = FreshReads[None, None](self._read)
@@ -183,6 +189,7 @@ class ArchiverPositions:
         try:
             async with asyncio.timeout(self._read_max_ms / 1000):
                 self._said = await self._read_all(began_at)
+                self._looked_at = began_at
                 self._failing = False
         except TimeoutError:
             raise StorageUnavailable(
@@ -192,10 +199,11 @@ class ArchiverPositions:
     async def _read_all(self, began_at: float) -> dict[str, _Said]:
         listed = [stored async for stored in self._rsm.archivers.list()]
         said: dict[str, _Said] = {}
+        has_watched = began_at - self._looked_at <= LOOKS_APART_MAX_S
         for stored in listed:
             known = self._said.get(stored.key)
             if known is not None and known.version == stored.version:
-                said[stored.key] = known
+                said[stored.key] = known if has_watched else replace(known, seen_at=began_at)
                 continue
             try:
                 raw = await self._rsm.archivers.get_archiver_positions(stored.key)

@@ -9,6 +9,11 @@ from typing import NamedTuple
 from fetchproxy.errors import FetchProxyError
 from fetchproxy.model import AbortedTxn, IsolationLevel, TopicIdPartition
 
+# So long a fetch waits for the archive alone, whatever its max_wait: a store is slower than a
+# broker's disk, and a client that waits for less would be answered empty again and again. Kafka's
+# own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
+READ_WAIT_MIN_S = 0.5
+
 
 # Both are made for every fetch: a named tuple in a third of a frozen dataclass's time.
 class RemoteReadRequest(NamedTuple):

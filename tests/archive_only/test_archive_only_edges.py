@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from kafka.protocol.consumer import ListOffsetsResponse
 from planted_archive import TIP
 from served_archive import serve_archive
@@ -9,6 +12,8 @@ from test_archive_only_apis import END, HOLED, ORDERS, fetch, offsets_request, o
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+
+IN_GAP = 55  # of ORDERS
 
 
 async def test_a_partition_of_which_nothing_is_archived_is_an_empty_log() -> None:
@@ -37,3 +42,18 @@ async def test_deleted_records_are_below_the_beginning() -> None:
                 part = one(await fetch(client, 11, {ORDERS: start}, wait_ms=wait_ms))
                 assert (part.error_code, part.log_start_offset) == (0, start)
                 assert (part.high_watermark, bool(part.records)) == (end, start < end)
+
+
+async def test_a_client_that_waits_for_nothing_crosses_a_gap_and_hears_of_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a look at the store says counts for the fetch that asked: it is waited for."""
+    monkeypatch.setattr("fetchproxy.archive_only.apis.fetch.READ_WAIT_MIN_S", 60.0)
+    async with serve_archive(await plant()) as served:
+        client = await served.client()
+        for _ in range(3):
+            assert one(await fetch(client, 11, {ORDERS: IN_GAP}, wait_ms=0)).records
+            assert one(await fetch(client, 11, {ORDERS: END + 1}, wait_ms=0)).error_code == 1
+        # Nothing is waited for at the end, where there is nothing to look for.
+        async with asyncio.timeout(30):
+            assert not one(await fetch(client, 11, {ORDERS: END}, wait_ms=0)).records

@@ -240,7 +240,7 @@ async def test_an_outage_is_never_out_of_range_and_ends() -> None:
     store = Outage()
     planted = PlantedArchive(store)
     await planted.add([batch(0), batch(10)])
-    settings = {"remote_fetch": {"remote_error_after_ms": 600, "backoff_initial_ms": 20}}
+    settings = {"remote_fetch": {"remote_error_after_ms": 4_000, "backoff_initial_ms": 20}}
     async with serve_archive(planted, settings) as served:
         client = await served.client()
         store.away = True

@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from archive_process import archive_process
@@ -165,9 +166,12 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
                 assert stale.error == OUT_OF_RANGE
                 held = raw.fetch(12, name, None, 60, wait_ms=500)
                 assert (held.error, held.records) == (0, b"")
-                assert _status(proxy)["remote_reads"]["held_partitions"] == 1
+                wait_for("the held reader", lambda: _held_partitions(proxy) == 1)
+                [headline] = _status(proxy)["headlines"]
+                assert headline.startswith("readers of 1 partition wait for the archiver")
                 assert first_offset(raw.fetch(12, name, None, 60, wait_ms=WAIT_MS)) <= 60
-            assert _status(proxy)["remote_reads"]["held_partitions"] == 0
+            assert _held_partitions(proxy) == 0
+            assert not _status(proxy)["headlines"]
     finally:
         archiver.stop()
 
@@ -215,8 +219,13 @@ def _gathered_from(store: Path) -> set[int]:
     return {at for one in found for topic in one["positions"].values() for at in topic.values()}
 
 
-def _status(proxy: ProxyProcess) -> dict[str, dict[str, int]]:
+def _held_partitions(proxy: ProxyProcess) -> int:
+    count: int = _status(proxy)["remote_reads"]["held_partitions"]
+    return count
+
+
+def _status(proxy: ProxyProcess) -> dict[str, Any]:
     url = f"http://127.0.0.1:{proxy.console_port}/api/status"
     with urllib.request.urlopen(url, timeout=10) as answer:
-        status: dict[str, dict[str, int]] = json.load(answer)
+        status: dict[str, Any] = json.load(answer)
         return status

@@ -11,6 +11,7 @@ from virtual_loop import run_virtual
 
 from fetchproxy.gateway.held_readers import ABSENT_MAX_S, HeldReaders
 from fetchproxy.gateway.judgement import Judgement, Verdict
+from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from protocol.fetch_request import PartitionKey
@@ -50,8 +51,8 @@ class Judge:
 
 
 @asynccontextmanager
-async def running(judge: Judge) -> AsyncIterator[HeldReaders]:
-    held = HeldReaders(asyncio.get_running_loop().time, HELD_MAX_MS)
+async def running(judge: Judge, held_max_ms: int = HELD_MAX_MS) -> AsyncIterator[HeldReaders]:
+    held = HeldReaders(asyncio.get_running_loop().time, held_max_ms)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(held.run(judge))
         yield held
@@ -97,6 +98,25 @@ def test_at_the_limit_a_reader_is_led_on_and_not_before() -> None:
             await asyncio.sleep(1)
             assert reader.settled == [(KEY, 7, Verdict.LOST)]
         assert LIMITS_REACHED.labels("held_max_ms")._value.get() == before + 1
+
+    run_virtual(main)
+
+
+def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> None:
+    """A crash leaves one for ever; between two archivers nobody says so for a moment."""
+
+    async def main() -> None:
+        left = Judgement(Verdict.HOLD, TIP, only_a_copy=True)
+        judge, reader = Judge(left), Reader()
+        async with running(judge, held_max_ms=1_800_000) as held:
+            held.hold(reader, False, KEY, 7, left)
+            for says in (HOLD, left, NOT_KNOWN, left):
+                await asyncio.sleep(SILENT_MAX_S - 4)
+                assert held.waits(reader, False, KEY, 7)
+                judge.says = says
+                await asyncio.sleep(2)
+            await asyncio.sleep(SILENT_MAX_S + 2)
+            assert reader.settled == [(KEY, 7, Verdict.LOST)]
 
     run_virtual(main)
 

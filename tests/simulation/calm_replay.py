@@ -160,6 +160,7 @@ class PlainReader:
     partition_bytes: int = 64 * 1024
     wait_ms: int = 500
     host: str = "10.9.9.9"
+    answers: int = 0
     taken: list[Taken] = field(default_factory=list)
     throttles_ms: list[int] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)  # of the answer behind a throttle
@@ -188,6 +189,7 @@ class PlainReader:
             throttled_ms = answered.message.throttle_time_ms
             if throttled_ms:
                 self.throttles_ms.append(throttled_ms)
+            self.answers += 1
             self._take(answered.message, answered.at)
         await connection.close()
 

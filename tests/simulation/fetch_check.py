@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from client_connection import Answered, ClientFetchSession, Wanted
 
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S
 from protocol.record_batch import check_crc, walk
 
 if TYPE_CHECKING:
@@ -86,7 +87,11 @@ class FetchCheck:
     def _in_time(self, ready_at: float | None) -> None:
         """Not later than the client's own wait, or (tail data) than `ready_at`, and the margin."""
         habits, answered = self.consumer.habits, self.answered
-        due = answered.began_at + habits.max_wait_ms / 1000
+        wait_s = habits.max_wait_ms / 1000
+        if not self.tail:
+            read_max_s = self.consumer.world.config.remote_fetch.remote_fetch_max_wait_ms / 1000
+            wait_s = max(wait_s, min(READ_WAIT_MIN_S, read_max_s))
+        due = answered.began_at + wait_s
         if ready_at is not None:
             due = min(due, max(ready_at, answered.began_at))
         late_s = answered.at - due - answered.dawdled_s

@@ -9,7 +9,7 @@ from random import Random
 from uuid import UUID
 
 import pytest
-from faulty_store import Faults, FaultyObjectStore
+from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
@@ -150,6 +150,35 @@ def test_one_that_has_nothing_new_to_say_is_believed_as_long_as_it_runs() -> Non
             await asyncio.sleep(100 * SILENT_MAX_S)
             await reader.refresh(await now())
             assert reader.gathered_from(T0) == 100, "also by one that has not looked for long"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("failed_looks", [0, 6])
+def test_one_that_an_outage_has_silenced_is_believed_when_it_is_over(failed_looks: int) -> None:
+    """It could say nothing either. One that has died meanwhile is believed for a while."""
+
+    async def main() -> None:
+        world = World()
+        async with world.reader() as reader, world.archiver({T0: 100}) as task:
+            await reader.refresh(await now())
+            world.store.faults = Faults(latency_s_min=3_600, latency_s_max=3_600)
+            for _ in range(failed_looks):
+                await asyncio.sleep(SILENT_MAX_S / 2)
+                with pytest.raises(StorageUnavailable):
+                    await reader.refresh(await now())
+            await asyncio.sleep(SILENT_MAX_S)
+            task.cancel()
+            await asyncio.wait([task])
+            world.store.faults = NO_FAULTS
+            silent_since = await now()
+            while await now() - silent_since < SILENT_MAX_S - 2:
+                await reader.refresh(await now())
+                assert reader.gathered_from(T0) == 100
+                await asyncio.sleep(1)
+            await asyncio.sleep(4)
+            await reader.refresh(await now())
+            assert reader.gathered_from(T0) is None
 
     run_virtual(main)
 

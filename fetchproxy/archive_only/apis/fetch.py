@@ -2,11 +2,11 @@
 
 Every fetch is a full one: session id 0 says that there are no fetch sessions (KIP-227). A fetch is
 answered as soon as anything is there (`min_bytes` is not waited for), at the latest after its
-`max_wait_ms`. OffsetOutOfRange is said of offsets that a look at the store, taken after the request
-came, has in no segment: below the beginning, above the end. A recorded gap is read as a hole that
-compaction left (`gateway.gap_policy`). While the store does not answer, answers are empty, and
-KAFKA_STORAGE_ERROR after `remote_fetch.remote_error_after_ms`. Leader epochs are not checked, as
-nobody leads.
+`max_wait_ms`, or READ_WAIT_MIN_S where the store is asked. OffsetOutOfRange is said of offsets that
+a look at the store, taken after the request came, has in no segment: below the beginning, above the
+end. A recorded gap is read as a hole that compaction left (`gateway.gap_policy`). While the store
+does not answer, answers are empty, and KAFKA_STORAGE_ERROR after
+`remote_fetch.remote_error_after_ms`. Leader epochs are not checked, as nobody leads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fetchproxy.gateway.fetch_answer import (
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.remote_fetch.api import RemoteReadRequest, RemoteReadResult
+from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S, RemoteReadRequest, RemoteReadResult
 from fetchproxy.remote_fetch.error_mapping import kafka_error_code
 from protocol.apis import ApiKey
 from protocol.error_codes import ErrorCode
@@ -106,8 +106,14 @@ async def _read(
     tips: Mapping[PartitionKey, TopicIdPartition | None],
     request: Request,
 ) -> _Round:
-    """Until there is something to say, or the fetch has waited long enough."""
-    deadline = parts.clock() + max(fetch.max_wait_ms, 0) / 1000
+    """Until there is something to say, or the fetch has waited long enough.
+
+    A look at the store may take longer than a client with a short wait asks for, and what it says
+    of an offset counts for the fetch that it was made for: so that one is waited for.
+    """
+    begun_at = parts.clock()
+    deadline = begun_at + max(fetch.max_wait_ms, 0) / 1000
+    read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
     asked_bytes = sum(asked.bytes_max for asked in fetch.partitions.values())
     await request.turn.take(min(_bytes_max(parts, fetch), asked_bytes), deadline)
     await parts.answers.wait_for_room(deadline)
@@ -121,7 +127,8 @@ async def _read(
         if reads:
             # What is wrong with one partition is not held back by a store slow with another.
             await _read_archive(
-                parts, fetch, reads, parts.clock() if found.errors else deadline, found, request
+                *(parts, fetch, reads, parts.clock() if found.errors else read_deadline),
+                *(found, request),
             )
         if found.has_news or parts.clock() >= deadline:
             return found

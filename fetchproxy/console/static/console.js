@@ -96,12 +96,6 @@ function drawMissing(missing) {
   setText($("missing"), `Not ready yet: ${missing.join(", ")}`);
 }
 
-function drawHeld(partitions) {
-  $("held").hidden = partitions === 0;
-  setText($("held"), `Readers of ${count(partitions)} partition${partitions === 1 ? "" : "s"} wait for the archiver: ` +
-    "the brokers have deleted what they ask for, and it is not archived yet.");
-}
-
 function drawHeadlines(headlines) {
   const node = $("headlines");
   const key = JSON.stringify(headlines);
@@ -347,7 +341,6 @@ function draw(now) {
   drawMissing(status.missing);
   drawRefusal(status.cluster_refusal);
   drawHeadlines(status.headlines);
-  drawHeld(status.remote_reads.held_partitions);
   drawTiles(now, previous);
   drawTopics(status.topics);
   drawPartitions(status);

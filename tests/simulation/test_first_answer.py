@@ -1,0 +1,24 @@
+"""The first answer of an archived partition is the answer, however short the client's wait is."""
+
+from __future__ import annotations
+
+import pytest
+from calm_replay import BATCH_OFFSETS, PlainReader, Replay, now, run_replay
+
+from fetchproxy.config.sections import KiB, RemoteFetchConfig
+
+BATCHES = 40
+
+
+@pytest.mark.parametrize("wait_ms", [0, 1, 100])
+def test_no_answer_is_empty(wait_ms: int) -> None:
+    """kafka-go takes an empty one for a broken one, connects anew, and so never gets on."""
+
+    async def main(replay: Replay) -> None:
+        reader = PlainReader("short", [replay.logs[0].tip], wait_ms=wait_ms)
+        await reader.read(now() + 60, ends=BATCHES * BATCH_OFFSETS)
+        assert reader.positions[replay.logs[0].tip] == BATCHES * BATCH_OFFSETS
+        assert reader.answers == len(reader.taken)
+
+    config = RemoteFetchConfig(chunk_bytes=16 * KiB, read_ahead_chunks_max=0)
+    run_replay(config, main, partitions=1, batches=BATCHES, latency_s=0.04)
