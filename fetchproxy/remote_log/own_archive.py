@@ -89,13 +89,13 @@ class OwnArchive:
         places = KnownPlaces(self._config.archive.spool_dir, cluster_id)
         if said is None:
             await self._check_none_expected(places)
-            await self._rsm.identity.create(own)
-            log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
-        else:
-            _check_cluster(said.cluster_id, cluster_id)
-            if self._archives and said.completed(own) != said:
-                await self._rsm.identity.state(said.completed(own))
-                log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
+            said = await self._rsm.identity.create(own)
+            if said == own:
+                log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
+        _check_cluster(said.cluster_id, cluster_id)
+        if self._archives and said.completed(own) != said:
+            await self._rsm.identity.state(said.completed(own))
+            log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
         if self._archives:
             places.remember(self._place)
         self.confirmed.set()

@@ -30,8 +30,10 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import StoredObject
 from fetchproxy.storage.plain_files import (
+    NameTaken,
     check_no_link,
     make_private,
+    move_to_free_name,
     new_file,
     open_plain,
     read_exactly,
@@ -97,6 +99,23 @@ class FileTree:
 
     def put(self, key: str, parts: Iterable[bytes], commit: Commit) -> None:
         """Write `parts` one after the other. Raises Abandoned, leaving nothing."""
+        self._put(key, parts, commit, Path.replace)
+
+    def put_new(self, key: str, content: bytes, commit: Commit) -> bool:
+        """False: there is one already. Raises Abandoned, leaving nothing."""
+        try:
+            self._put(key, (content,), commit, move_to_free_name)
+        except NameTaken:
+            return False
+        return True
+
+    def _put(
+        self,
+        key: str,
+        parts: Iterable[bytes],
+        commit: Commit,
+        move: Callable[[Path, Path], object],
+    ) -> None:
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
@@ -110,7 +129,7 @@ class FileTree:
                         write_all(file.fileno(), part)
                     os.fsync(file.fileno())
                 commit.claim()
-                temporary.replace(target)
+                move(temporary, target)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()

@@ -60,6 +60,9 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, partial(self._tree.put, key, (content,)))
 
+    async def put_new(self, key: str, content: bytes) -> bool:
+        return await self._put(key, partial(self._tree.put_new, key, content))
+
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if not (settled and await self._put(key, partial(self._tree.link, key, path))):
             parts = read_parts(path, self._part_bytes)

@@ -99,6 +99,25 @@ def make_private(path: Path, permissions: int) -> None:
         os.chmod(path, mode & permissions)
 
 
+class NameTaken(Exception):
+    """There is something of the name that a new file was to have."""
+
+
+def move_to_free_name(path: Path, target: Path) -> None:
+    """By a link, since a rename replaces. Raises NameTaken, OSError."""
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        raise NameTaken from None
+    except OSError:
+        # A file system without links: of two at the same moment the later one replaces the other.
+        if os.path.lexists(target):
+            raise NameTaken from None
+        path.replace(target)
+    else:
+        path.unlink()
+
+
 def write_all(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:

@@ -22,7 +22,8 @@ from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_log.own_archive import OwnArchive, state_metadata_topic
-from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
+from fetchproxy.storage.filesystem import FilesystemObjectStore
 from fetchproxy.storage.layout import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -189,6 +190,24 @@ async def test_an_archive_of_another_cluster_is_left_alone(
         await one.rsm.identity.state(ArchiveIdentity(UUID(int=1), "another", "store"))
         with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap.* cluster another"):
             await one.own.at_start()
+
+
+async def test_an_archive_that_another_cluster_makes_at_the_same_moment_is_left_alone(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with process(configured(kafka_server, tmp_path, "orders")) as one:
+        theirs = ArchiveIdentity(UUID(int=1), "another", "store")
+        put_new = FilesystemObjectStore.put_new
+
+        async def put_late(store: FilesystemObjectStore, key: str, content: bytes) -> bool:
+            """The other one was faster, after this one has looked."""
+            await put_new(store, LAYOUT_OBJECT, encode_identity(theirs))
+            return await put_new(store, key, content)
+
+        monkeypatch.setattr(FilesystemObjectStore, "put_new", put_late)
+        with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap: .* the cluster another"):
+            await one.own.at_start()
+        assert await one.rsm.identity.look() == theirs
 
 
 async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_path: Path) -> None:
