@@ -158,6 +158,11 @@ def is_accounted_for(
     return False
 
 
+def test_a_transaction_index_of_a_later_segment() -> None:
+    """In the place of one whose transactions no later segment of its chain tells of."""
+    run(range(19_477, 19_478))
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_damaged_archives(block: int) -> None:
     """A seed that fails is printed; it alone makes archive and damage again."""
