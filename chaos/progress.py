@@ -18,7 +18,7 @@ from chaos.readers import Follower
 
 STANDS_S_MAX = 30.0
 # A leader is elected, sessions of groups expire, clients dial again.
-GETS_OVER_S = 12.0
+GETS_OVER_S = 15.0
 LOOK_INTERVAL_S = 0.5
 # Who is so far behind may need what the brokers have deleted by local retention.
 AT_THE_TAIL_RECORDS = 400

@@ -41,6 +41,7 @@ from fetchproxy.storage.hdfs_client import HdfsLocation, LongerThanWanted, WebHd
 from fetchproxy.storage.hdfs_errors import NOT_FOUND, TAKEN, RemoteFault, translated
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.storage.store_clock import StoreClock, http_date_ms
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 log = structlog.get_logger(__name__)
@@ -59,7 +60,7 @@ _FOLDERS_AT_ONCE = 16
 _CHILDREN_IN_DOUBT_MAX = 64
 
 
-class HdfsObjectStore(ObjectStore, UnfinishedUploads):
+class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     """`create`: the first put makes the location's folder; later its absence is an outage."""
 
     def __init__(
@@ -167,6 +168,11 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
             if found.modified_epoch_ms < older_than_epoch_ms:
                 removed += await self._delete(path)
         return removed
+
+    async def clock_ms(self, prefix: str) -> int | None:
+        """The NameNode's."""
+        await self._check_present()
+        return http_date_ms(self._client.date)
 
     async def close(self) -> None:
         self._closed = True
