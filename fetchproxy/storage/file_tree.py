@@ -375,16 +375,6 @@ def storage_error(
     return StorageUnavailable(text)
 
 
-def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
-    """The content of a local file in parts. Raises RemoteStorageError if it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while part := file.read(part_bytes):
-                yield part
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-
-
 def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
     """A new file of a name of its own; processes on other hosts may write to the same folder."""
     while True:

@@ -29,7 +29,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
-from fetchproxy.storage.file_tree import OWN_MARK, TEMPORARY_START, read_parts
+from fetchproxy.storage.file_tree import OWN_MARK, TEMPORARY_START
 from fetchproxy.storage.hdfs_answers import (
     FileStatus,
     KeyOrder,
@@ -41,6 +41,7 @@ from fetchproxy.storage.hdfs_client import HdfsLocation, LongerThanWanted, WebHd
 from fetchproxy.storage.hdfs_errors import NOT_FOUND, TAKEN, RemoteFault, translated
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.storage.plain_files import read_parts
 from fetchproxy.storage.store_clock import StoreClock, http_date_ms
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 

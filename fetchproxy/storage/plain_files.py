@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from errno import ELOOP
 from pathlib import Path
 
@@ -133,6 +134,16 @@ def read_exactly(fd: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
+    """The content of a local file in parts. Raises RemoteStorageError if it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while part := file.read(part_bytes):
+                yield part
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
 def sync(path: Path) -> None:
