@@ -17,7 +17,8 @@ from chaos.calm import Calm
 from chaos.ledger import RECORD_BYTES, Log
 from chaos.parts import RETAINED_BYTES, Parts, single_topic
 from chaos.plan import BROKERS, Act, Plan, Round, victim
-from chaos.readers import Follower
+from chaos.progress import Faults, Progress
+from chaos.readers import Follower, PythonFollower
 from chaos.writers import TransactionalWriter, Writer
 
 _KEPT_RECORDS = RETAINED_BYTES // (2 * RECORD_BYTES)
@@ -47,6 +48,8 @@ class Conductor:
             for follower in (*followers, *(each for group in groups.values() for each in group)):
                 stack.callback(follower.stop)
                 follower.start()
+            together = [[follower] for follower in followers] + list(groups.values())
+            progress = Progress(together)
             stage = Stage(parts, writers, self.folder)
             calm = Calm(stage, followers, groups)
             self.say(f"all parts are up after {time.monotonic() - began:.0f} s")
@@ -58,13 +61,15 @@ class Conductor:
                     )
                     return
                 self.say(f"round {number} of {len(self.plan.rounds)}")
-                self._acts(stage, each)
-                self._check(calm)
+                with progress.watched():
+                    self._acts(stage, each, progress.faults)
+                self._check(calm, progress)
                 if self.faults:
                     return  # what follows would only say it again
 
-    def _check(self, calm: Calm) -> None:
+    def _check(self, calm: Calm, progress: Progress) -> None:
         since = time.monotonic()
+        self.faults += progress.told
         self.faults += calm.check()
         for fault in self.faults:
             self.say(f"  VIOLATION {fault}")
@@ -76,16 +81,17 @@ class Conductor:
             f"  {written} records, {lost} offsets lost on purpose, {len(self.faults)} violations"
         )
 
-    def _acts(self, stage: Stage, plan: Round) -> None:
+    def _acts(self, stage: Stage, plan: Round, faults: Faults) -> None:
         """Each in a thread, since a restart takes its time; one after the other on one victim."""
         self._say_act(plan.first, 0.0)
-        stage.begin(plan.first)
+        with faults.during(plan.first):
+            stage.begin(plan.first)
         began = time.monotonic()
         victims = {victim(act): threading.Lock() for act in (plan.first, *plan.acts)}
 
         def play(act: Act) -> None:
             time.sleep(act.at_s)
-            with victims[victim(act)]:
+            with victims[victim(act)], faults.during(act):
                 if act is not plan.first:
                     self._say_act(act, time.monotonic() - began)
                     stage.begin(act)
@@ -121,17 +127,32 @@ class Conductor:
         logs = [writers[name].log for name in ("chaos-plain-0", "chaos-plain-1", "chaos-txn-0")]
         first, second = parts.proxies.values()
 
+        names = {bootstrap: name for name, bootstrap in parts.proxies.items()}
+
         def follower(
-            name: str, bootstrap: str, reset: str, committed_only: bool, group: str = ""
+            name: str,
+            bootstrap: str,
+            reset: str,
+            committed_only: bool,
+            group: str = "",
+            kind: type[Follower] = Follower,
         ) -> Follower:
-            return Follower(
-                name, logs, bootstrap, reset=reset, committed_only=committed_only, group=group
+            return kind(
+                name,
+                logs,
+                bootstrap,
+                reset=reset,
+                committed_only=committed_only,
+                group=group,
+                proxy=names[bootstrap],
             )
 
         alone = [
             follower("follower with earliest", first, "earliest", True),
             follower("follower with latest", second, "latest", False),
             follower("follower with none", first, "error", True),
+            follower("kafka-python with none", first, "none", True, kind=PythonFollower),
+            follower("kafka-python with latest", second, "latest", False, kind=PythonFollower),
         ]
         members = [
             follower("member 1", first, "earliest", True, "chaos-group"),

@@ -46,6 +46,7 @@ _FETCHPROXY = [sys.executable, "-m", "fetchproxy"]
 _LOSSES = ("archive_gap", "lost_offsets_skipped")
 _START_S = 90.0
 _CALL_S = 20.0
+_WHOLE_S = 1_200.0  # verify of all that has come together, on a busy machine
 _PATIENCE_MS = 60_000  # of who only asks what is there, with all parts up, on a busy machine
 
 # Small segments and quick turns, so that a round of acts meets all of an archiver's work. Retention
@@ -188,8 +189,14 @@ class Parts:
             "metadata.topic_partitions": 4,
         }
         self._exits = ExitStack()
-        quick = {"log.segment.bytes": str(1024 * 1024)}
-        self.cluster = KafkaCluster(3, quick)
+        # The interval is the time-out of a registration, too: on a busy machine none is answered
+        # within the half a second of the lab's own.
+        settings = {
+            "log.segment.bytes": str(1024 * 1024),
+            "broker.heartbeat.interval.ms": "1500",
+            "broker.session.timeout.ms": "6000",
+        }
+        self.cluster = KafkaCluster(3, settings)
         self.s3 = S3Server()
         self.servers: dict[str, Server] = {}
         self.proxies: dict[str, str] = {}  # bootstrap by name
@@ -329,9 +336,12 @@ class Parts:
             command += ["--set", f"{key}={_PATIENCE_MS}"]
         for key, value in self.metadata_settings.items():
             command += ["--set", f"{key}={value}"]
-        return subprocess.run(
-            command, cwd=_PROJECT, capture_output=True, text=True, check=False, timeout=300
-        )
+        try:
+            return subprocess.run(
+                command, cwd=_PROJECT, capture_output=True, text=True, check=False, timeout=_WHOLE_S
+            )
+        except subprocess.TimeoutExpired:
+            raise PartFailed(f"fetchproxy {words[0]} does not end in {_WHOLE_S:.0f} s") from None
 
     def objects_folder(self) -> Path:
         """Where the store keeps the objects of the archive."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from chaos.ledger import Log, Read
@@ -16,6 +17,7 @@ from chaos.ledger import Log, Read
 HANG_S_MAX = 90.0  # a reader that gets nothing for so long, with all parts up and more to read
 _FAULTS_MAX = 5
 _LOG = logging.getLogger("chaos.clients")
+logging.getLogger("kafka").setLevel(logging.CRITICAL)  # of each broker that is away
 # Of these a client gets over by itself; if it does not, it hangs, and that is seen.
 _ENDS_A_READER = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
@@ -46,8 +48,7 @@ class Course:
     seen: set[int] = field(default_factory=set)
     position: int = 0  # as the client counts, behind markers too
 
-    def take(self, message: Message) -> None:
-        read = Read(message.offset(), message.key() or b"", message.value() or b"")
+    def take(self, read: Read) -> None:
         if read.offset <= self.last:
             self._fault(f"offset {read.offset} came after {self.last}")
         wrong = self.log.wrong(read, committed_only=self.committed_only)
@@ -68,7 +69,7 @@ class Course:
 
 class Follower:
     """Reads all of some logs from their beginning, and then what comes. With `group` it is a
-    member, which may get records again when partitions move."""
+    member, which may get records again when partitions move. `proxy`: the one that it dials."""
 
     def __init__(
         self,
@@ -79,8 +80,11 @@ class Follower:
         reset: str,
         committed_only: bool,
         group: str = "",
+        proxy: str = "",
     ) -> None:
         self.name = name
+        self.proxy = proxy
+        self._bootstrap, self._reset, self._committed_only = bootstrap, reset, committed_only
         self.faults: list[str] = []
         self.courses = {log.name: Course(name, log, committed_only, self.faults) for log in logs}
         self._settings = consumer_settings(bootstrap, reset=reset, committed_only=committed_only)
@@ -103,14 +107,18 @@ class Follower:
         self._thread.join(30.0)
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001  # a reader that is gone is a fault of its own
+            self.faults.append(f"{self.name} ended: {error!r}")
+
+    def _follow(self) -> None:
         consumer = Consumer(self._settings, logger=_LOG)
         try:
             self._begin(consumer)
             while not self._stop.is_set():
                 for message in consumer.consume(500, 0.3):
                     self._take(message)
-        except Exception as error:  # noqa: BLE001  # a reader that is gone is a fault of its own
-            self.faults.append(f"{self.name} ended: {error!r}")
         finally:
             consumer.close()
 
@@ -128,12 +136,47 @@ class Follower:
     def _take(self, message: Message) -> None:
         error = message.error()
         if error is None:
-            self.courses[f"{message.topic()}-{message.partition()}"].take(message)
+            self.courses[f"{message.topic()}-{message.partition()}"].take(_read(message))
         elif error.code() == KafkaError._PARTITION_EOF:
             course = self.courses[f"{message.topic()}-{message.partition()}"]
             course.position = max(course.position, message.offset())
         elif error.fatal() or error.code() in _ENDS_A_READER:
             self.faults.append(f"{self.name}: {message.topic()}-{message.partition()}: {error}")
+
+
+class PythonFollower(Follower):
+    """By kafka-python, which shares no code with librdkafka; it stands alone."""
+
+    def _follow(self) -> None:
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            enable_auto_commit=False,
+            auto_offset_reset=self._reset,
+            isolation_level="read_committed" if self._committed_only else "read_uncommitted",
+            reconnect_backoff_max_ms=1_000,
+            fetch_max_wait_ms=300,
+        )
+        try:
+            places = {
+                kafka.TopicPartition(course.log.topic, course.log.partition): course
+                for course in self.courses.values()
+            }
+            consumer.assign(list(places))
+            for place in places:
+                consumer.seek(place, 0)
+            while not self._stop.is_set():
+                for place, records in consumer.poll(timeout_ms=300, max_records=500).items():
+                    for one in records:
+                        places[place].take(Read(one.offset, one.key or b"", one.value or b""))
+                for place, course in places.items():
+                    # Behind markers too. It is in memory: the consumer was told where to begin.
+                    course.position = max(course.position, consumer.position(place))
+        finally:
+            consumer.close()
+
+
+def _read(message: Message) -> Read:
+    return Read(message.offset(), message.key() or b"", message.value() or b"")
 
 
 def replay(
@@ -156,7 +199,7 @@ def replay(
             for message in consumer.consume(500, 0.3):
                 error = message.error()
                 if error is None:
-                    course.take(message)
+                    course.take(_read(message))
                     moved = time.monotonic()
                 elif error.code() == KafkaError._PARTITION_EOF:
                     course.position = max(course.position, message.offset())

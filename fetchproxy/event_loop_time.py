@@ -93,11 +93,20 @@ class TimedSelector(selectors.DefaultSelector):
 
 
 class TimedEventLoop(asyncio.SelectorEventLoop):
-    """asyncio's own loop, with its turns measured."""
+    """asyncio's own loop, with its turns measured. `elapsed`: seconds, for timers and deadlines."""
 
-    def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
+        elapsed: Callable[[], float],
+    ) -> None:
         self.times = TurnTimes()
+        self._elapsed = elapsed
         super().__init__(TimedSelector(self.times, clock, cpu_clock))
+
+    def time(self) -> float:
+        return self._elapsed()
 
 
 async def publish_event_loop_time() -> None:

@@ -141,11 +141,18 @@ class ArchiveOnlyServer:
         async with AsyncExitStack() as opened:
             await opened.enter_async_context(self._offsets)
             await self._archive.load()
-            self._tasks = await opened.enter_async_context(asyncio.TaskGroup())
             listen = parse_host_port(self._config.listen)
+            # Bound before there are tasks: a group of errors would hide that the port is taken.
             self._server = await asyncio.get_running_loop().create_server(
-                self._protocol_factory(listen.host), listen.host, listen.port, backlog=1024
+                self._protocol_factory(listen.host),
+                listen.host,
+                listen.port,
+                backlog=1024,
+                start_serving=False,
             )
+            opened.callback(self._server.close)
+            self._tasks = await opened.enter_async_context(asyncio.TaskGroup())
+            await self._server.start_serving()
             self._own_tasks = [
                 self._tasks.create_task(self._archive.run(), name="archive-watch"),
                 self._tasks.create_task(self._sweep(), name="connection-sweeper"),

@@ -49,10 +49,19 @@ def run(work: Coroutine[None, None, T]) -> T | None:
     """The result of `work`, or None after a signal: `work` is then cancelled, to close in order."""
 
     def new_loop() -> TimedEventLoop:
-        return TimedEventLoop(time.perf_counter, time.thread_time)
+        return TimedEventLoop(time.perf_counter, time.thread_time, _elapsed)
 
     with users_errors(), asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_until_signal(work))
+
+
+# asyncio's own clock stands still while a machine is suspended, and an archiver would go on with
+# what others have taken over since: its lease, its copies' deadlines.
+_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former on Linux
+
+
+def _elapsed() -> float:
+    return time.clock_gettime(_ELAPSED)
 
 
 async def _until_signal(work: Coroutine[None, None, T]) -> T | None:

@@ -24,6 +24,7 @@ from fetchproxy.metadata.divergence import (
     Undecided,
     begins_again,
     compare,
+    cut_without_election,
 )
 from fetchproxy.metadata.lineage import EpochEnd
 from fetchproxy.model import (
@@ -133,13 +134,14 @@ class ClusterLeaderLog(LeaderLog):
 class Compared:
     """`leader_epoch` is that of the leader that was asked; -1: none was, or it tells no epochs.
 
-    `begins_again`: see `metadata.divergence`.
+    `begins_again`, `cut_without_election`: see `metadata.divergence`.
     """
 
     result: Shared | Undecided
     leader_epoch: int = NO_EPOCH
     answers: LeaderKnowledge = field(default_factory=LeaderKnowledge)
     begins_again: bool = False
+    cut_without_election: bool = False
 
 
 async def compare_with_leader(
@@ -181,4 +183,5 @@ async def compare_with_leader(
         if again != log_start_epoch:
             raise ClusterUnavailable(f"{tip}: the log start moved while the leader was asked")
     anew = begins_again(lineage, end_offset, found)
-    return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew)
+    cut = cut_without_election(lineage, found, end_offset, leader_epoch)
+    return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)

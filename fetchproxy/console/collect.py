@@ -24,6 +24,7 @@ from fetchproxy.config.sections import Config
 from fetchproxy.console import counters
 from fetchproxy.console.partition_table import PartitionTable
 from fetchproxy.console.partitions import archiver_status, partition_status, with_work
+from fetchproxy.console.partitions_health import PartitionsHealth, is_same_archive
 from fetchproxy.console.status import (
     NO_PARTITIONS,
     ArchiverStatus,
@@ -38,10 +39,9 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.many_items import each_of
 from fetchproxy.metadata.api import PARTITIONS_ALONE_MAX, RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import FIRST_HISTORY, LogEdges, TopicIdPartition
+from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
-from fetchproxy.remote_log.archive_health import partition_health
 from fetchproxy.remote_log.concerns import (
     ArchiverConcerns,
     Finding,
@@ -135,7 +135,7 @@ class StatusCollector:
         self._archive_looked_at = float("-inf")
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._stored: list[StoredConcern] = []
-        self._health: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
+        self._health = PartitionsHealth(rsm.records, rlmm)
         self._archive_up: bool | None = None
         self._archive_failing_since = 0.0
         self._archive_error: str | None = None
@@ -233,33 +233,19 @@ class StatusCollector:
             await self._rlmm.refresh(tip, not_older_than)
 
     async def _look_at_health(self) -> None:
-        """Of partitions with something to tell; of each once, while its archive stays the same."""
-        looked: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
         try:
-            async for tip in each_of(self._tips, LINES_AT_ONCE):
-                view, before = self._rlmm.view(tip), self._health.get(tip)
-                if view is None or not self._may_tell(tip, view):
-                    continue
-                if before is not None and is_same_archive(view, before[0]):
-                    looked[tip] = before
-                else:
-                    found = await partition_health(self._rsm.records, self._rlmm, tip)
-                    looked[tip] = (view, found)
+            await self._health.look(self._tips, self._has_holes)
         except RemoteStorageError as error:
             self._note_archive(error)
-        else:
-            self._health = looked
 
-    def _may_tell(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """Looks at memory alone: the lines on the page know of holes."""
-        holes = tip in self._shown and bool(self._shown[tip].status.gaps)
-        return holes or view.history != FIRST_HISTORY or bool(self._rlmm.problems(tip))
+    def _has_holes(self, tip: TopicIdPartition) -> bool:
+        """As its line on the page says."""
+        return tip in self._shown and bool(self._shown[tip].status.gaps)
 
     async def _findings(self) -> tuple[Finding, ...]:
         """With no secret of a URL in it."""
         own = self._around.concerns() or ArchiverConcerns()
-        found = [one for _, findings in self._health.values() for one in findings]
-        every = [*own.merged(self._stored), *found]
+        every = [*own.merged(self._stored), *self._health.findings()]
         if len(every) <= FINDINGS_ON_THE_LOOP_MAX:
             return _shown_in_order(every)
         return await asyncio.to_thread(_shown_in_order, every)
@@ -354,11 +340,6 @@ class StatusCollector:
             if not self._around.manages(tip):
                 _set_gauges(shown.status)
         return shown.status
-
-
-def is_same_archive(view: PartitionView, before: PartitionView) -> bool:
-    """Nothing has changed, though it may have been read again."""
-    return view.segments is before.segments and replace(view, read_at=before.read_at) == before
 
 
 def _by_name(tip: TopicIdPartition) -> tuple[str, int, int]:

@@ -98,6 +98,10 @@ class AttachedObjectStore(ObjectStore):
         self._check_own(key)
         await self._own.put(key, content)
 
+    async def put_new(self, key: str, content: bytes) -> bool:
+        self._check_own(key)
+        return await self._own.put_new(key, content)
+
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         self._check_own(key)
         await self._own.put_file(key, path, settled=settled)

@@ -109,6 +109,18 @@ def begins_again(lineage: Sequence[EpochStart], end_offset: int, found: Comparis
     return found.end_offset <= lineage[0].start_offset
 
 
+def cut_without_election(
+    lineage: Sequence[EpochStart], found: Comparison, end_offset: int, leader_epoch: int
+) -> bool:
+    """The leader has lost what it had in the epoch in which it leads: no election has done that.
+
+    Its log is another one, or was cut by hand. `leader_epoch` -1: not told, and then it is False.
+    """
+    if not lineage or not isinstance(found, Shared) or found.end_offset >= end_offset:
+        return False
+    return 0 <= leader_epoch <= lineage[-1].epoch
+
+
 def _walk_back(
     lineage: Sequence[EpochStart], end_offset: int, leader: LeaderKnowledge
 ) -> Comparison:

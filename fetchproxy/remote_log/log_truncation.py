@@ -227,6 +227,12 @@ class LogTruncation:
                 f"{end_offset}, is in it; nothing is archived or deleted until you run: "
                 f"fetchproxy resolve {tip}"
             )
+        if compared.cut_without_election:
+            raise LogBeginsAgain(
+                f"the log of {tip} has lost archived records, up to offset {end_offset}, without a "
+                f"newer leader epoch than {compared.leader_epoch}, so no election has cut it; "
+                f"nothing is archived or deleted until you run: fetchproxy resolve {tip}"
+            )
 
     async def _decided_below(self, view: PartitionView, offset: int) -> int:
         edges = await self._leader.edges(view.tip)

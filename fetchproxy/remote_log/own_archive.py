@@ -9,13 +9,13 @@ archivers delete there (docs/adr/0037).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
 import structlog
 
-from fetchproxy.cluster.client import Cluster
+from fetchproxy.cluster.client import Cluster, TopicInfo
 from fetchproxy.config.sections import Config
 from fetchproxy.errors import (
     ArchiveMismatch,
@@ -89,13 +89,15 @@ class OwnArchive:
         places = KnownPlaces(self._config.archive.spool_dir, cluster_id)
         if said is None:
             await self._check_none_expected(places)
-            await self._rsm.identity.create(own)
-            log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
-        else:
-            _check_cluster(said.cluster_id, cluster_id)
-            if self._archives and said.completed(own) != said:
-                await self._rsm.identity.state(said.completed(own))
-                log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
+            said = await self._rsm.identity.create(own)
+            if said == own:
+                log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
+        _check_cluster(said.cluster_id, cluster_id)
+        if self._archives and not self._create and not places.knows(self._place):
+            await self._check_has_what_was_trimmed()
+        if self._archives and said.completed(own) != said:
+            await self._rsm.identity.state(said.completed(own))
+            log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
         if self._archives:
             places.remember(self._place)
         self.confirmed.set()
@@ -168,12 +170,23 @@ class OwnArchive:
                 f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
                 "were its objects deleted? To begin a new archive there, give --create"
             )
-        await self._check_nothing_trimmed()
+        topics = await self._topics_to_archive()
+        await self._check_nothing_trimmed(topics, f"there is no archive at {self._place}")
 
-    async def _check_nothing_trimmed(self) -> None:
-        """What archivers trim has no retention of its own, so the archive has what is gone."""
+    async def _check_has_what_was_trimmed(self) -> None:
+        """At a place that is new here: it may be another archive of the same cluster."""
+        topics = await self._topics_to_archive()
+        known = {tip.topic_id for tip in await self._rlmm.list_partitions()}
+        if known.isdisjoint(topic.topic_id for topic in topics):
+            there = f"the archive at {self._place} has none of the topics of archive.topics"
+            await self._check_nothing_trimmed(topics, there)
+
+    async def _topics_to_archive(self) -> list[TopicInfo]:
+        return matching_topics(self._config.archive.topics or "", await self._cluster.topics(0))
+
+    async def _check_nothing_trimmed(self, topics: Sequence[TopicInfo], there: str) -> None:
+        """What archivers trim has no retention of its own, so an archive has what is gone."""
         archive = self._config.archive
-        topics = matching_topics(archive.topics or "", await self._cluster.topics(0))
         tips = [
             tip
             for topic in topics
@@ -187,10 +200,9 @@ class OwnArchive:
                 raise found
             if found.log_start_offset > 0:
                 raise ConfigError(
-                    f"store.url: there is no archive at {self._place}. The brokers have nothing of "
-                    f"{tip} below offset {found.log_start_offset}, and with local_retention that "
-                    "may be in an archive alone. Is the place right? To begin a new archive "
-                    "there, give --create"
+                    f"store.url: {there}. The brokers have nothing of {tip} below offset "
+                    f"{found.log_start_offset}, and with local_retention that may be in an archive "
+                    "alone. Is the place right? To begin anew there, give --create"
                 )
 
 

@@ -202,7 +202,8 @@ async def _waits(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> boo
     if end is None:
         return edges.log_start_offset < view.raised_log_start > view.history.kept_below
     compared = await compare_with_leader(leader, view.tip, compared_lineage(view), end)
-    return compared.begins_again or isinstance(compared.result, Undecided)
+    stops = compared.begins_again or compared.cut_without_election
+    return stops or isinstance(compared.result, Undecided)
 
 
 async def _ask(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> LeaderSays:

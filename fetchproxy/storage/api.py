@@ -43,6 +43,14 @@ class ObjectStore(ABC):
         """Create or replace atomically: a reader sees the old or the new content, whole."""
 
     @abstractmethod
+    async def put_new(self, key: str, content: bytes) -> bool:
+        """As `put`, where there is no such object yet; False: there is one, and it is as it was.
+
+        Of several at once one makes it. An S3 server that does not know conditions may let the
+        last one win: look again.
+        """
+
+    @abstractmethod
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """As `put`, from a local file, in memory bounded by the backend's part size.
 

@@ -36,7 +36,8 @@ from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX
 
 # What was seen so lately is not looked at again: who lists many empty partitions asks each time.
 LOOK_AGE_MAX_S = 1.0
-# Two archivers that make an archive at once: the later one's words stand, and both read them.
+# Of two that make an archive at once the first one's words stand, and both read them. Where two
+# state something else, or an S3 server knows no condition, those of the later one do.
 CREATION_SETTLE_S = 0.5
 _GENERATION, _CLUSTER, _MANAGER = "generation", "cluster-id", "metadata-manager"
 
@@ -135,7 +136,9 @@ class OwnIdentity:
         """Before an object is put. Raises as `check`."""
         await self.check()
         if self._seen is None:
-            await self._put(ArchiveIdentity())
+            nothing_said = encode_identity(ArchiveIdentity())
+            await self._store.put_new(self._prefix + LAYOUT_OBJECT, nothing_said)
+            await self.look()
 
     async def look(self) -> ArchiveIdentity | None:
         """What the archive says now; None: there is none. Raises ArchiveMismatch,
@@ -149,21 +152,24 @@ class OwnIdentity:
             self._seen, self._seen_at = said, began_at
         return said
 
-    async def create(self, identity: ArchiveIdentity) -> None:
-        """Make the archive, unless another has made it just now. Raises as `look`."""
-        if await self.look() is None:
-            await self.state(identity)
+    async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:
+        """Make the archive; what it says is another's where that one was faster. Raises as
+        `check`."""
+        await self._store.put_new(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
+        await self._settle()
+        if self._seen is None:
+            raise ArchiveMissing(f"{LAYOUT_OBJECT} was put, and is not there")
+        return self._seen
 
     async def state(self, identity: ArchiveIdentity) -> None:
         """Have the archive say so from now on. Raises as `look`."""
-        await self._put(identity)
+        await self._store.put(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
+        await self._settle()
+
+    async def _settle(self) -> None:
         await asyncio.sleep(CREATION_SETTLE_S)
         self._generation = None
         await self.look()
-
-    async def _put(self, identity: ArchiveIdentity) -> None:
-        await self._store.put(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
-        self._seen, self._seen_at = identity, asyncio.get_running_loop().time()
 
     def _compare(self, said: ArchiveIdentity) -> None:
         if self._manager is not None and said.manager not in (None, self._manager):

@@ -30,8 +30,10 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import StoredObject
 from fetchproxy.storage.plain_files import (
+    NameTaken,
     check_no_link,
     make_private,
+    move_to_free_name,
     new_file,
     open_plain,
     read_exactly,
@@ -97,6 +99,23 @@ class FileTree:
 
     def put(self, key: str, parts: Iterable[bytes], commit: Commit) -> None:
         """Write `parts` one after the other. Raises Abandoned, leaving nothing."""
+        self._put(key, parts, commit, Path.replace)
+
+    def put_new(self, key: str, content: bytes, commit: Commit) -> bool:
+        """False: there is one already. Raises Abandoned, leaving nothing."""
+        try:
+            self._put(key, (content,), commit, move_to_free_name)
+        except NameTaken:
+            return False
+        return True
+
+    def _put(
+        self,
+        key: str,
+        parts: Iterable[bytes],
+        commit: Commit,
+        move: Callable[[Path, Path], object],
+    ) -> None:
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
@@ -110,7 +129,7 @@ class FileTree:
                         write_all(file.fileno(), part)
                     os.fsync(file.fileno())
                 commit.claim()
-                temporary.replace(target)
+                move(temporary, target)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()
@@ -354,16 +373,6 @@ def storage_error(
     if error.errno in (ENAMETOOLONG, EISDIR):
         return RemoteStorageError(text)  # no retry makes a name shorter
     return StorageUnavailable(text)
-
-
-def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
-    """The content of a local file in parts. Raises RemoteStorageError if it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while part := file.read(part_bytes):
-                yield part
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
 def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:

@@ -19,9 +19,10 @@ from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
-from fetchproxy.storage.file_tree import Commit, FileTree, read_parts
+from fetchproxy.storage.file_tree import Commit, FileTree
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.storage.plain_files import read_parts
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 T = TypeVar("T")
@@ -59,6 +60,9 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, partial(self._tree.put, key, (content,)))
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        return await self._put(key, partial(self._tree.put_new, key, content))
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if not (settled and await self._put(key, partial(self._tree.link, key, path))):

@@ -9,7 +9,7 @@ cluster that wants it is used with a delegation token.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import ObjectStore, StoredObject
-from fetchproxy.storage.file_tree import OWN_MARK, TEMPORARY_START, read_parts
+from fetchproxy.storage.file_tree import OWN_MARK, TEMPORARY_START
 from fetchproxy.storage.hdfs_answers import (
     FileStatus,
     KeyOrder,
@@ -38,9 +38,11 @@ from fetchproxy.storage.hdfs_answers import (
     listed_page,
 )
 from fetchproxy.storage.hdfs_client import HdfsLocation, LongerThanWanted, WebHdfsClient
-from fetchproxy.storage.hdfs_errors import NOT_FOUND, RemoteFault, translated
+from fetchproxy.storage.hdfs_errors import NOT_FOUND, TAKEN, RemoteFault, translated
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.storage.plain_files import read_parts
+from fetchproxy.storage.store_clock import StoreClock, http_date_ms
 from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
 
 log = structlog.get_logger(__name__)
@@ -59,7 +61,7 @@ _FOLDERS_AT_ONCE = 16
 _CHILDREN_IN_DOUBT_MAX = 64
 
 
-class HdfsObjectStore(ObjectStore, UnfinishedUploads):
+class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     """`create`: the first put makes the location's folder; later its absence is an outage."""
 
     def __init__(
@@ -89,6 +91,15 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, len(content), _slices(content))
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        try:
+            await self._put(key, len(content), _slices(content), self._rename_to_free_name)
+        except RemoteStorageError as error:
+            if isinstance(error.__cause__, RemoteFault) and error.__cause__.exception == TAKEN:
+                return False
+            raise
+        return True
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: about two parts."""
@@ -159,12 +170,23 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
                 removed += await self._delete(path)
         return removed
 
+    async def clock_ms(self, prefix: str) -> int | None:
+        """The NameNode's."""
+        await self._check_present()
+        return http_date_ms(self._client.date)
+
     async def close(self) -> None:
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._client.close()
 
-    async def _put(self, key: str, size_bytes: int, content: AsyncIterator[bytes]) -> None:
+    async def _put(
+        self,
+        key: str,
+        size_bytes: int,
+        content: AsyncIterator[bytes],
+        rename: Callable[[str, str], Awaitable[None]] | None = None,
+    ) -> None:
         folder, slash, _ = check_key(key).rpartition("/")
         await self._check_writable()
         temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"
@@ -172,7 +194,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
             place = await self._client.place_for(temporary)
             try:
                 await self._client.create(place, size_bytes, content)
-                await self._rename_over(temporary, key)
+                await (rename or self._rename_over)(temporary, key)
             except BaseException:
                 await self._remove_after_failure(temporary)
                 raise
@@ -190,6 +212,13 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads):
             raise RemoteStorageError(
                 f"put {key}: not renamed; HttpFS cannot replace a file, use a NameNode's WebHDFS"
             )
+
+    async def _rename_to_free_name(self, temporary: str, key: str) -> None:
+        """Raises RemoteFault of the name TAKEN."""
+        destination = self._client.absolute(key)
+        await self._client.ask(
+            "PUT", "RENAME", temporary, destination=destination, renameoptions="NONE"
+        )
 
     async def _remove_after_failure(self, temporary: str) -> None:
         """A DataNode may make the file after its client has left: looked for more than once."""

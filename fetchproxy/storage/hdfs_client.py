@@ -63,6 +63,7 @@ class WebHdfsClient:
         self._session: aiohttp.ClientSession | None = None
         self._sockets: WeakSet[socket.socket] = WeakSet()
         self._active = 0  # the NameNode that answered last
+        self.date: str | None = None  # as that one's last answer says, of HTTP
         self._token: str | None = None
 
     async def close(self) -> None:
@@ -170,6 +171,7 @@ class WebHdfsClient:
         self, method: str, url: URL, op: str, bytes_max: int
     ) -> tuple[URL | None, bytes]:
         async with self._request(method, url) as answer:
+            self.date = answer.headers.get("Date")
             if answer.status in _REDIRECTS and "Location" in answer.headers:
                 return _place(answer.headers["Location"], op), b""
             await _check(answer, 200)

@@ -28,6 +28,7 @@ NOT_FOUND = frozenset(
         "ParentNotDirectoryException",  # a part of the path is a file
     }
 )
+TAKEN = "FileAlreadyExistsException"
 # Another NameNode of the same cluster may be the one that answers.
 STANDBY = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
 
@@ -49,7 +50,7 @@ _LASTING = frozenset(
         "UnsupportedOperationException",
         "PathComponentTooLongException",
         "MaxDirectoryItemsExceededException",
-        "FileAlreadyExistsException",
+        TAKEN,
         "NSQuotaExceededException",
         "DSQuotaExceededException",
         "QuotaByStorageTypeExceededException",

@@ -45,6 +45,15 @@ class MemoryObjectStore(ObjectStore):
         self._writes += 1
         self._objects[key] = (bytes(content), self._writes)
 
+    async def put_new(self, key: str, content: bytes) -> bool:
+        check_key(key)
+        await self._turn()
+        if key in self._objects:
+            return False
+        self._writes += 1
+        self._objects[key] = (bytes(content), self._writes)
+        return True
+
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         try:
             content = _read(path)

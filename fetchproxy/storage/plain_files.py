@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from errno import ELOOP
 from pathlib import Path
 
@@ -99,6 +100,25 @@ def make_private(path: Path, permissions: int) -> None:
         os.chmod(path, mode & permissions)
 
 
+class NameTaken(Exception):
+    """There is something of the name that a new file was to have."""
+
+
+def move_to_free_name(path: Path, target: Path) -> None:
+    """By a link, since a rename replaces. Raises NameTaken, OSError."""
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        raise NameTaken from None
+    except OSError:
+        # A file system without links: of two at the same moment the later one replaces the other.
+        if os.path.lexists(target):
+            raise NameTaken from None
+        path.replace(target)
+    else:
+        path.unlink()
+
+
 def write_all(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
@@ -114,6 +134,16 @@ def read_exactly(fd: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
+    """The content of a local file in parts. Raises RemoteStorageError if it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while part := file.read(part_bytes):
+                yield part
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
 def sync(path: Path) -> None:

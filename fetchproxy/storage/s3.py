@@ -23,7 +23,7 @@ from aiobotocore.session import get_session
 from botocore.handlers import add_expect_header
 
 from fetchproxy.config.sections import StoreConfig
-from fetchproxy.errors import RemoteStorageError, too_large
+from fetchproxy.errors import ObjectNotFound, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.storage import s3_listing
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
@@ -39,7 +39,7 @@ from fetchproxy.storage.s3_answers import (
     range_length,
     whole,
 )
-from fetchproxy.storage.s3_errors import translated
+from fetchproxy.storage.s3_errors import error_code, translated
 from fetchproxy.storage.s3_range_reads import S3RangeReads, open_range_reads
 from fetchproxy.storage.s3_upload import Body, MultipartUpload, Part, file_parts, read_part
 from fetchproxy.storage.store_clock import StoreClock
@@ -99,6 +99,27 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         else:
             digest = await self._run(partial(_md5, content))
         await self._put_part(key, Part(1, content, digest))
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        """By If-None-Match; where the server does not know that, by a look before."""
+        check_key(key)
+        part = Part(1, content, _md5(content))
+        try:
+            await self._put_part(key, part, IfNoneMatch="*")
+        except RemoteStorageError as error:
+            code = error_code(error.__cause__)
+            if code == "PreconditionFailed":
+                return False
+            if code != "NotImplemented":
+                raise
+        else:
+            return True
+        try:
+            await self.get(key)
+        except ObjectNotFound:
+            await self._put_part(key, part)
+            return True
+        return False
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: at most part_bytes × parts_in_flight_max."""
@@ -265,14 +286,18 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             },
         )
 
-    async def _put_part(self, key: str, part: Part) -> None:
+    async def _put_part(self, key: str, part: Part, **conditions: str) -> None:
         """One part that is the whole object."""
         client = await self._opened()
         # The client's own time-outs do not cover a server that stops taking bytes.
         with translated(f"put {key}"):
             async with asyncio.timeout(self._config.write_max_ms / 1000):
                 await client.put_object(
-                    Bucket=self._bucket, Key=key, Body=Body(part.content), ContentMD5=part.md5
+                    Bucket=self._bucket,
+                    Key=key,
+                    Body=Body(part.content),
+                    ContentMD5=part.md5,
+                    **conditions,
                 )
 
     async def _run(self, work: Callable[[], T]) -> T:

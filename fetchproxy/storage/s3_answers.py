@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.api import StoredObject
+from fetchproxy.storage.store_clock import http_date_ms
 
 # The client's answers are untyped dictionaries, made from the service's description at run time.
 Answer = Mapping[str, Any]
@@ -80,7 +80,4 @@ def next_page(page: Answer, what: str) -> str | None:
 def answered_at_ms(answer: Answer) -> int | None:
     """Epoch ms by the server's clock; None: its answer has no Date that can be read."""
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    try:
-        return round(parsedate_to_datetime(headers["date"]).timestamp() * 1000)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    return http_date_ms(headers.get("date"))

@@ -72,10 +72,16 @@ _DENIED = (
 
 def client_error(error: boto.ClientError, what: str) -> RemoteStorageError:
     """By the answer's code where that is telling, else by its status."""
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = error_code(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     kind = _BY_CODE.get(code) or by_status(status)
     return kind(f"{what}: {error}")
+
+
+def error_code(error: BaseException | None) -> str:
+    """As the server named it; empty: it named none."""
+    response = error.response if isinstance(error, boto.ClientError) else {}
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 def by_status(status: int) -> type[RemoteStorageError]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from email.utils import parsedate_to_datetime
 
 
 class StoreClock(ABC):
@@ -12,3 +13,11 @@ class StoreClock(ABC):
 
         `prefix`: below it we may list.
         """
+
+
+def http_date_ms(date: str | None) -> int | None:
+    """Of an answer's header; None: it has none that can be read."""
+    try:
+        return None if date is None else round(parsedate_to_datetime(date).timestamp() * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -25,6 +25,12 @@ class WatchedObjectStore(ObjectStore):
             await self.inner.put(key, content)
             request.answered()
 
+    async def put_new(self, key: str, content: bytes) -> bool:
+        with self._writes.asked() as request:
+            made = await self.inner.put_new(key, content)
+            request.answered()
+        return made
+
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         with self._writes.asked(may_take_long=True) as request:
             await self.inner.put_file(key, path, settled=settled)

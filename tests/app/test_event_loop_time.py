@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -50,7 +54,9 @@ def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
 
     held = value("fetchproxy_event_loop_held_seconds_count")
     in_bucket = value("fetchproxy_event_loop_held_seconds_bucket", le="0.25")
-    with asyncio.Runner(loop_factory=lambda: TimedEventLoop(clock, cpu_clock)) as runner:
+    with asyncio.Runner(
+        loop_factory=lambda: TimedEventLoop(clock, cpu_clock, time.monotonic)
+    ) as runner:
         turns, busy_s, longest_s, cpu_longest_s = runner.run(main())
     assert turns >= 3
     assert busy_s == pytest.approx(0.85)
@@ -79,3 +85,24 @@ def test_the_longest_is_that_of_the_last_minute() -> None:
     assert value("fetchproxy_event_loop_turns_total") - turns == times.turns == 60
     spent = value("fetchproxy_event_loop_busy_seconds_total") - busy
     assert spent == pytest.approx(times.busy_s)
+
+
+IN_A_COMMAND = """
+import asyncio, time
+from fetchproxy.cli.running import run
+async def main():
+    now = asyncio.get_running_loop().time()
+    print(now - time.monotonic())
+run(main())
+"""
+
+
+def test_a_commands_deadlines_go_on_while_the_machine_is_suspended() -> None:
+    """In a time namespace whose machine was suspended for ten days."""
+    aside = ["unshare", "--time", "--fork", "--boottime=864000"]
+    if shutil.which("unshare") is None or subprocess.run([*aside, "true"], check=False).returncode:
+        pytest.skip("no time namespace can be made here")
+    done = subprocess.run(
+        [*aside, sys.executable, "-c", IN_A_COMMAND], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) == pytest.approx(864_000, abs=60)

@@ -17,7 +17,13 @@ from chaos.plan import Act, Kind, Plan, Round
 from lab.kafka_versions import kafka_jars
 from lab.s3 import versitygw_executable
 
-pytestmark = [pytest.mark.kafka, pytest.mark.s3]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.s3,
+    # kafka-python leaves sockets to the garbage collector where a broker does not answer.
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*<socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
 
 SHORT = Plan(
     seed=20,

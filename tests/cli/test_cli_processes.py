@@ -256,10 +256,10 @@ def test_serve_starts_in_an_outage_of_the_store(bootstrap: str, tmp_path: Path) 
         assert process.poll() is None
 
 
-def test_a_taken_port_is_said(bootstrap: str, tmp_path: Path) -> None:
-    done = fetchproxy(
-        "serve", "--bootstrap", bootstrap, "--store", tmp_path.as_uri(), "--listen", bootstrap
-    )
+@pytest.mark.parametrize("archive_only", [False, True])
+def test_a_taken_port_is_said(bootstrap: str, tmp_path: Path, archive_only: bool) -> None:
+    mode = ["--archive-only"] if archive_only else ["--bootstrap", bootstrap]
+    done = fetchproxy("serve", *mode, "--store", tmp_path.as_uri(), "--listen", bootstrap)
     assert done.returncode == 2
     (error,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert f"gateway.listen = {bootstrap}: cannot listen there" in error

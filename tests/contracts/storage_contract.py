@@ -129,6 +129,24 @@ class ObjectStoreContract:
         assert (after.key, after.size_bytes) == ("k", 6)
         assert after.version != before.version
 
+    async def test_what_is_new_replaces_nothing(self, store: ObjectStore) -> None:
+        assert await store.put_new("k/o", b"first")
+        assert not await store.put_new("k/o", b"second")
+        assert await store.get("k/o") == b"first"
+        assert await keys_of(store.list("")) == ["k/o"]
+        await store.delete("k/o")
+        assert await store.put_new("k/o", b"third")
+        await store.put("k/o", b"fourth")
+        assert await store.get("k/o") == b"fourth"
+        assert await keys_of(store.list("")) == ["k/o"]
+
+    async def test_of_many_that_make_it_at_once_one_does(self, store: ObjectStore) -> None:
+        for number in range(5):
+            contents = [b"%d" % each for each in range(8)]
+            made = await asyncio.gather(*(store.put_new(f"k/{number}", c) for c in contents))
+            assert made.count(True) == 1
+            assert await store.get(f"k/{number}") == contents[made.index(True)]
+
     async def test_the_version_stays_with_the_content(self, store: ObjectStore) -> None:
         await store.put("k", b"same")
         first = [found async for found in store.list("")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from pathlib import Path
@@ -126,6 +127,11 @@ class TestHdfsObjectStore(ObjectStoreContract):
             await store._put("k", 20, store._file_content(path, 20))
         assert not caught.value.retriable
         assert await keys_of(store.list("")) == []
+
+    async def test_it_tells_the_time(self, store: HdfsObjectStore) -> None:
+        told = await store.clock_ms("")
+        assert told is not None
+        assert abs(told - time.time() * 1000) < 30_000
 
     async def test_listings_show_no_folder_of_temporaries(self, store: HdfsObjectStore) -> None:
         """A folder with many entries is believed, one with few is looked into."""

@@ -54,6 +54,10 @@ class ScriptedStore(ObjectStore):
         await self._pass("put", key)
         await self.inner.put(key, content)
 
+    async def put_new(self, key: str, content: bytes) -> bool:
+        await self._pass("put", key)
+        return await self.inner.put_new(key, content)
+
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         await self._pass("put_file", key)
         await self.inner.put_file(key, path, settled=settled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -27,6 +28,7 @@ from fetchproxy.model import (
 from fetchproxy.remote_log.sources.gathered_segment import SegmentSummary
 from fetchproxy.remote_log.verification.segment_check import clip_epochs
 from fetchproxy.storage.layout import SegmentFile
+from protocol.errors import WireError
 from protocol.record_batch import walk
 
 LOG, INDEX, TXN = SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN
@@ -309,6 +311,8 @@ def meaning(archive: PlantedArchive, objects: Objects, key: str) -> object:
 
     Of metadata not when they were written, of a transaction index not the last stable offsets,
     which nobody reads, of leader epochs the segment's own, as nothing else repeats those before it.
+    Of batches above the end of a clipped segment, which nobody is given, not their leader epochs,
+    which no checksum covers.
     """
     raw = objects.get(key)
     parsed = archive.rsm.parse_key(key)
@@ -323,6 +327,8 @@ def meaning(archive: PlantedArchive, objects: Objects, key: str) -> object:
             return decode_finished_offsets(raw, key, TIP)
         if parsed.file is METADATA:
             return replace(decode_segment(raw, key), event_timestamp_ms=0)
+        if parsed.file is LOG:
+            return without_epochs_above(raw, end)
         if parsed.file is TXN:
             entries = clip_aborted(decode_aborted(raw), end)
             return {replace(entry, last_stable_offset=0) for entry in entries}
@@ -331,6 +337,15 @@ def meaning(archive: PlantedArchive, objects: Objects, key: str) -> object:
     except CorruptSegment:
         pass
     return raw
+
+
+def without_epochs_above(log: bytes, end_offset: int) -> bytes:
+    told = bytearray(log)
+    with suppress(WireError):
+        for header in walk(log):
+            if header.base_offset > end_offset:
+                told[header.position + 12 : header.position + 16] = bytes(4)
+    return bytes(told)
 
 
 def hidden(log: bytes, aborted: bytes | None) -> set[int]:

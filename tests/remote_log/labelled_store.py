@@ -73,6 +73,9 @@ class LabelledStore(ObjectStore):
         await self.inner.put(key, content)
         self._say("after", step)
 
+    async def put_new(self, key: str, content: bytes) -> bool:
+        return await self.inner.put_new(key, content)
+
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         step = self._step("put_file", key)
         self._say("before", step)

@@ -31,6 +31,7 @@ from fetchproxy.cli.segments import read_archive
 from fetchproxy.cli.verify import print_summary, report_json, silent, verified
 from fetchproxy.config.sections import ArchiveConfig, Config, StoreConfig
 from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.partitions_health import PartitionsHealth
 from fetchproxy.console.status import Status
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogHistory
@@ -287,6 +288,57 @@ def _page_and_metrics_say(said: Finding, listed: tuple[Finding, ...], status: St
     assert gauge("fetchproxy_archive_concerns", said.concern) == 1
     assert gauge("fetchproxy_archive_concern_offsets", said.concern) == said.offsets
     assert b"fetchproxy_archive_concerns{" in generate_latest(REGISTRY)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_newest_segments_that_are_gone_are_told_by_the_page_too(tmp_path: Path, left: int) -> None:
+    """There is no hole that it could see: where the archive had ended is on record."""
+
+    async def newest_gone() -> MemoryObjectStore:
+        planted = PlantedArchive()
+        for base in (0, 10, 20):
+            await planted.add([batch(base)])
+        for segment in planted.segments[left:]:
+            for file in SegmentFile:
+                await planted.store.delete(planted.key(segment, file))
+        return planted.store
+
+    config = folder_of(asyncio.run(newest_gone()), tmp_path)
+    _, listed = asyncio.run(read_archive(config, None))
+    [said] = listed
+    assert (said.concern, said.last_offset) == ("archived_offsets_missing", 29)
+    _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
+
+
+async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
+    planted = PlantedArchive()
+    for base in (0, 10, 20):
+        await planted.add([batch(base)])
+    async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
+        health = PartitionsHealth(planted.rsm.records, rlmm)
+
+        async def look() -> list[Finding]:
+            await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+            await health.look([TIP], lambda tip: False)
+            return list(health.findings())
+
+        assert await look() == []
+        reads = stated_ends_read()
+        await planted.add([batch(30)])
+        assert await look() == []
+        assert stated_ends_read() == reads, "an end that grows is sound"
+        for file in SegmentFile:
+            await planted.store.delete(planted.key(planted.segments[3], file))
+        for _ in range(2):
+            [said] = await look()
+            assert (said.concern, said.first_offset) == ("archived_offsets_missing", 30)
+        await rlmm.raise_log_start_offset(TIP, 40)
+        assert await look() == [], "deleted on purpose"
+
+
+def stated_ends_read() -> float:
+    name = "fetchproxy_store_request_seconds_count"
+    return REGISTRY.get_sample_value(name, {"operation": "get_finished_offsets"}) or 0.0
 
 
 def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:

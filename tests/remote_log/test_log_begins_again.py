@@ -39,10 +39,10 @@ class Answering(Random):
         return 1.0
 
 
-def replace_disk(cluster: UncleanCluster) -> None:
+def replace_disk(cluster: UncleanCluster, epochs: int = 1) -> None:
     """Of the only replica: it leads again, in a newer epoch, with an empty log."""
     cluster.replicas[cluster.leads] = Replica()
-    cluster.epoch += 1
+    cluster.epoch += epochs
 
 
 async def archived(here: World) -> PartitionArchiver:
@@ -65,15 +65,15 @@ def finished(here: World) -> list[tuple[int, int]]:
     return [(segment.start_offset, segment.end_offset) for segment in found]
 
 
-@pytest.mark.parametrize("produced", [0, 3, 200])
+@pytest.mark.parametrize(("produced", "epochs"), [(0, 1), (3, 1), (200, 1), (0, 0), (3, 0)])
 async def test_a_log_that_begins_again_takes_nothing_out_of_the_archive(
-    tmp_path: Path, produced: int
+    tmp_path: Path, produced: int, epochs: int
 ) -> None:
-    """Empty, shorter than the archive, and longer than it."""
+    """Empty, shorter than the archive, and longer than it; also where nobody was elected anew."""
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         before, served = finished(here), await here.served()
-        replace_disk(here.cluster)
+        replace_disk(here.cluster, epochs)
         here.cluster.produce(produced)
         here.cluster.hear()
         for attempt in (archiver, here.archiver(), archiver):
@@ -82,7 +82,23 @@ async def test_a_log_that_begins_again_takes_nothing_out_of_the_archive(
             assert not [e for e in logs if e["event"] == "archive_truncated"]
         assert finished(here) == before
         assert await here.served() == served, "every archived record can still be read"
-        assert here.views.begins_again(TIP)
+        assert here.views.begins_again(TIP) or not epochs, "the gateway asks once an epoch"
+
+
+async def test_a_log_that_has_lost_its_end_without_an_election_stops_it(tmp_path: Path) -> None:
+    """In the epoch in which it leads a leader loses nothing: no election has cut that log."""
+    async with world(2, tmp_path) as here:
+        archiver = await archived(here)
+        before, served = finished(here), await here.served()
+        del here.cluster.leader.log[8:]
+        for attempt in (archiver, here.archiver()):
+            with pytest.raises(LogBeginsAgain, match="without a newer leader epoch"):
+                await process(attempt)
+        assert finished(here) == before
+        assert await here.served() == served
+        plan = await answered(here, Answer.TRUNCATE)
+        assert plan.history is None
+        assert await come_to_rest(here, [here.archiver()])
 
 
 async def test_what_follows_a_raised_log_start_is_not_hidden(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_log.own_archive import OwnArchive, state_metadata_topic
-from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
+from fetchproxy.storage.filesystem import FilesystemObjectStore
 from fetchproxy.storage.layout import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -132,6 +133,44 @@ async def test_where_archivers_have_trimmed_the_brokers_a_person_says_that_there
         assert await one.rsm.list_partitions() == []
 
 
+async def test_another_archive_of_the_same_cluster_is_not_taken_for_the_one_with_what_was_trimmed(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """A mistyped prefix may lead to one: it is of this cluster and of this manager."""
+    written_topic(kafka_server, "own-trimmed", forgotten=4)
+    written_topic(kafka_server, "own-elsewhere")
+    async with process(configured(kafka_server, tmp_path, "own-elsewhere")) as other:
+        await other.own.confirm()
+    trimming = {"archive_local_retention_ms": "3600000", "archive_spool_dir": str(tmp_path / "new")}
+    config = configured(kafka_server, tmp_path, "own-trimmed", **trimming)
+    for answer in (False, True):
+        async with process(config, create=answer) as one:
+            if answer:
+                await one.own.confirm()
+            else:
+                with pytest.raises(ConfigError, match=r"has none of the topics .*--create"):
+                    await one.own.at_start()
+            assert one.own.confirmed.is_set() == answer
+    async with process(config) as one:
+        await one.own.confirm()  # this machine knows it by now
+
+
+async def test_an_archiver_that_moves_to_another_machine_finds_what_was_trimmed(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    written_topic(kafka_server, "own-moved", forgotten=4)
+    trimming = {"archive_local_retention_ms": "3600000"}
+    first = configured(kafka_server, tmp_path, "own-moved", **trimming)
+    async with process(first, create=True) as one:
+        await one.own.confirm()
+        [topic] = [t for t in await one.cluster.topics(0) if t.name == "own-moved"]
+        tip = TopicIdPartition(topic.topic_id, topic.name, 0)
+        await one.rlmm.raise_log_start_offset(tip, 1)
+    spool = {"archive_spool_dir": str(tmp_path / "new")}
+    async with process(configured(kafka_server, tmp_path, "own-moved", **trimming, **spool)) as one:
+        await one.own.confirm()
+
+
 async def test_a_reader_waits_for_the_archive(kafka_server: KafkaServer, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()  # an empty mount point
     reading = configured(kafka_server, tmp_path, None)
@@ -189,6 +228,24 @@ async def test_an_archive_of_another_cluster_is_left_alone(
         await one.rsm.identity.state(ArchiveIdentity(UUID(int=1), "another", "store"))
         with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap.* cluster another"):
             await one.own.at_start()
+
+
+async def test_an_archive_that_another_cluster_makes_at_the_same_moment_is_left_alone(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with process(configured(kafka_server, tmp_path, "orders")) as one:
+        theirs = ArchiveIdentity(UUID(int=1), "another", "store")
+        put_new = FilesystemObjectStore.put_new
+
+        async def put_late(store: FilesystemObjectStore, key: str, content: bytes) -> bool:
+            """The other one was faster, after this one has looked."""
+            await put_new(store, LAYOUT_OBJECT, encode_identity(theirs))
+            return await put_new(store, key, content)
+
+        monkeypatch.setattr(FilesystemObjectStore, "put_new", put_late)
+        with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap: .* the cluster another"):
+            await one.own.at_start()
+        assert await one.rsm.identity.look() == theirs
 
 
 async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_path: Path) -> None:

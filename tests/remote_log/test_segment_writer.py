@@ -10,11 +10,15 @@ from uuid import UUID
 import pytest
 from planted_archive import ABORT, COMMIT, batch
 
+from fetchproxy.config.archive import ArchiveConfig
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.remote_log.sources import segment_writer
+from fetchproxy.remote_log.sources.api import LogRead, LogSource
+from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
+from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
 from fetchproxy.remote_log.sources.segment_writer import SegmentWriter, SpoolFull
 from fetchproxy.remote_log.sources.spool import Spool
 from protocol.record_batch import walk
@@ -125,6 +129,41 @@ async def test_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(SpoolFull, match="no room in the spool"):
             await append(writer, batch(0))
         assert (writer.size_bytes, spool.size_bytes, writer.began_at) == (0, 0, None)
+
+
+class Answers(LogSource):
+    """All of a log in each answer."""
+
+    def __init__(self, records: bytes) -> None:
+        self.records = memoryview(records)
+        self.headers = tuple(walk(records))
+
+    async def log_start_offset(self, tip: TopicIdPartition) -> int:
+        return 0
+
+    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead:
+        left = tuple(h for h in self.headers if h.last_offset >= position)
+        end = self.headers[-1].last_offset + 1
+        return LogRead(self.records, left, (), 0, end)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 7])
+async def test_a_disk_with_less_room_than_one_answer_makes_shorter_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    parts = [batch(10 * number) for number in range(12)]
+    small_disk(monkeypatch, tmp_path, room * len(parts[0]) + 5)
+    source = BatchSegments(Answers(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6))
+    copied, position = b"", 0
+    async with Spool(tmp_path) as spool:
+        gatherer = source.gatherer(TIP, spool)
+        while position < 120:
+            segment = await gatherer.gather(position, close_short=True)
+            assert isinstance(segment, GatheredSegment)
+            copied += segment.log.read_bytes()
+            position = segment.end_offset + 1
+            await gatherer.discard()
+    assert copied == b"".join(parts)
 
 
 def test_lineage_keeps_each_epochs_first_offset() -> None:

@@ -354,6 +354,7 @@ TXN_FAULTS: list[tuple[str, int, tuple[AbortedTxn, ...], int | None, int, str]] 
     ("wrong end", FIRST, (AbortedTxn(0, 9, 7, 11), EIGHTH), None, 0, "aborted at 10, is not"),
     ("invented", FIRST, (SEVENTH, AbortedTxn(2, 40, 6, 1), EIGHTH), 34, 2, "6 has no ABORT"),
     ("committed", FIRST, (SEVENTH, EIGHTH, AbortedTxn(21, 40, 9, 1)), None, 21, "committed at 52"),
+    ("of a later one", FIRST, (SEVENTH, EIGHTH, AbortedTxn(41, 51, 5, 0)), 68, 41, "above the seg"),
     ("committed late", SECOND, (EIGHTH_END, AbortedTxn(21, 52, 9, 1)), 34, 21, "committed at 52"),
 ]
 

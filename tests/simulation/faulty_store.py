@@ -72,6 +72,10 @@ class FaultyObjectStore(ObjectStore):
         await self._suffer(key)
         await self.inner.put(key, content)
 
+    async def put_new(self, key: str, content: bytes) -> bool:
+        await self._suffer(key)
+        return await self.inner.put_new(key, content)
+
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         await self._suffer(key)
         await self.inner.put_file(key, path, settled=settled)

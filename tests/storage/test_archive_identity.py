@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, RemoteStorageError
+from fetchproxy.errors import (
+    ArchiveMismatch,
+    ArchiveMissing,
+    ObjectNotFound,
+    RemoteStorageError,
+)
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import (
     ArchiveIdentity,
     OwnIdentity,
     encode_identity,
     parse_identity,
+    read_identity,
 )
 from fetchproxy.storage.layout import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 0)
@@ -101,6 +109,44 @@ async def test_an_archive_that_was_replaced_meanwhile_is_not_taken_for_the_same(
         await asyncio.sleep(1.1)
         with pytest.raises(ArchiveMismatch, match="replaced by another"):
             await rsm.list_partitions()
+
+
+async def test_of_two_that_make_an_archive_at_once_the_first_ones_words_stand() -> None:
+    """However late the second one looked for it."""
+    async with MemoryObjectStore() as store:
+        first, second = (OwnIdentity(store, "", None, must_exist=True) for _ in range(2))
+        assert await first.look() is None
+        assert await second.look() is None
+        assert await first.create(OURS) == OURS
+        assert await second.create(replace(OURS, generation=UUID(int=6))) == OURS
+        assert await first.look() == await second.look() == OURS
+
+
+async def test_one_with_another_manager_does_not_take_an_archive_that_was_made_just_now() -> None:
+    async with MemoryObjectStore() as store:
+        late = OwnIdentity(store, "", "store", must_exist=True)
+        assert await late.look() is None
+        await OwnIdentity(store, "", OURS.manager, must_exist=True).create(OURS)
+        with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
+            await late.create(ArchiveIdentity(UUID(int=6), OURS.cluster_id, "store"))
+        assert await read_identity(store, "") == OURS
+
+
+class MadeMeanwhile(MemoryObjectStore):
+    """Another one makes the archive when somebody has just seen that there is none."""
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        try:
+            return await super().get(key, bytes_max)
+        except ObjectNotFound:
+            await self.put(LAYOUT_OBJECT, encode_identity(OURS))
+            raise
+
+
+async def test_who_puts_the_first_object_takes_no_words_away() -> None:
+    async with MadeMeanwhile() as store:
+        await RemoteStorageManager(store).put_log_start_offset(TIP, 5, b"")
+        assert await read_identity(store, "") == OURS
 
 
 async def test_two_that_make_an_archive_at_once_agree() -> None:

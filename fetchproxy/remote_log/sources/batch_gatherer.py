@@ -137,7 +137,8 @@ class BatchGatherer(SegmentGatherer):
         )
 
     async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
-        """(something was taken, the segment is full)."""
+        """(something was taken, the segment is full). Raises SpoolFull: there is no room for more,
+        in an empty segment not for one batch."""
         self.log_start_offset = read.log_start_offset
         self.last_stable_offset = read.last_stable_offset
         take = plan_take(
@@ -148,8 +149,15 @@ class BatchGatherer(SegmentGatherer):
             segment_bytes_max=self._config.segment_bytes_max,
         )
         headers = read.headers[take.start : take.end]
-        await writer.append(read.records, headers, read.aborted)
-        return bool(headers), take.full
+        while True:
+            try:
+                await writer.append(read.records, headers, read.aborted)
+            except SpoolFull:
+                if writer.size_bytes > 0 or len(headers) <= 1:
+                    raise
+                headers = headers[: len(headers) // 2]  # the disk has less room than one answer
+            else:
+                return bool(headers), take.full
 
     def _note_cut_short(self, writer: SegmentWriter, error: SpoolFull) -> None:
         if self._was_cut_short:

@@ -16,7 +16,7 @@ from fetchproxy.index.kafka_index_files import (
 )
 from fetchproxy.index.leader_epochs import decode_epochs
 from fetchproxy.index.remote_log_index import RemoteLogIndex
-from fetchproxy.index.transaction_index import clip_aborted, decode_aborted
+from fetchproxy.index.transaction_index import ENTRY_BYTES, clip_aborted, decode_aborted
 from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.remote_log.verification.segment_check import Next, SegmentCheck, clip_epochs
 from fetchproxy.remote_log.verification.txn_check import TxnCheck
@@ -97,6 +97,11 @@ class SegmentVerifier:
             return None
         if not aborted:
             self._fault(SegmentFile.TXN, None, None, "no entry, but has_aborted_txns is true")
+        end_offset = self._metadata.stored_end_offset
+        for number, entry in enumerate(aborted):
+            if entry.first_offset > end_offset:
+                what = f"lists a transaction from {entry.first_offset}, above the segment's end"
+                self._fault(SegmentFile.TXN, number * ENTRY_BYTES, entry.first_offset, what)
         return clip_aborted(aborted, self._metadata.end_offset)
 
     async def _epochs(self) -> None:
