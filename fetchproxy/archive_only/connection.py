@@ -17,7 +17,7 @@ from typing import cast
 
 import structlog
 
-from fetchproxy.archive_only.access.logins import Login, LoginRefused, TooManyFailures
+from fetchproxy.archive_only.access.logins import Login, LoginRefused
 from fetchproxy.archive_only.access.user import ANYBODY, NOBODY, User
 from fetchproxy.archive_only.apis import api_versions, sasl
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, RequestRefused
@@ -115,9 +115,6 @@ class Connection:
             self._log_closed(
                 "request_refused", kind=refusal.api, version=refusal.version, hint=refusal.hint
             )
-        except TooManyFailures:
-            LIMITS_REACHED.labels("failed_logins_per_s_max").inc()
-            self._log_closed("failed_logins_per_s_max")
         except _UserGone as gone:
             self._log_closed("user_changed", user=str(gone))
         except OSError as error:
@@ -258,7 +255,7 @@ class Connection:
         return user
 
     async def _log_in(self, login: Login, request: Request) -> Sequence[Buffer]:
-        """Raises RequestRefused, TooManyFailures, WireError."""
+        """Raises RequestRefused, WireError, _LimitReached."""
         key = request.head.api_key
         if key == ApiKey.SASL_HANDSHAKE:
             pieces, goes_on = sasl.handshake(login, request)
@@ -268,7 +265,8 @@ class Connection:
             name = ApiKey(key).name if is_known(key) else "unknown"
             raise RequestRefused(name, request.version, "clients log in first (SASL)")
         try:
-            pieces = await sasl.authenticate(login, request)
+            async with self._login_time():
+                pieces = await sasl.authenticate(login, request)
         except LoginRefused as refused:
             self._ended = True
             ARCHIVE_ONLY_LOGINS.labels("refused").inc()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Authority
 from kafka.net.sasl.scram import ScramClient
 from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.admin.groups import (
@@ -191,19 +193,21 @@ async def test_requests_before_the_login_are_small(served: ServedArchive) -> Non
     assert not known.reader.at_eof()
 
 
-async def test_an_address_that_fails_again_and_again_is_let_go_unanswered(
-    served: ServedArchive, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_who_guesses_is_judged_once_a_second_from_one_address(
+    served: ServedArchive, mechanism: str
 ) -> None:
-    monkeypatch.setattr(served.server._parts.logins, "_clock", lambda: 1000.0)
-    for _ in range(2):
+    async def guess() -> int:
         client = await served.client()
-        assert (await plain(client, "alice", "guess")).error_code == LOGIN_REFUSED
-    for mechanism in ("PLAIN", "SCRAM-SHA-256"):
-        client = await served.client()
-        await handshake(client, mechanism)
-        client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 2)
-        assert await client.closed()
-    monkeypatch.setattr(served.server._parts.logins, "_clock", lambda: 1002.0)
+        how = plain if mechanism == "PLAIN" else scram
+        more = () if mechanism == "PLAIN" else (mechanism,)
+        return int((await how(client, "alice", "guess", *more)).error_code)
+
+    began = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as tasks:
+        guesses = [tasks.create_task(guess()) for _ in range(5)]
+    assert [each.result() for each in guesses] == [LOGIN_REFUSED] * 5
+    assert asyncio.get_running_loop().time() - began > 2.9  # two at once, then one a second
     assert await logged_in(served, "alice")
 
 
@@ -220,12 +224,12 @@ async def test_a_user_reads_what_is_his(served: ServedArchive) -> None:
         (TOPIC_REFUSED, "again", []), (TOPIC_REFUSED, "nowhere", []), (TOPIC_REFUSED, None, []),
     ]  # fmt: skip
     for version in (12, 16):
-        mine = await client.ask(fetch_request({ORDERS: 0}), FetchResponse, version)
+        mine = await client.ask(fetch_request(version, {ORDERS: 0}), FetchResponse, version)
         assert one(mine).error_code == NONE
         assert one(mine).records
     again = ("again", OLD.topic_id, 0)
     for version in (12, 16):
-        other = await client.ask(fetch_request({again: 0}), FetchResponse, version)
+        other = await client.ask(fetch_request(version, {again: 0}), FetchResponse, version)
         assert one(other).error_code == TOPIC_REFUSED
         assert not one(other).records
 
@@ -377,3 +381,26 @@ async def test_a_file_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -
         with pytest.raises(ConfigError, match=r"archive_only\.users_file"):
             async with serve_archive(await plant(), settings):
                 pass
+
+
+async def test_a_password_in_clear_is_taken_under_tls_or_from_this_machine(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fetchproxy.archive_only.connection.is_loopback", lambda host: False)
+    users: dict[str, object] = {"users_file": str(file)}
+    async with serve_archive(await plant(), {"archive_only": users}) as served:
+        client = await served.client()
+        answer = await handshake(client, "PLAIN")
+        assert answer.error_code == 33
+        assert answer.mechanisms == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+        assert await client.closed()
+    authority = Authority(tmp_path)
+    own = authority.issue("node", hosts=("127.0.0.1",))
+    settings = {"archive_only": users, "gateway": {"tls_certificate_file": str(own)}}
+    async with serve_archive(await plant(), settings) as served:
+        context = ssl.create_default_context(cafile=str(authority.file))
+        client = Client(
+            *await asyncio.open_connection("127.0.0.1", served.server.port, ssl=context)
+        )
+        assert (await plain(client, "alice", SECRETS["alice"])).error_code == NONE
+        await client.close()

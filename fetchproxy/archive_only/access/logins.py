@@ -1,16 +1,16 @@
 """Logins by SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. Before one nothing else is answered.
 
-A connection has one attempt, as with a broker: who fails is told so, and let go. An address that
-fails again and again is let go without an answer for a while, since clients take that for an outage
-and try again, and take a refusal for the last word.
+A connection has one attempt, as with a broker: who fails is told so, and let go. Attempts from one
+address are judged one after the other, and after failures not before a while: clients that are let
+go unheard come again twenty times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cachetools import LRUCache
@@ -18,7 +18,6 @@ from cachetools import LRUCache
 from fetchproxy.archive_only.access.scram import (
     HASHES,
     Challenge,
-    ScramCredential,
     ScramError,
     challenge,
     has_password,
@@ -28,6 +27,7 @@ from fetchproxy.archive_only.access.scram import (
 from fetchproxy.archive_only.access.user import User
 from fetchproxy.archive_only.access.users import Users
 from fetchproxy.archive_only.access.users_file import UsersFile
+from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.token_bucket import TokenBucket
 
 PLAIN = "PLAIN"
@@ -44,8 +44,14 @@ class LoginRefused(Exception):
         self.user = user
 
 
-class TooManyFailures(Exception):
-    """Of this address: the connection is closed."""
+class _Address:
+    """Where attempts come from. `failures` allows one a second, and two at once."""
+
+    __slots__ = ("failures", "turn")
+
+    def __init__(self, now: float) -> None:
+        self.turn = asyncio.Lock()
+        self.failures = TokenBucket(FAILED_LOGINS_PER_S_MAX, now)
 
 
 class Logins:
@@ -54,7 +60,7 @@ class Logins:
     def __init__(self, file: UsersFile, clock: Callable[[], float]) -> None:
         self._file = file
         self._clock = clock
-        self._failures: LRUCache[str, TokenBucket] = LRUCache(_ADDRESSES_MAX)
+        self._addresses: LRUCache[str, _Address] = LRUCache(_ADDRESSES_MAX)
         # One password at a time: each costs a core some milliseconds.
         self.checking = asyncio.Semaphore(1)
         self.secret = secrets.token_bytes(32)
@@ -68,18 +74,21 @@ class Logins:
         now = self.users.by_name.get(user.name)
         return None if now is None or now.credentials != user.credentials else now
 
-    def check(self, address: str) -> None:
-        """Raises TooManyFailures."""
-        bucket = self._failures.get(address)
-        if bucket is not None and bucket.owed_s(self._clock()):
-            raise TooManyFailures
-
-    def failed(self, address: str) -> None:
-        now = self._clock()
-        bucket = self._failures.get(address)
-        if bucket is None:
-            bucket = self._failures[address] = TokenBucket(FAILED_LOGINS_PER_S_MAX, now)
-        bucket.spend(1, now)
+    @asynccontextmanager
+    async def attempt(self, name: str) -> AsyncIterator[None]:
+        """Of address `name`: its only one now, and late enough after its last failures."""
+        address = self._addresses.get(name)
+        if address is None:
+            address = self._addresses[name] = _Address(self._clock())
+        async with address.turn:
+            while owed_s := address.failures.owed_s(self._clock()):
+                LIMITS_REACHED.labels("failed_logins_per_s_max").inc()
+                await asyncio.sleep(owed_s)
+            try:
+                yield
+            except LoginRefused:
+                address.failures.spend(1, self._clock())
+                raise
 
 
 @dataclass(slots=True)
@@ -91,7 +100,7 @@ class _Scram:
 class Login:
     """Of one connection. `secret_path`: nobody can listen, so PLAIN may be used.
 
-    Each method raises LoginRefused or TooManyFailures, which end the connection.
+    Once `step` has raised LoginRefused it is over.
     """
 
     def __init__(self, logins: Logins, address: str, secret_path: bool) -> None:
@@ -115,19 +124,17 @@ class Login:
 
     async def step(self, token: bytes) -> bytes:
         """The client's next token. Returns the answer's; `user` is set when it was the last one."""
-        self._logins.check(self._address)
+        if self.mechanism is None:
+            raise LoginRefused("no mechanism was agreed on")
         try:
-            if self.mechanism is None:
-                raise LoginRefused("no mechanism was agreed on")
-            if self.mechanism == PLAIN:
-                return await self._plain(token)
-            return self._scram_step(self.mechanism, token)
+            if self.mechanism != PLAIN and self._scram is None:
+                return self._scram_challenge(self.mechanism, token)
+            async with self._logins.attempt(self._address):
+                if self._scram is None:
+                    return await self._plain(token)
+                return self._scram_proof(self._scram, token)
         except ScramError as error:
-            self._logins.failed(self._address)
             raise LoginRefused(f"malformed SCRAM: {error}") from None
-        except LoginRefused:
-            self._logins.failed(self._address)
-            raise
 
     async def _plain(self, token: bytes) -> bytes:
         """RFC 4616: authzid NUL authcid NUL passwd."""
@@ -142,24 +149,28 @@ class Login:
         mechanism = next((m for m in HASHES if m in has), next(iter(self._logins.users.mechanisms)))
         credential, is_true = self._logins.users.credential(name, mechanism, self._logins.secret)
         async with self._logins.checking:
-            self._logins.check(self._address)
             fits = await asyncio.to_thread(has_password, credential, mechanism, password.encode())
         self._end(name, user if fits and is_true else None)
         return b""
 
-    def _scram_step(self, mechanism: str, token: bytes) -> bytes:
-        users = self._logins.users
-        if self._scram is None:
-            first = read_first(token)
-            credential, is_true = users.credential(first.name, mechanism, self._logins.secret)
-            asked = challenge(mechanism, first, credential, secrets.token_urlsafe(24))
-            self._scram = _Scram(asked, is_true)
-            return asked.message.encode()
-        asked = self._scram.asked
-        final = server_final(asked, token)
-        is_known = final is not None and self._scram.is_true
-        user = users.by_name.get(asked.first.name) if is_known else None
-        if user is not None and not _same(user.credentials.get(mechanism), asked.credential):
+    def _scram_challenge(self, mechanism: str, token: bytes) -> bytes:
+        first = read_first(token)
+        credential, is_true = self._logins.users.credential(
+            first.name, mechanism, self._logins.secret
+        )
+        asked = challenge(mechanism, first, credential, secrets.token_urlsafe(24))
+        self._scram = _Scram(asked, is_true)
+        return asked.message.encode()
+
+    def _scram_proof(self, scram: _Scram, token: bytes) -> bytes:
+        asked = scram.asked
+        try:
+            final = server_final(asked, token)
+        except ScramError as error:
+            raise LoginRefused(f"malformed SCRAM: {error}", asked.first.name) from None
+        is_known = final is not None and scram.is_true
+        user = self._logins.users.by_name.get(asked.first.name) if is_known else None
+        if user is not None and user.credentials.get(asked.mechanism) != asked.credential:
             user = None  # changed between the two messages
         self._end(asked.first.name, user)
         return final or b""
@@ -168,7 +179,3 @@ class Login:
         if user is None:
             raise LoginRefused("wrong user or password", name)
         self.user = user
-
-
-def _same(one: ScramCredential | None, other: ScramCredential) -> bool:
-    return one is not None and hmac.compare_digest(one.stored_key, other.stored_key)

@@ -42,7 +42,7 @@ def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
 
 
 async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
-    """Raises LoginRefused, TooManyFailures."""
+    """Raises LoginRefused, RequestRefused, WireError."""
     if request.version > VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
         raise RequestRefused("SASL_AUTHENTICATE", request.version, "no such version")
     token = await login.step(request.read(SASL_AUTHENTICATE_REQUEST)["auth_bytes"])

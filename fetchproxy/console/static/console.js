@@ -292,9 +292,11 @@ function drawTopics(topics) {
   $("topics-part").hidden = topics.length < 2 && !topics.some((t) => t.partitions > ROWS_MAX);
   if (list.dataset.key === key) return;
   list.dataset.key = key;
-  const more = topics.length - ROWS_MAX;
+  const rest = topics.slice(ROWS_MAX);
+  const faulty = rest.filter((t) => t.faulty).length;
   list.replaceChildren(...topics.slice(0, ROWS_MAX).map(topicLine));
-  if (more > 0) list.append(make("li", "quiet", `${count(more)} more topics without a fault`));
+  const which = faulty ? `${count(faulty)} of them with a fault` : "without a fault";
+  if (rest.length) list.append(make("li", "quiet", `${count(rest.length)} more topics, ${which}`));
 }
 
 function drawPartitions({ partitions, concerns, partitions_total: total, partitions_matching: matching }) {
