@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import quote
 
 import pytest
 from archived_topics import SETTINGS
@@ -22,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.s3]
 
 TOPIC = "seen"
 # Kept by whoever wants to look at the page.
-PICTURES = os.environ.get("FETCHPROXY_PICTURES")
+PICTURES = os.environ.get("PICTURES_OF_THE_PAGE")
 
 
 class Watcher:
@@ -47,24 +49,32 @@ class Watcher:
     def metric(self, name: str, labels: str = "") -> float:
         return self._proxy.metric(name, labels)
 
+    def lines(self, event: str, **values: object) -> list[dict[str, object]]:
+        return [line for line in self._proxy.logged(event) if values.items() <= line.items()]
+
     def logged(self, event: str, **values: object) -> bool:
-        return any(values.items() <= line.items() for line in self._proxy.logged(event))
+        return bool(self.lines(event, **values))
+
+    def is_ready(self) -> bool:
+        try:
+            self._proxy.get("/readyz")
+        except HTTPError:
+            return False
+        return True
+
+    def is_calm(self) -> bool:
+        return self.sees("The store answers", "leads 1 of 1") and not self.alarms()
+
+    def waits(self, name: str, begun_at: float, signs: Mapping[str, Callable[[], bool]]) -> None:
+        """Until each sign is there; how long it took is printed."""
+        for sign, is_there in signs.items():
+            wait_for(f"{name}: {sign}", is_there)
+            print(f"{name}: {sign} after {time.monotonic() - begun_at:.1f} s")
+        self.picture(name)
 
     def picture(self, name: str) -> None:
         if PICTURES:
             self._page.screenshot(Path(PICTURES) / f"{name}.png")
-
-
-def named(
-    watcher: Watcher, name: str, begin: Callable[[], object], *signs: Callable[[], bool]
-) -> None:
-    """Each sign is there some time after `begin`; how long it took is printed."""
-    begun_at = time.monotonic()
-    begin()
-    for number, sign in enumerate(signs):
-        wait_for(f"sign {number} of {name}", sign)
-        print(f"{name}: sign {number} after {time.monotonic() - begun_at:.1f} s")
-    watcher.picture(name)
 
 
 @pytest.fixture
@@ -80,6 +90,10 @@ def cluster(find_part) -> Iterator[KafkaCluster]:
         yield cluster
 
 
+def produces(cluster: KafkaCluster, data: TopicData) -> None:
+    produce(cluster.bootstrap, data, 50)
+
+
 def test_each_outage_is_named_and_nothing_else(
     browser: Browser, cluster: KafkaCluster, own_s3_server: S3Server, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -90,56 +104,61 @@ def test_each_outage_is_named_and_nothing_else(
     cluster.create_topic(TOPIC, [[1, 2, 3]])
     data = TopicData(TOPIC)
     produce(cluster.bootstrap, data, 300)
-    with (
-        FaultRelay(int(own_s3_server.endpoint_url.rpartition(":")[2])) as relay,
-        ProxyProcess(
-            cluster.bootstrap,
-            own_s3_server.store_url(bucket, "a").replace(
-                own_s3_server.endpoint_url.replace(":", "%3A").replace("/", "%2F"),
-                relay.endpoint_url.replace(":", "%3A").replace("/", "%2F"),
-            ),
-            tmp_path,
-            archive=TOPIC,
-            settings=SETTINGS,
-        ) as proxy,
-    ):
-        watcher = Watcher(browser, proxy)
+    with FaultRelay(own_s3_server.port) as relay:
+        store = f"s3://{bucket}/a?endpoint_url={quote(relay.endpoint_url, safe='')}"
+        store += f"&region={own_s3_server.region}"
+        with ProxyProcess(
+            cluster.bootstrap, store, tmp_path, archive=TOPIC, settings=SETTINGS
+        ) as proxy:
+            watcher = Watcher(browser, proxy)
+            wait_for("a calm page", watcher.is_calm)
+            watcher.picture("calm")
+            see_the_store_fail(watcher, relay, lambda: produces(cluster, data))
+            see_brokers_fail(watcher, cluster)
+            assert proxy.running
 
-        def calm() -> bool:
-            return watcher.sees("The store answers", "leads 1 of 1") and not watcher.alarms()
 
-        wait_for("a calm page", calm)
-        watcher.picture("calm")
-        for kind, word in (("read", "reads"), ("write", "writes"), ("list", "listings")):
-            label = f'operation="{kind}"'
-            named(
-                watcher, f"store-{kind}",
-                lambda kind=kind: (relay.set(Fault(refuse=(kind,))), produce(cluster.bootstrap, data, 50)),
-                lambda label=label: watcher.metric("fetchproxy_store_up", label) == 0,
-                lambda word=word: watcher.sees(f"The store's {word} have been failing"),
-                lambda kind=kind: watcher.logged("store_failing", operation=kind),
-            )  # fmt: skip
-            relay.set(NO_FAULT)
-            wait_for(f"calm after {kind}", calm)
-        named(
-            watcher, "store-away", lambda: (relay.set(Fault(cut=True)), produce(cluster.bootstrap, data, 50)),
-            lambda: watcher.sees("have been failing" ) or watcher.sees("has been failing"),
-            lambda: watcher.sees("Nothing is being archived"),
-            lambda: watcher.logged("store_failing"),
-        )  # fmt: skip
+def see_the_store_fail(
+    watcher: Watcher, relay: FaultRelay, go_on_producing: Callable[[], None]
+) -> None:
+    def see(kind: str, page: Callable[[], bool]) -> None:
+        operation = "list" if kind == "all" else kind
+        before = len(watcher.lines("store_failing", operation=operation))
+        begun_at = time.monotonic()
+        relay.set(Fault(cut=True) if kind == "all" else Fault(refuse=(kind,)))
+        go_on_producing()
+        watcher.waits(f"store-{kind}", begun_at, {
+            "metric": lambda: watcher.metric("fetchproxy_store_up", f'n="{operation}"') == 0,
+            "page": page,
+            "log": lambda: len(watcher.lines("store_failing", operation=operation)) > before,
+        })  # fmt: skip
         relay.set(NO_FAULT)
-        wait_for("calm after the store", calm)
-        named(
-            watcher, "one-broker", cluster.nodes[3].kill,
-            lambda: watcher.metric("fetchproxy_brokers_reachable") == 2,
-            lambda: watcher.sees("does not answer", "2 of 3 do"),
-            lambda: watcher.logged("broker_away"),
-        )  # fmt: skip
-        cluster.nodes[3].start()
-        wait_for("calm after a broker", calm)
-        named(
-            watcher, "brokers", lambda: [cluster.nodes[node].kill() for node in (1, 2, 3)],
-            lambda: watcher.metric("fetchproxy_brokers_reachable") == 0,
-            lambda: watcher.sees("No broker answers"),
-            lambda: watcher.logged("brokers_away"),
-        )  # fmt: skip
+        wait_for(f"calm after {kind}", watcher.is_calm)
+
+    stopped = "Nothing is being archived"
+    see("read", lambda: watcher.sees("The store's reads have been failing", "are held back"))
+    see("write", lambda: watcher.sees("The store's writes have been failing", stopped))
+    see("list", lambda: watcher.sees("The store's listings have been failing", stopped))
+    see("all", lambda: watcher.sees("been failing", stopped))
+
+
+def see_brokers_fail(watcher: Watcher, cluster: KafkaCluster) -> None:
+    begun_at = time.monotonic()
+    cluster.nodes[3].kill()
+    watcher.waits("one-broker", begun_at, {
+        "metric": lambda: watcher.metric("fetchproxy_brokers_reachable") == 2,
+        "page": lambda: watcher.sees("does not answer", "2 of 3 do"),
+        "log": lambda: watcher.logged("broker_away"),
+    })  # fmt: skip
+    assert watcher.is_ready()
+    cluster.nodes[3].start()
+    wait_for("calm after a broker", watcher.is_calm)
+    begun_at = time.monotonic()
+    for node in (1, 2, 3):
+        cluster.nodes[node].kill()
+    watcher.waits("brokers", begun_at, {
+        "metric": lambda: watcher.metric("fetchproxy_brokers_reachable") == 0,
+        "page": lambda: watcher.sees("No broker answers", "Not ready"),
+        "log": lambda: watcher.logged("brokers_away"),
+        "readiness": lambda: not watcher.is_ready(),
+    })  # fmt: skip
