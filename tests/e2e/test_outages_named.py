@@ -55,6 +55,9 @@ class Watcher:
     def logged(self, event: str, **values: object) -> bool:
         return bool(self.lines(event, **values))
 
+    def store_fails(self, operation: str) -> bool:
+        return self.metric("fetchproxy_store_up", f'operation="{operation}"') == 0
+
     def is_ready(self) -> bool:
         try:
             self._proxy.get("/readyz")
@@ -122,15 +125,17 @@ def see_the_store_fail(
     watcher: Watcher, relay: FaultRelay, go_on_producing: Callable[[], None]
 ) -> None:
     def see(kind: str, page: Callable[[], bool]) -> None:
-        operation = "list" if kind == "all" else kind
-        before = len(watcher.lines("store_failing", operation=operation))
+        operations = ("list", "read", "write") if kind == "all" else (kind,)
+        before = len(watcher.lines("store_failing"))
         begun_at = time.monotonic()
         relay.set(Fault(cut=True) if kind == "all" else Fault(refuse=(kind,)))
         go_on_producing()
         watcher.waits(f"store-{kind}", begun_at, {
-            "metric": lambda: watcher.metric("fetchproxy_store_up", f'n="{operation}"') == 0,
+            "metric": lambda: any(watcher.store_fails(operation) for operation in operations),
             "page": page,
-            "log": lambda: len(watcher.lines("store_failing", operation=operation)) > before,
+            "log": lambda: any(
+                line["operation"] in operations for line in watcher.lines("store_failing")[before:]
+            ),
         })  # fmt: skip
         relay.set(NO_FAULT)
         wait_for(f"calm after {kind}", watcher.is_calm)
