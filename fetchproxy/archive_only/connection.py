@@ -175,7 +175,7 @@ class Connection:
             raise _LimitReached(limit) from None
 
     def _log_closed(self, reason: str, **context: object) -> None:
-        about = (self._client_host, reason, context.get("kind"))
+        about = (self._client_host, reason, context.get("kind"), context.get("user"))
         self._parts.warn(
             "client_connection_closed", about, client=self.client, reason=reason, **context
         )
