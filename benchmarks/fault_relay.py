@@ -23,6 +23,7 @@ from lab.process import free_port
 
 _PIECE_BYTES = 64 * 1024
 _PROJECT = Path(__file__).parents[1]
+_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Fault:
     """`delay_ms` before each piece of an answer that comes after a request; `bytes_per_s` of each
     connection, 0: unlimited; `corrupt`: a bit in each piece of an object that is read and whose
     key ends with `corrupt_suffix`; `cut`: no byte passes either way, and connections stay open;
-    `stale_listings`: a listing that was asked for before is answered as before the fault."""
+    `stale_listings`: a listing that was asked for before is answered as before the fault;
+    `refuse`: kinds of requests that are answered 503: list, read, write, delete."""
 
     delay_ms: int = 0
     bytes_per_s: int = 0
@@ -38,6 +40,7 @@ class Fault:
     corrupt_suffix: str = ""
     cut: bool = False
     stale_listings: bool = False
+    refuse: tuple[str, ...] = ()
 
 
 NO_FAULT = Fault()
@@ -80,6 +83,19 @@ class Exchange:
         flipped = bytearray(data)
         flipped[(body_at + len(data)) // 2] ^= 0x10
         return bytes(flipped)
+
+
+def kind_of(data: bytes) -> str | None:
+    """Of the request that this piece begins with; None: it begins none."""
+    line = data.partition(b"\r\n")[0].split(b" ")
+    if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
+        return None
+    method, target = line[0], line[1]
+    if method == b"GET" and b"list-type=2" in target:
+        return "list"
+    if method == b"DELETE" or (method == b"POST" and target.endswith(b"?delete")):
+        return "delete"
+    return "read" if method in (b"GET", b"HEAD") else "write"
 
 
 class Listing:
@@ -143,9 +159,18 @@ class Relay:
             return
         exchange, listing = Exchange(), Listing(self._listings)
         asked = asyncio.Event()  # since the last piece of an answer
+        refused = False  # so what comes of its body goes nowhere
 
         async def request(data: bytes) -> bytes:
+            nonlocal refused
             await self._joined.wait()
+            kind = kind_of(data)
+            if kind is not None:
+                refused = kind in self.fault.refuse
+                if refused:
+                    writer.write(_REFUSAL)
+            if refused:
+                return b""
             earlier = listing.asked_before(data)
             if earlier is not None and self.fault.stale_listings:
                 writer.write(earlier)

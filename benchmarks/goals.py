@@ -105,7 +105,8 @@ LOOK_UPS = at_most(
 )  # fmt: skip
 TAIL_BESIDE_HOSTILE = at_most(
     "tail p99 beside 50 connections without credentials that do their worst : without them",
-    "x", 1.5,
+    "x", 1.5, "≤ 1.5; memory within its plan",
+    at_most("most memory of the proxy : its plan", "x", 1.0),
 )  # fmt: skip
 SMALL_FETCHES = at_least("small fetches over 1,000 connections : direct", "x", 0.5)
 

@@ -22,6 +22,7 @@ from contextlib import suppress
 PAUSE_S = 0.05
 PIECE_BYTES = 64 * 1024
 FETCH, LIST_OFFSETS, METADATA, PRODUCE, API_VERSIONS = 1, 2, 3, 0, 18
+SASL_HANDSHAKE, DELETE_RECORDS, EPOCHS, SASL_AUTHENTICATE = 17, 21, 23, 36
 MIB = 1024 * 1024
 
 Pieces = Iterator[bytes]
@@ -86,6 +87,35 @@ def many_look_ups() -> Pieces:
     yield from _in_pieces(body)
 
 
+def many_epochs() -> Pieces:
+    entries = b"".join(struct.pack(">iii", number, -1, 0) for number in range(60_000))
+    body = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">i", 60_000) + entries
+    yield head(10 + len(body), EPOCHS, 2)
+    yield from _in_pieces(body)
+
+
+def many_deletions() -> Pieces:
+    entries = b"".join(struct.pack(">iq", number, 1) for number in range(10_000))
+    body = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">i", 10_000) + entries
+    body += struct.pack(">i", 1_000)
+    yield head(10 + len(body), DELETE_RECORDS, 1)
+    yield from _in_pieces(body)
+
+
+def guessed_password() -> Pieces:
+    """A login by PLAIN, once a connection."""
+    yield head(17, SASL_HANDSHAKE, 1) + struct.pack(">h", 5) + b"PLAIN"
+    token = b"\0alice\0guess"
+    yield head(14 + len(token), SASL_AUTHENTICATE, 0) + struct.pack(">i", len(token)) + token
+
+
+def a_byte_at_a_time() -> Pieces:
+    """A legal request whose header comes as slowly as it may."""
+    yield head(200, METADATA, 1)
+    for _ in range(100):
+        yield b"\x00"
+
+
 def endless_transaction() -> Pieces:
     """A Produce whose transactional id is 80 MiB long."""
     yield head(90 * MIB, PRODUCE, 9) + b"\x00\x81\x80\x80\x28"
@@ -112,6 +142,10 @@ HARMS: tuple[Callable[[], Pieces], ...] = (
     ten_thousand_partitions,
     tagged_partitions,
     many_look_ups,
+    many_epochs,
+    many_deletions,
+    guessed_password,
+    a_byte_at_a_time,
     endless_transaction,
     pipelined,
     nothing,

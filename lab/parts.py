@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lab import (
+    browser,
     cache,
     frameworks,
     go_client,
@@ -82,6 +83,11 @@ def set_up_frameworks() -> str:
     )
 
 
+def set_up_browser() -> str:
+    """Taken where the machine has one: no cache entry shows it."""
+    return f"the machine's own browser, {browser.find_browser()}"
+
+
 def set_up_rust() -> str:
     return f"rust-rdkafka {rust_client.rust_rdkafka_versions()[0]} at {rust_client.rust_rdkafka()}"
 
@@ -138,6 +144,12 @@ PARTS: dict[str, Part] = {
             "Kafka Streams, Kafka Connect and MirrorMaker 2, for the matrix of clients and brokers",
             frameworks.FRAMEWORKS_ENTRY,
             set_up_frameworks,
+        ),
+        Part(
+            "browser",
+            "a real Chromium, for tests of the console's page",
+            "browser-of-the-machine",
+            set_up_browser,
         ),
         Part(
             "rust",

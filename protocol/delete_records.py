@@ -70,23 +70,21 @@ def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:
             cursor.skip_tags()
 
 
-def parse_response(payload: Buffer, api_version: int) -> list[DeletionResult]:
-    """The results of an answer without its size prefix. Raises `WireError`."""
+def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:
+    """Step by step, the results of an answer without its size prefix. Raises `WireError`."""
     cursor = response_body(payload, ApiKey.DELETE_RECORDS, api_version)
     flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
     cursor.skip(4, "throttle time")
-    results: list[DeletionResult] = []
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
         for _ in range(cursor.count(flexible) or 0):
             at = cursor.skip(_RESULT.size, "deletion result")
             partition, low_watermark, error_code = _RESULT.unpack_from(payload, at)
-            results.append(DeletionResult(topic, partition, low_watermark, error_code, at))
+            yield DeletionResult(topic, partition, low_watermark, error_code, at)
             if flexible:
                 cursor.skip_tags()
         if flexible:
             cursor.skip_tags()
-    return results
 
 
 def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:

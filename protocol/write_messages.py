@@ -92,7 +92,3 @@ CREATE_TOPICS_RESPONSE = Structure(
         ),
     ),
 )
-
-SASL_HANDSHAKE_RESPONSE = Structure(
-    Field("error_code", I16), Field("mechanisms", Array(TEXT), default=())
-)

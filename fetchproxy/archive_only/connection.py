@@ -17,14 +17,18 @@ from typing import cast
 
 import structlog
 
-from fetchproxy.archive_only.apis import api_versions
+from fetchproxy.archive_only.access.logins import Login, LoginRefused
+from fetchproxy.archive_only.access.user import ANYBODY, NOBODY, User
+from fetchproxy.archive_only.apis import api_versions, sasl
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.archive_only.served_apis import served_api
+from fetchproxy.config.addresses import is_loopback
 from fetchproxy.gateway.answer_pieces import join_small
 from fetchproxy.gateway.answer_turns import ConnectionTurn
-from fetchproxy.gateway.client_rates import ConnectionPace, payer_of
+from fetchproxy.gateway.client_rates import ConnectionPace, host_of, payer_of
 from fetchproxy.gateway.half_closed import is_reset
 from fetchproxy.observability.metrics import (
+    ARCHIVE_ONLY_LOGINS,
     ARCHIVE_ONLY_REFUSED,
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
@@ -46,12 +50,19 @@ Address = tuple[str, int]
 
 # What is handed to the socket at once: asyncio copies what it cannot send.
 _WRITE_BYTES = 256 * 1024
+# Before a client has logged in: the largest token is a user's name with its password.
+_LOGIN_REQUEST_BYTES_MAX = 16 * 1024
+_LOGIN_MAX_S = 30.0
 # At the end a client may take what was written, and its part in ending TLS, for so long.
 _CLOSE_MAX_S = 1.0
 
 
 class _LimitReached(Exception):
-    """The key of `gateway` that says how long this may take."""
+    """The key of `gateway` that says how long this may take, or `login_max_s`."""
+
+
+class _UserGone(Exception):
+    """Who has logged in is not in the file of users any more, or with other passwords."""
 
 
 class Connection:
@@ -66,8 +77,8 @@ class Connection:
     ) -> None:
         self._parts = parts
         self._config = config = parts.gateway
-        payer = payer_of(writer.transport)
-        self._pace = ConnectionPace(parts.rates, lambda: payer)
+        self._payer = payer_of(writer.transport)
+        self._pace = ConnectionPace(parts.rates, lambda: self._payer)
         self._turn = ConnectionTurn(parts.turns)
         self._reader = reader
         self._writer = writer
@@ -76,6 +87,13 @@ class Connection:
         self._client_host = str(peer[0])
         self.client = f"{peer[0]}:{peer[1]}"
         self._host, self._port = advertised((str(local[0]), int(local[1])))
+        self._login: Login | None = None
+        if parts.logins is not None:
+            tls = writer.get_extra_info("sslcontext") is not None
+            secret_path = tls or is_loopback(str(local[0]))
+            self._login = Login(parts.logins, host_of(self._client_host), secret_path)
+            self._login_until = asyncio.get_running_loop().time() + _LOGIN_MAX_S
+        self._ended = False  # when the answer under way has been written
         writer.transport.set_write_buffer_limits(high=config.buffer_bytes_max)
 
     async def serve(self) -> None:
@@ -97,6 +115,8 @@ class Connection:
             self._log_closed(
                 "request_refused", kind=refusal.api, version=refusal.version, hint=refusal.hint
             )
+        except _UserGone as gone:
+            self._log_closed("user_changed", user=str(gone))
         except OSError as error:
             log.debug("client_gone", client=self.client, error=str(error))
         finally:
@@ -119,7 +139,7 @@ class Connection:
             self._turn.give_back()
         del request, pieces
         await self._pace.pause()
-        return True
+        return not self._ended
 
     @property
     def reset_unheard(self) -> bool:
@@ -155,7 +175,7 @@ class Connection:
             raise _LimitReached(limit) from None
 
     def _log_closed(self, reason: str, **context: object) -> None:
-        about = (self._client_host, reason, context.get("kind"))
+        about = (self._client_host, reason, context.get("kind"), context.get("user"))
         self._parts.warn(
             "client_connection_closed", about, client=self.client, reason=reason, **context
         )
@@ -165,11 +185,13 @@ class Connection:
     async def _next_request(self) -> bytes | None:
         """Without size prefix; None where the client has gone. Raises FrameTooLarge."""
         try:
-            async with self._within("idle_max_ms"):
+            async with self._within("idle_max_ms"), self._login_time():
                 begin = await self._reader.readexactly(1)
             async with self._within("half_frame_max_ms"):
                 size = INT32.unpack(begin + await self._reader.readexactly(3))[0]
                 largest = self._parts.config.request_bytes_max
+                if self._logs_in:
+                    largest = min(largest, _LOGIN_REQUEST_BYTES_MAX)
                 if not REQUEST_HEADER_BYTES_MIN <= size <= largest:
                     raise FrameTooLarge(
                         f"size prefix {size} is not within {REQUEST_HEADER_BYTES_MIN} … {largest}"
@@ -186,6 +208,7 @@ class Connection:
             payload,
             client_id(payload, head),
             self._client_host,
+            self._user(),
             self._pace,
             self._turn,
             self._host,
@@ -193,11 +216,66 @@ class Connection:
         )
 
     async def _answer(self, request: Request) -> Sequence[Buffer]:
+        login, key = self._login, request.head.api_key
+        if login is not None and login.user is None and key != ApiKey.API_VERSIONS:
+            return await self._log_in(login, request)
         api = served_api(request.head)
         if api is None:
             return self._refuse(request.head)
         ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
         return await api.answer(self._parts, request)
+
+    # --- login ------------------------------------------------------------------------------------
+
+    @property
+    def _logs_in(self) -> bool:
+        return self._login is not None and self._login.user is None
+
+    @asynccontextmanager
+    async def _login_time(self) -> AsyncIterator[None]:
+        """Raises _LimitReached where a client that has to log in has not."""
+        if not self._logs_in:
+            yield
+            return
+        try:
+            async with asyncio.timeout_at(self._login_until):
+                yield
+        except TimeoutError:
+            raise _LimitReached("login_max_s") from None
+
+    def _user(self) -> User:
+        """Whose request comes now. Raises _UserGone."""
+        if self._login is None or self._parts.logins is None:
+            return ANYBODY
+        if self._login.user is None:
+            return NOBODY
+        user = self._parts.logins.still(self._login.user)
+        if user is None:
+            raise _UserGone(self._login.user.name)
+        return user
+
+    async def _log_in(self, login: Login, request: Request) -> Sequence[Buffer]:
+        """Raises RequestRefused, WireError, _LimitReached."""
+        key = request.head.api_key
+        if key == ApiKey.SASL_HANDSHAKE:
+            pieces, goes_on = sasl.handshake(login, request)
+            self._ended = not goes_on
+            return pieces
+        if key != ApiKey.SASL_AUTHENTICATE:
+            name = ApiKey(key).name if is_known(key) else "unknown"
+            raise RequestRefused(name, request.version, "clients log in first (SASL)")
+        try:
+            async with self._login_time():
+                pieces = await sasl.authenticate(login, request)
+        except LoginRefused as refused:
+            self._ended = True
+            ARCHIVE_ONLY_LOGINS.labels("refused").inc()
+            self._log_closed("login_refused", kind=str(refused), user=refused.user)
+            return sasl.refusal(request, login.mechanism)
+        if login.user is not None:
+            self._payer = f"User:{login.user.name}"
+            ARCHIVE_ONLY_LOGINS.labels("accepted").inc()
+        return pieces
 
     def _refuse(self, head: RequestHead) -> Sequence[Buffer]:
         """Raises RequestRefused: like a broker, which closes on what it does not know."""

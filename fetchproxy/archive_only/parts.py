@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fetchproxy.archive_only.access.logins import Logins
+from fetchproxy.archive_only.access.user import User
 from fetchproxy.archive_only.catalogue import ArchiveWatch
 from fetchproxy.archive_only.groups.committed_offsets import CommittedOffsets
 from fetchproxy.archive_only.groups.group_coordinator import GroupCoordinator
@@ -37,6 +39,7 @@ class ArchiveOnlyParts:
     archive: ArchiveWatch
     groups: GroupCoordinator
     offsets: CommittedOffsets
+    logins: Logins | None  # None: nobody has to log in
     answers: AnswerBudget
     turns: AnswerTurns
     rates: ClientRates
@@ -56,6 +59,7 @@ class Request:
     payload: bytes
     client_id: str
     client_host: str
+    user: User
     pace: ConnectionPace
     turn: ConnectionTurn
     host: str
@@ -68,6 +72,12 @@ class Request:
     @property
     def version(self) -> int:
         return self.head.api_version
+
+    def may_read(self, topic: str) -> bool:
+        return topic in self.user.topics
+
+    def may_join(self, group_id: str) -> bool:
+        return group_id in self.user.groups
 
     def read(self, table: Structure) -> Fields:
         """Raises WireError."""

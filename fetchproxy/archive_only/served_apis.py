@@ -23,6 +23,7 @@ from fetchproxy.archive_only.apis.offset_delete import OFFSET_DELETE
 from fetchproxy.archive_only.apis.offset_fetch import OFFSET_FETCH
 from fetchproxy.archive_only.apis.offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from fetchproxy.archive_only.apis.refused_writes import PRODUCE, REFUSED_WRITES
+from fetchproxy.archive_only.apis.sasl import SASL_HANDSHAKE_REFUSED
 from fetchproxy.archive_only.apis.sync_group import SYNC_GROUP
 from fetchproxy.archive_only.parts import ServedApi
 from protocol.headers import RequestHead
@@ -54,7 +55,7 @@ _APIS = (
 ADVERTISED: Mapping[int, ServedApi] = {api.key: api for api in (*_APIS, api_versions(_APIS))}
 _ANSWERED: Mapping[int, ServedApi] = {
     **ADVERTISED,
-    **{api.key: api for api in REFUSED_WRITES},
+    **{api.key: api for api in (*REFUSED_WRITES, SASL_HANDSHAKE_REFUSED)},
 }
 
 

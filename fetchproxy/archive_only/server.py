@@ -16,6 +16,8 @@ from uuid import NAMESPACE_URL, uuid5
 
 import structlog
 
+from fetchproxy.archive_only.access.logins import Logins
+from fetchproxy.archive_only.access.users_file import UsersFile
 from fetchproxy.archive_only.catalogue import ArchiveWatch
 from fetchproxy.archive_only.connection import Address, Connection
 from fetchproxy.archive_only.groups.committed_offsets import CommittedOffsets
@@ -111,6 +113,7 @@ class ArchiveOnlyServer:
             rlmm, own.refresh_interval_ms / 1000, config.metadata.metadata_reads_max
         )
         clock = asyncio.get_running_loop().time
+        self._users = None if own.users_file is None else UsersFile(own.users_file)
         self._parts = ArchiveOnlyParts(
             config=own,
             gateway=config.gateway,
@@ -120,6 +123,7 @@ class ArchiveOnlyServer:
             archive=self._archive,
             groups=self._groups,
             offsets=self._offsets,
+            logins=None if self._users is None else Logins(self._users, clock),
             answers=AnswerBudget(
                 config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
             ),
@@ -139,6 +143,8 @@ class ArchiveOnlyServer:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opened:
+            if self._users is not None:
+                await self._users.load()
             await opened.enter_async_context(self._offsets)
             await self._archive.load()
             listen = parse_host_port(self._config.listen)
@@ -157,15 +163,19 @@ class ArchiveOnlyServer:
                 self._tasks.create_task(self._archive.run(), name="archive-watch"),
                 self._tasks.create_task(self._sweep(), name="connection-sweeper"),
             ]
+            if self._users is not None:
+                self._own_tasks.append(self._tasks.create_task(self._users.run(), name="users"))
             self._stack = opened.pop_all()
         if tells_address_reached(self._config):
             warn_of_address_reached(self._config, "archive_only")
-        if not is_loopback(listen.host) and self._config.tls_client_auth != "required":
+        closed = self._users is not None or self._config.tls_client_auth == "required"
+        if not is_loopback(listen.host) and not closed:
             log.warning(
                 "archive_open_to_anybody",
                 host=listen.host,
                 port=self.port,
-                hint="gateway.tls_client_auth = required lets in only who has a certificate",
+                hint="archive_only.users_file lets in only users with a password, "
+                "gateway.tls_client_auth = required only who has a certificate",
             )
         log.info(
             "archive_only_listening",

@@ -14,6 +14,7 @@ from fetchproxy.cli.resolve import resolve
 from fetchproxy.cli.restore import restore
 from fetchproxy.cli.segments import segments
 from fetchproxy.cli.serve import serve
+from fetchproxy.cli.user import user
 from fetchproxy.cli.verify import verify
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # they print locals, and locals may hold secrets
 )
-for command in (serve, archive, segments, verify, restore, resolve):
+for command in (serve, archive, segments, verify, restore, resolve, user):
     app.command()(command)
 app.add_typer(index.app, name="index")
 app.add_typer(pipeline.app, name="pipeline")

@@ -102,7 +102,7 @@ class BrokerWatch:
         status = self.status()
         if status.none_for_s is not None:
             return (
-                "No broker answers: clients are not served, and nothing is archived "
+                "No broker answers: until one does clients are not served, and nothing is archived "
                 f"({status.last_error})",
             )
         if not status.away:
@@ -110,7 +110,11 @@ class BrokerWatch:
         number = len(status.away)
         which = f"Broker {status.away[0]}" if number == 1 else f"Brokers {', '.join(status.away)}"
         verb = "does" if number == 1 else "do"
-        return (f"{which} {verb} not answer; {status.known - number} of {status.known} do",)
+        whose = "it leads" if number == 1 else "they lead"
+        return (
+            f"{which} {verb} not answer; {status.known - number} of {status.known} do: partitions "
+            f"that {whose} are neither served nor archived until others lead them",
+        )
 
     async def _ask(self, address: HostPort, broker: _Broker) -> None:
         try:

@@ -18,7 +18,12 @@ class ArchiveOnlyConfig(Section):
     open_to_anybody: bool = Field(
         False,
         description="whoever reaches the listener may read the whole archive; beyond loopback it "
-        "starts with this or with `gateway.tls_client_auth = required` only",
+        "starts with this, with `users_file` or with `gateway.tls_client_auth = required` only",
+    )
+    users_file: Path | None = Field(
+        None,
+        description="clients log in by SASL (PLAIN, SCRAM) as users of this file, which says what "
+        "each may read; lines for it are made by `fetchproxy user`; changes count within seconds",
     )
     refresh_interval_ms: int = Field(
         5_000,

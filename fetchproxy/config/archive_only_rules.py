@@ -18,7 +18,16 @@ _CONTRADICTIONS = {
 
 def archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
     """`places`: where each key that the user has set was set."""
-    if not config.archive_only.enabled:
+    own = config.archive_only
+    if own.users_file is not None and (not own.enabled or own.open_to_anybody):
+        place = places.get("archive_only.users_file", "archive_only.users_file")
+        if own.enabled:
+            return f"archive_only.users_file ({place}) contradicts archive_only.open_to_anybody"
+        return (
+            f"archive_only.users_file ({place}) needs archive_only.enabled: where there are "
+            "brokers, their users and ACLs count"
+        )
+    if not own.enabled:
         if config.attach.archives is not None:
             place = places.get("attach.archives", "attach.archives")
             return f"attach.archives ({place}) needs archive_only.enabled: brokers do not know them"
@@ -36,11 +45,13 @@ def _openness_fault(config: Config, places: Mapping[str, str]) -> str | None:
     gateway = config.gateway
     if is_loopback(parse_host_port(gateway.listen).host):
         return None
-    if gateway.tls_client_auth == "required" or config.archive_only.open_to_anybody:
+    own = config.archive_only
+    if gateway.tls_client_auth == "required" or own.users_file or own.open_to_anybody:
         return None
     place = places.get("gateway.listen", "gateway.listen")
     return (
         f"gateway.listen = {gateway.listen} ({place}): in archive-only mode whoever reaches it "
-        "would read the whole archive; expected gateway.tls_client_auth = required, or "
+        "would read the whole archive; expected archive_only.users_file, "
+        "gateway.tls_client_auth = required, or "
         "archive_only.open_to_anybody = true where that is meant"
     )

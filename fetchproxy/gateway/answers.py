@@ -25,6 +25,7 @@ class Answer:
 
     __slots__ = ("correlation_id",)
 
+    walked_slowly = False  # what lies in it is looked at so closely that little may come at once
     on_done: Callable[[], None] | None = None  # asked of those that leave whole
 
     def __init__(self, correlation_id: int) -> None:
@@ -69,6 +70,7 @@ class FetchAnswer(Answer):
         "on_done",
         "on_plain",
         "version",
+        "walked_slowly",
     )
 
     def __init__(
@@ -90,6 +92,7 @@ class FetchAnswer(Answer):
         self.on_done: Callable[[], None] | None = None
         self.on_arrival: Callable[[], None] | None = None
         self.on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
+        self.walked_slowly = False  # it may be of very many partitions
         self.discarded = False  # scanned like any other, but nothing leaves
 
     @property

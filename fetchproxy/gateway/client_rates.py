@@ -36,10 +36,11 @@ def payer_of(transport: asyncio.BaseTransport) -> str:
     if names:
         return repr(names)
     peer = transport.get_extra_info("peername")
-    return _host(str(peer[0])) if peer else "unknown"
+    return host_of(str(peer[0])) if peer else "unknown"
 
 
-def _host(address: str) -> str:
+def host_of(address: str) -> str:
+    """The address; of IPv6 what a host has to itself."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:

@@ -358,6 +358,12 @@ ARCHIVE_ONLY_REFUSED = _counter(
     "Requests that an archive cannot answer, by API key",
     "api",
 )
+ARCHIVE_ONLY_LOGINS = _counter(
+    "fetchproxy_archive_only_logins",
+    "Logins of users of the archive's own (archive_only.users_file): accepted, refused",
+    "result",
+    values=("accepted", "refused"),
+)
 ARCHIVE_ONLY_TOPICS = _gauge(
     "fetchproxy_archive_only_topics", "Topics that archive-only mode serves"
 )

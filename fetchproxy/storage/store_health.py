@@ -25,8 +25,9 @@ log = structlog.get_logger(__name__)
 
 # Shorter troubles show in the metrics alone: one throttled request is no news for a log.
 LOGGED_AFTER_S = 1.0
-# Small objects, ranges and listings are answered in less by any store that works.
-SILENT_AFTER_S = 10.0
+# Small objects, ranges and listings are answered in less by any store that works. As the console
+# looks each 5 s, a store that falls silent is named within 15 s.
+SILENT_AFTER_S = 8.0
 LOOK_INTERVAL_S = 1.0
 
 

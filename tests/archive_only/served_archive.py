@@ -17,6 +17,7 @@ from fetchproxy.archive_only.server import ArchiveOnlyServer
 from fetchproxy.config.sections import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
+from fetchproxy.tls.reloading import listener_context
 
 REFRESH_MS = 100
 
@@ -107,7 +108,13 @@ async def serve_archive(
     async with (
         StoreBackedRemoteLogMetadataManager(planted.rsm, config.metadata) as rlmm,
         RemoteFetchPurgatory(config.remote_fetch, rlmm, planted.rsm, random.Random(1)) as purgatory,
-        ArchiveOnlyServer(config, rlmm, purgatory, lambda p: f"{p}-{next(ids)}") as server,
+        ArchiveOnlyServer(
+            config,
+            rlmm,
+            purgatory,
+            lambda p: f"{p}-{next(ids)}",
+            listener_context(config.gateway, config.tls),
+        ) as server,
     ):
         served = ServedArchive(server)
         try:

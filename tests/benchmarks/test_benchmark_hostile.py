@@ -56,10 +56,12 @@ def test_the_goal_is_about_who_has_no_credentials() -> None:
     measured = Measured()
     for listener, how in itertools.product((STRANGERS, OPEN), (CALM, HOSTILE)):
         slower = {STRANGERS: 1.2, OPEN: 3.0}[listener] if how == HOSTILE else 1.0
+        measured.memory_mib[listener] = [(100.0 if listener == OPEN else 80.0, 200.0)] * 2
         measured.latencies[listener, how] = [[slower] * 100, [2 * slower] * 100]
     rows = {row.name: row for row in rows_of(measured)}
     assert rows[TAIL_BESIDE_HOSTILE.words].value == pytest.approx(1.2)
     assert TAIL_BESIDE_HOSTILE.met_by(rows[TAIL_BESIDE_HOSTILE.words].value)
+    assert rows[f"{TAIL_BESIDE_HOSTILE.words}: most memory of the proxy : its plan"].value == 0.5
     assert rows[f"the same, {OPEN}: what they send is parsed"].value == pytest.approx(3.0)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
-from fetchproxy.gateway.broker_link import BrokerLink
+from fetchproxy.gateway.broker_link import WALKED_BYTES, BrokerLink
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from protocol import fetch_response as fr
 from protocol.error_codes import ErrorCode
@@ -207,3 +207,18 @@ def test_two_answers_in_one_piece_leave_in_order() -> None:
     both.arrives([first + framed(16)])
     assert b"".join(both.client.pieces).startswith(first)
     assert both.client.answers == 2
+
+
+@pytest.mark.parametrize("version", [11, 12, 16])
+def test_little_comes_at_once_of_what_is_walked_slowly(version: int) -> None:
+    """Ten thousand partitions without records in one piece hold the loop for milliseconds."""
+    for slowly in (False, True):
+        answer = fetch_answer(version, [])
+        answer.on_plain = None
+        answer.walked_slowly = slowly
+        talk = Conversation(answer)
+        frame = framed(version, records=b"")
+        for piece in (b"", frame[:30], frame[30:]):
+            talk.arrives([piece] if piece else [])
+            whole = piece == frame[30:]
+            assert (len(talk.link.get_buffer(-1)) <= WALKED_BYTES) == (slowly and not whole)

@@ -44,7 +44,7 @@ def test_response_and_patch(version: int) -> None:
     @given(values(RESPONSE, version), st.data())
     def check(value: dict[str, Any], data: st.DataObject) -> None:
         payload = bytearray(encode_response(RESPONSE, version, value))
-        results = parse_response(payload, version)
+        results = list(parse_response(payload, version))
         assert [r[:4] for r in results] == [
             (t["Name"], p["PartitionIndex"], p["LowWatermark"], p["ErrorCode"])
             for t in value["Topics"]
@@ -93,4 +93,4 @@ def test_garbage_raises_only_wire_errors(version: int, junk: bytes) -> None:
     with contextlib.suppress(WireError):
         parse_request(junk, 0, version)
     with contextlib.suppress(WireError):
-        parse_response(junk, version)
+        list(parse_response(junk, version))

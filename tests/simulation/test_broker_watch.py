@@ -77,7 +77,10 @@ def test_one_that_goes_is_named_and_is_no_outage() -> None:
         leave(simulated.nodes[1])
         await asyncio.sleep(KNOWN_WITHIN_S)
         assert (watch.status().away, reachable()) == (("10.0.0.2:9092",), 2)
-        assert watch.headlines() == ("Broker 10.0.0.2:9092 does not answer; 2 of 3 do",)
+        assert watch.headlines() == (
+            "Broker 10.0.0.2:9092 does not answer; 2 of 3 do: partitions that it leads are neither "
+            "served nor archived until others lead them",
+        )
         assert watch.missing() == ()
         assert [(e["event"], e["address"]) for e in entries] == [("broker_away", "10.0.0.2:9092")]
         # The others name it no more, and still it is away.
@@ -103,7 +106,7 @@ def test_when_none_answers_new_clients_are_not_served() -> None:
         assert none_for_s <= now() - began
         assert watch.missing() == ("brokers: none answers",)
         [headline] = watch.headlines()
-        assert headline.startswith("No broker answers: clients are not served")
+        assert headline.startswith("No broker answers: until one does clients are not served")
         assert reachable() == 0
         assert [e["event"] for e in entries].count("brokers_away") == 1
         come_back(simulated.nodes[0])

@@ -7,8 +7,9 @@ A client that means another cluster or node is told to bootstrap anew, as by a b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from fetchproxy.archive_only.apis import sasl
 from fetchproxy.archive_only.parts import NODE_ID, Answer, ArchiveOnlyParts, Request, ServedApi
 from protocol.api_versions import unsupported_version_response
 from protocol.apis import PROXIED_VERSIONS, ApiKey
@@ -29,11 +30,8 @@ def api_versions(others: Iterable[ServedApi]) -> ServedApi:
     return ServedApi(ApiKey.API_VERSIONS, LOWEST, HIGHEST, _answer_with(named))
 
 
-def _answer_with(named: dict[ApiKey, tuple[int, int]]) -> Answer:
-    ranges = [
-        {"api_key": key, "min_version": low, "max_version": high}
-        for key, (low, high) in sorted(named.items())
-    ]
+def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
+    ranges, with_sasl = _ranges(named), _ranges({**named, **sasl.VERSIONS})
 
     async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         asked = request.read(API_VERSIONS_REQUEST)
@@ -42,9 +40,17 @@ def _answer_with(named: dict[ApiKey, tuple[int, int]]) -> Answer:
         ):
             refusal = {"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()}
             return request.respond(API_VERSIONS_RESPONSE, refusal)
-        return request.respond(API_VERSIONS_RESPONSE, {"api_keys": ranges})
+        offered = ranges if parts.logins is None else with_sasl
+        return request.respond(API_VERSIONS_RESPONSE, {"api_keys": offered})
 
     return answer
+
+
+def _ranges(named: Mapping[ApiKey, tuple[int, int]]) -> list[dict[str, int]]:
+    return [
+        {"api_key": key, "min_version": low, "max_version": high}
+        for key, (low, high) in sorted(named.items())
+    ]
 
 
 def too_new(head: RequestHead) -> Sequence[Buffer]:

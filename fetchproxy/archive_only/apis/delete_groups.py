@@ -15,7 +15,11 @@ from protocol.primitives import Buffer
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     results = []
     for group_id in elements(request.read(DELETE_GROUPS_REQUEST)["groups_names"]):
-        error = await _delete(parts, group_id)
+        error = (
+            await _delete(parts, group_id)
+            if request.may_join(group_id)
+            else ErrorCode.GROUP_AUTHORIZATION_FAILED
+        )
         results.append({"group_id": group_id, "error_code": error})
     return request.respond(DELETE_GROUPS_RESPONSE, {"results": results})
 

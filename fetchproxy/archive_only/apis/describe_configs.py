@@ -39,17 +39,19 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     wanted = {
         (resource["resource_type"], resource["resource_name"]): resource for resource in asked
     }
-    results = [_describe(parts, resource) for resource in wanted.values()]
+    results = [_describe(parts, request, resource) for resource in wanted.values()]
     return request.respond(DESCRIBE_CONFIGS_RESPONSE, {"results": results})
 
 
-def _describe(parts: ArchiveOnlyParts, resource: Fields) -> dict[str, Any]:
+def _describe(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> dict[str, Any]:
     kind, name, wanted = (
         resource["resource_type"],
         resource["resource_name"],
         resource["configuration_keys"],
     )
     result = {"resource_type": kind, "resource_name": name, "configs": ()}
+    if kind == _TOPIC and not request.may_read(name):
+        return result | {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
     if kind == _TOPIC and name in parts.archive.catalogue.by_name:
         settings = _TOPIC_SETTINGS
     elif kind == _TOPIC:

@@ -19,11 +19,20 @@ _NOT_FOUND_FROM = 6  # before, an unknown group is shown as Dead and without err
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = elements(request.read(DESCRIBE_GROUPS_REQUEST)["groups"])
-    groups = [_describe(parts, group_id, request.version) for group_id in dict.fromkeys(asked)]
+    groups = [_describe(parts, request, group_id) for group_id in dict.fromkeys(asked)]
     return request.respond(DESCRIBE_GROUPS_RESPONSE, {"groups": groups})
 
 
-def _describe(parts: ArchiveOnlyParts, group_id: str, version: int) -> dict[str, Any]:
+def _describe(parts: ArchiveOnlyParts, request: Request, group_id: str) -> dict[str, Any]:
+    if not request.may_join(group_id):
+        return {
+            "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            "group_id": group_id,
+            "group_state": "",
+            "protocol_type": "",
+            "protocol_data": "",
+            "members": (),
+        }
     group = parts.groups.group(group_id)
     if group is not None:
         return {
@@ -41,7 +50,7 @@ def _describe(parts: ArchiveOnlyParts, group_id: str, version: int) -> dict[str,
         "protocol_data": "",
         "members": (),
     }
-    if not known and version >= _NOT_FOUND_FROM:
+    if not known and request.version >= _NOT_FOUND_FROM:
         described["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
         described["error_message"] = f"Group {group_id} not found."
     return described

@@ -25,22 +25,28 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = request.read(DESCRIBE_TOPIC_PARTITIONS_REQUEST)
     by_name = parts.archive.catalogue.by_name
     named = {topic["name"] for topic in elements(asked["topics"])}
+    shown = named or {name for name in by_name if request.may_read(name)}
     cursor = asked["cursor"]
     first, skipped = (cursor["topic_name"], cursor["partition_index"]) if cursor else ("", 0)
     left = min(max(asked["response_partition_limit"], 1), PARTITIONS_MAX)
     topics: list[dict[str, Any]] = []
     following = None
-    for name in sorted(named or by_name):
+    for name in sorted(shown):
         if name < first:
             continue
         if left == 0:
             following = {"topic_name": name, "partition_index": 0}
             break
         topic = by_name.get(name)
-        if topic is None:
-            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        allowed = request.may_read(name)
+        if topic is None or not allowed:
+            error = (
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if allowed
+                else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            )
             topics.append(
-                {"error_code": unknown, "name": name, "topic_id": ZERO_UUID, "partitions": ()}
+                {"error_code": error, "name": name, "topic_id": ZERO_UUID, "partitions": ()}
             )
             continue
         start = max(skipped, 0) if name == first else 0

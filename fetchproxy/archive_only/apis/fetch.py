@@ -68,7 +68,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         return [encode_error_response(fetch.version, fetch.correlation_id, code)]
     if fetch.isolation_level not in tuple(IsolationLevel):
         raise MalformedMessage(f"isolation level {fetch.isolation_level}")
-    tips = {key: _tip(parts, key, fetch.version) for key in fetch.partitions}
+    tips = {key: _tip(parts, key, fetch.version, request) for key in fetch.partitions}
     # Who owes by his byte rate is told so at once; the connection then pauses.
     owed_s = request.pace.owed_s()
     found = _Round() if owed_s else await _read(parts, fetch, tips, request)
@@ -83,14 +83,35 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics, owed_ms)
 
 
-def _tip(parts: ArchiveOnlyParts, key: PartitionKey, version: int) -> TopicIdPartition | None:
+def _tip(
+    parts: ArchiveOnlyParts, key: PartitionKey, version: int, request: Request
+) -> TopicIdPartition | None:
+    """None where there is nothing that this user may read."""
     ref, partition = key
     catalogue = parts.archive.catalogue
     if version >= TOPIC_IDS_FROM:
         topic = catalogue.by_id.get(UUID(bytes=ref))
     else:
         topic = catalogue.by_name.get(_name(ref))
-    return None if topic is None else topic.partition(partition)
+    if topic is None or not request.may_read(topic.name):
+        return None
+    return topic.partition(partition)
+
+
+def _missing(
+    parts: ArchiveOnlyParts, key: PartitionKey, version: int, request: Request
+) -> ErrorCode:
+    """Why `_tip` is None. Of a name that may not be read nobody hears whether it is there."""
+    if version < TOPIC_IDS_FROM:
+        name = _name(key[0])
+    else:
+        topic = parts.archive.catalogue.by_id.get(UUID(bytes=key[0]))
+        if topic is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        name = topic.name
+    if not request.may_read(name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _name(ref: TopicRef) -> str:
@@ -118,7 +139,7 @@ async def _read(
     await request.turn.take(min(_bytes_max(parts, fetch), asked_bytes), deadline)
     await parts.answers.wait_for_room(deadline)
     while True:
-        found = _judge_by_memory(parts, fetch, tips)
+        found = _judge_by_memory(parts, fetch, tips, request)
         reads = {
             key: tip
             for key, tip in tips.items()
@@ -142,18 +163,13 @@ def _judge_by_memory(
     parts: ArchiveOnlyParts,
     fetch: FetchRequest,
     tips: Mapping[PartitionKey, TopicIdPartition | None],
+    request: Request,
 ) -> _Round:
-    """Unknown topics, and partitions that are known to be read to their end."""
+    """Topics that are unknown or not the user's, and partitions that are read to their end."""
     found = _Round()
     for key, tip in tips.items():
         if tip is None:
-            by_id = fetch.version >= TOPIC_IDS_FROM
-            known = by_id and UUID(bytes=key[0]) in parts.archive.catalogue.by_id
-            found.errors[key] = (
-                ErrorCode.UNKNOWN_TOPIC_ID
-                if by_id and not known
-                else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            )
+            found.errors[key] = _missing(parts, key, fetch.version, request)
             continue
         view = parts.rlmm.view(tip)
         if view is not None and is_end(fetch.partitions[key].fetch_offset, view):

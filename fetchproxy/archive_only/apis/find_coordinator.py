@@ -34,9 +34,19 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
             "error_code": ErrorCode.INVALID_REQUEST,
             "error_message": "an archive coordinates consumer groups only",
         }
+    refused = {
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+        "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        "error_message": "",
+    }
     if request.version >= _MANY_FROM:
         keys = dict.fromkeys(elements(asked["coordinator_keys"]))
-        found = {"coordinators": [found | {"key": key} for key in keys]}
+        every = [(found if request.may_join(key) else refused) | {"key": key} for key in keys]
+        found = {"coordinators": every}
+    elif not request.may_join(asked["key"]):
+        found = refused
     return request.respond(FIND_COORDINATOR_RESPONSE, found)
 
 

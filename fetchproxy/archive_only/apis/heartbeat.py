@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fetchproxy.archive_only.groups.group_values import Membership
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey
+from protocol.error_codes import ErrorCode
 from protocol.group_messages import HEARTBEAT_REQUEST, HEARTBEAT_RESPONSE
 from protocol.primitives import Buffer
 
@@ -14,7 +15,11 @@ from protocol.primitives import Buffer
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = request.read(HEARTBEAT_REQUEST)
     member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
-    error = parts.groups.heartbeat(asked["group_id"], member)
+    error = (
+        parts.groups.heartbeat(asked["group_id"], member)
+        if request.may_join(asked["group_id"])
+        else ErrorCode.GROUP_AUTHORIZATION_FAILED
+    )
     return request.respond(HEARTBEAT_RESPONSE, {"error_code": error})
 
 

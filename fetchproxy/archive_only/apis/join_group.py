@@ -47,15 +47,17 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
 def _read(config: ArchiveOnlyConfig, request: Request) -> tuple[str, JoinRequest | JoinReply]:
     """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
     asked = request.read(JOIN_GROUP_REQUEST)
-    error = _error(config, asked)
+    error = _error(config, request, asked)
     if error is not ErrorCode.NONE:
         return asked["group_id"], JoinReply(error, asked["member_id"])
     return asked["group_id"], _join_request(request, asked)
 
 
-def _error(config: ArchiveOnlyConfig, asked: Fields) -> ErrorCode:
+def _error(config: ArchiveOnlyConfig, request: Request, asked: Fields) -> ErrorCode:
     if not asked["group_id"]:
         return ErrorCode.INVALID_GROUP_ID
+    if not request.may_join(asked["group_id"]):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
     low, high = config.group_session_timeout_min_ms, config.group_session_timeout_max_ms
     if not low <= asked["session_timeout_ms"] <= high:
         return ErrorCode.INVALID_SESSION_TIMEOUT

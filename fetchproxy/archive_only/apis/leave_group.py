@@ -16,6 +16,9 @@ _MANY_FROM = 3
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = request.read(LEAVE_GROUP_REQUEST)
+    if not request.may_join(asked["group_id"]):
+        refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": ()}
+        return request.respond(LEAVE_GROUP_RESPONSE, refused)
     if request.version < _MANY_FROM:
         errors = parts.groups.leave(asked["group_id"], [(asked["member_id"], None)])
         error = ErrorCode.UNKNOWN_MEMBER_ID if errors is None else errors[0]

@@ -31,7 +31,9 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
             "group_type": _CLASSIC,
         }
         for group_id, (protocol_type, state) in found.items()
-        if (not states or state.value.lower() in states) and (not types or _CLASSIC in types)
+        if request.may_join(group_id)
+        and (not states or state.value.lower() in states)
+        and (not types or _CLASSIC in types)
     ]
     return request.respond(LIST_GROUPS_RESPONSE, {"groups": groups})
 

@@ -44,7 +44,10 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = wire.parse_request(payload, request.head.body_position, request.version).asked
     del payload
     catalogue = parts.archive.catalogue
-    tips = [catalogue.partition(one.topic, one.partition) for one in asked]
+    tips = [
+        catalogue.partition(one.topic, one.partition) if request.may_read(one.topic) else None
+        for one in asked
+    ]
     views = await parts.archive.views(tip for tip in tips if tip is not None)
     waiting = [
         (one, None if tip is None else views[tip]) for one, tip in zip(asked, tips, strict=True)
@@ -55,7 +58,10 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         while waiting:
             one, view = waiting.pop()
             key = (one.topic, one.partition)
-            results[key] = await _look_up(parts, one, view, request.version)
+            if request.may_read(one.topic):
+                results[key] = await _look_up(parts, one, view, request.version)
+            else:
+                results[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED, _NONE
             await asyncio.sleep(0)  # what is in memory is found without waiting
 
     async with asyncio.TaskGroup() as looking:

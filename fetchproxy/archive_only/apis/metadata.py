@@ -26,11 +26,12 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     catalogue = parts.archive.catalogue
     # v0 has no null array: there the empty one means all topics.
     if asked is None or (request.version == 0 and not asked):
-        topics = [topic_fields(topic) for topic in catalogue.by_name.values()]
+        known = catalogue.by_name.values()
+        topics = [topic_fields(topic) for topic in known if request.may_read(topic.name)]
     else:
         # Each once, as a broker does: a small request must not make a huge answer.
         wanted = {(topic["name"], topic["topic_id"]): topic for topic in asked}
-        topics = [_asked_topic(catalogue, topic, request.version) for topic in wanted.values()]
+        topics = [_asked_topic(catalogue, topic, request) for topic in wanted.values()]
     return request.respond(
         METADATA_RESPONSE,
         {
@@ -42,15 +43,19 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     )
 
 
-def _asked_topic(catalogue: Catalogue, asked: Fields, version: int) -> dict[str, Any]:
+def _asked_topic(catalogue: Catalogue, asked: Fields, request: Request) -> dict[str, Any]:
     name, topic_id = asked["name"], asked["topic_id"] or ZERO_UUID
-    if version >= _BY_ID_FROM and name is None:
+    if request.version >= _BY_ID_FROM and name is None:
         topic = catalogue.by_id.get(topic_id)
         missing = ErrorCode.UNKNOWN_TOPIC_ID
     else:
         topic = catalogue.by_name.get(name or "")
         missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         topic_id = ZERO_UUID
+        if not request.may_read(name or ""):  # as a broker does, also of one that is not there
+            topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if topic is not None and not request.may_read(topic.name):
+        topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if topic is not None:
         return topic_fields(topic)
     return {"error_code": missing, "name": name, "topic_id": topic_id, "partitions": ()}

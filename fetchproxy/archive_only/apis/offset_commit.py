@@ -32,13 +32,17 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = request.read(OFFSET_COMMIT_REQUEST)
     group = asked["group_id"]
     member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
-    refused = parts.groups.check_commit(group, member)
+    refused = (
+        parts.groups.check_commit(group, member)
+        if request.may_join(group)
+        else ErrorCode.GROUP_AUTHORIZATION_FAILED
+    )
     changes: dict[OffsetKey, CommittedOffset | None] = {}
     errors: dict[OffsetKey, ErrorCode] = {}
     for topic in elements(asked["topics"]):
         for partition in elements(topic["partitions"]):
             key = OffsetKey(group, topic["name"], partition["partition_index"])
-            error, committed = _committed(parts, key, partition)
+            error, committed = _committed(parts, request, key, partition)
             errors[key] = error if refused is ErrorCode.NONE else refused
             if errors[key] is ErrorCode.NONE:
                 changes[key] = committed
@@ -49,8 +53,10 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
 
 
 def _committed(
-    parts: ArchiveOnlyParts, key: OffsetKey, asked: Fields
+    parts: ArchiveOnlyParts, request: Request, key: OffsetKey, asked: Fields
 ) -> tuple[ErrorCode, CommittedOffset | None]:
+    if not request.may_read(key.topic):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
     topic = parts.archive.catalogue.by_name.get(key.topic)
     metadata = asked["committed_metadata"]
     if topic is None or topic.partition(key.partition) is None:

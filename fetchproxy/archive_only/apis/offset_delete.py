@@ -21,6 +21,9 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = request.read(OFFSET_DELETE_REQUEST)
     group = asked["group_id"]
     error = ErrorCode.NONE
+    if not request.may_join(group):
+        refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": ()}
+        return request.respond(OFFSET_DELETE_RESPONSE, refused)
     if parts.groups.group(group) is not None:
         error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     elif not parts.offsets.has_group(group):
@@ -34,13 +37,21 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     ]
     if error is ErrorCode.NONE:
         try:
-            await parts.offsets.commit(dict.fromkeys(keys))
+            allowed = (key for key in keys if request.may_read(key.topic))
+            await parts.offsets.commit(dict.fromkeys(allowed))
         except OSError:
             error = ErrorCode.COORDINATOR_NOT_AVAILABLE
     topics = [
         {
             "name": key.topic,
-            "partitions": [{"partition_index": key.partition, "error_code": error}],
+            "partitions": [
+                {
+                    "partition_index": key.partition,
+                    "error_code": error
+                    if request.may_read(key.topic)
+                    else ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                }
+            ],
         }
         for key in keys
     ]

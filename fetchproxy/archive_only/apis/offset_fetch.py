@@ -5,18 +5,20 @@ A commit belongs to the incarnation of the topic that its name meant then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fetchproxy.archive_only.groups.committed_offsets import CommittedOffset
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey
+from protocol.error_codes import ErrorCode
 from protocol.message_codec import Fields, elements
 from protocol.offset_messages import OFFSET_FETCH_REQUEST, OFFSET_FETCH_RESPONSE
 from protocol.primitives import Buffer
 
 _MANY_GROUPS_FROM = 8
 _ALL_TOPICS_FROM = 2
+_ERROR_OF_GROUP_FROM = 2  # before: of each partition
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -24,29 +26,48 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     if request.version < _MANY_GROUPS_FROM:
         topics = asked["topics"] if request.version >= _ALL_TOPICS_FROM else asked["topics"] or []
         return request.respond(
-            OFFSET_FETCH_RESPONSE, {"topics": _fetch(parts, asked["group_id"], topics)}
+            OFFSET_FETCH_RESPONSE, _fetch(parts, request, asked["group_id"], topics)
         )
     wanted = {one["group_id"]: one["topics"] for one in elements(asked["groups"])}
     groups = [
-        {"group_id": group_id, "topics": _fetch(parts, group_id, topics)}
+        {"group_id": group_id} | _fetch(parts, request, group_id, topics)
         for group_id, topics in wanted.items()
     ]
     return request.respond(OFFSET_FETCH_RESPONSE, {"groups": groups})
 
 
 def _fetch(
-    parts: ArchiveOnlyParts, group: str, topics: Sequence[Fields] | None
-) -> list[dict[str, Any]]:
+    parts: ArchiveOnlyParts, request: Request, group: str, topics: Sequence[Fields] | None
+) -> dict[str, Any]:
     """`topics` is None for all that the group has committed."""
+    if not request.may_join(group):
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        asked = topics if request.version < _ERROR_OF_GROUP_FROM else ()
+        refused = {t["name"]: list(elements(t["partition_indexes"])) for t in asked or ()}
+        return {"error_code": error, "topics": _refused(refused, error)}
     by_name: dict[str, list[int]] = {}
     if topics is None:
         for key, committed in parts.offsets.of_group(group):
+            if not request.may_read(key.topic):
+                continue
             if _current(parts, key.topic, committed) is not None:
                 by_name.setdefault(key.topic, []).append(key.partition)
     else:
         by_name = {t["name"]: list(elements(t["partition_indexes"])) for t in topics}
-    return [
+    hidden = {n: by_name.pop(n) for n in list(by_name) if not request.may_read(n)}
+    found = [
         {"name": name, "partitions": [_partition(parts, group, name, p) for p in numbers]}
+        for name, numbers in by_name.items()
+    ]
+    return {"topics": found + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
+
+
+def _refused(by_name: Mapping[str, list[int]], error: ErrorCode) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "partitions": [{"partition_index": p, "error_code": error} for p in numbers],
+        }
         for name, numbers in by_name.items()
     ]
 

@@ -25,7 +25,13 @@ from protocol.primitives import Buffer
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     catalogue = parts.archive.catalogue
     asked = [
-        (topic["topic"], partition, catalogue.partition(topic["topic"], partition["partition"]))
+        (
+            topic["topic"],
+            partition,
+            catalogue.partition(topic["topic"], partition["partition"])
+            if request.may_read(topic["topic"])
+            else None,
+        )
         for topic in elements(request.read(OFFSET_FOR_LEADER_EPOCH_REQUEST)["topics"])
         for partition in elements(topic["partitions"])
     ]
@@ -33,7 +39,10 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     topics: dict[str, list[dict[str, Any]]] = {}
     for name, partition, tip in asked:
         view = None if tip is None else views[tip]
-        topics.setdefault(name, []).append(_end_offset(view, partition))
+        end = _end_offset(view, partition)
+        if not request.may_read(name):
+            end["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        topics.setdefault(name, []).append(end)
     values = [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
     return request.respond(OFFSET_FOR_LEADER_EPOCH_RESPONSE, {"topics": values})
 

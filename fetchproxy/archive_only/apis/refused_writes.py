@@ -19,7 +19,6 @@ from protocol.write_messages import (
     INIT_PRODUCER_ID_RESPONSE,
     PRODUCE_REQUEST,
     PRODUCE_RESPONSE,
-    SASL_HANDSHAKE_RESPONSE,
 )
 
 REASON = "this node serves an archive, which cannot be written to"
@@ -60,15 +59,8 @@ async def refuse_create_topics(parts: ArchiveOnlyParts, request: Request) -> Seq
     return request.respond(CREATE_TOPICS_RESPONSE, {"topics": topics})
 
 
-async def refuse_sasl_handshake(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """As a broker's plaintext listener answers: there is no authentication by SASL."""
-    values = {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": ()}
-    return request.respond(SASL_HANDSHAKE_RESPONSE, values)
-
-
 PRODUCE = ServedApi(ApiKey.PRODUCE, 0, 12, refuse_produce)
 REFUSED_WRITES = (
     ServedApi(ApiKey.INIT_PRODUCER_ID, 0, 5, refuse_init_producer_id),
     ServedApi(ApiKey.CREATE_TOPICS, 0, 7, refuse_create_topics),
-    ServedApi(ApiKey.SASL_HANDSHAKE, 0, 1, refuse_sasl_handshake),
 )

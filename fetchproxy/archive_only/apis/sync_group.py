@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetchproxy.archive_only.groups.group_values import Membership, SyncRequest
+from fetchproxy.archive_only.groups.group_values import Membership, SyncReply, SyncRequest
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey
+from protocol.error_codes import ErrorCode
 from protocol.group_messages import SYNC_GROUP_REQUEST, SYNC_GROUP_RESPONSE
 from protocol.message_codec import elements
 from protocol.primitives import Buffer
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    reply = await parts.groups.sync(*_read(request))
+    group_id, sync = _read(request)
+    if request.may_join(group_id):
+        reply = await parts.groups.sync(group_id, sync)
+    else:
+        reply = SyncReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     return request.respond(
         SYNC_GROUP_RESPONSE,
         {

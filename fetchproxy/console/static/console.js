@@ -5,6 +5,7 @@ const POLL_MS = 1000;
 const POLL_MANY_MS = 5000;
 const MANY_PARTITIONS = 1000;
 const ROWS_MAX = 200;
+const TOPICS_MIN = 12; // more only where they have a fault: the table is not to be far below
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -286,9 +287,12 @@ function drawTopics(topics) {
   $("topics-part").hidden = topics.length < 2 && !topics.some((t) => t.partitions > ROWS_MAX);
   if (list.dataset.key === key) return;
   list.dataset.key = key;
-  const more = topics.length - ROWS_MAX;
-  list.replaceChildren(...topics.slice(0, ROWS_MAX).map(topicLine));
-  if (more > 0) list.append(make("li", "quiet", `${count(more)} more topics without a fault`));
+  const shown = Math.min(Math.max(topics.filter((t) => t.faulty).length, TOPICS_MIN), ROWS_MAX);
+  const rest = topics.slice(shown);
+  const faulty = rest.filter((t) => t.faulty).length;
+  list.replaceChildren(...topics.slice(0, shown).map(topicLine));
+  const which = faulty ? `${count(faulty)} of them with a fault` : "without a fault";
+  if (rest.length) list.append(make("li", "quiet", `${count(rest.length)} more topics, ${which}`));
 }
 
 function drawPartitions({ partitions, concerns, partitions_total: total, partitions_matching: matching }) {

@@ -27,7 +27,7 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.gateway.answers import HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.many_items import each_of
+from fetchproxy.many_items import collected, each_of
 from fetchproxy.model import TopicIdPartition
 from protocol import delete_records as wire
 from protocol.apis import PROXIED_VERSIONS, ApiKey
@@ -76,8 +76,9 @@ async def _correct(
         async with at_once:
             wire.patch(corrected, await _in_both_tiers(parts, result, offset, deadline))
 
+    results = await collected(wire.parse_response(payload, version))
     async with asyncio.TaskGroup() as tasks:
-        for result in wire.parse_response(payload, version):
+        async for result in each_of(results):
             offset = asked.get((result.topic, result.partition))
             if offset is not None and not result.error_code:
                 tasks.create_task(correct(result, offset), name="raise-log-start")

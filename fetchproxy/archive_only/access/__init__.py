@@ -1,0 +1,1 @@
+"""Who may read an archive without brokers: users of its own, by SASL. See docs/archive-only.md."""

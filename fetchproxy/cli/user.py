@@ -1,0 +1,73 @@
+"""`fetchproxy user`: makes the lines of one user for `archive_only.users_file`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from fetchproxy.archive_only.access.scram import HASHES, ITERATIONS_MADE, credential_of
+from fetchproxy.archive_only.access.users import parse_users
+from fetchproxy.cli.running import users_errors
+from fetchproxy.errors import ConfigError
+
+_SALT_BYTES = 24
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="PATTERN",
+        help="May be read: a whole name, a beginning and *, or * for all; may be repeated.",
+    ),
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option("--group", metavar="PATTERN", help="Consumer groups, likewise."),
+]
+
+
+def user(name: Name, topics: Topics = None, groups: Groups = None) -> None:
+    """Print a user's lines for the file that `archive_only.users_file` names.
+
+    Asks for the password, or takes the first line of stdin. The lines hold salted hashes of it
+    (SCRAM-SHA-256, SCRAM-SHA-512), and not the password.
+
+    Exit codes: 0; 2 the name, a pattern or the password cannot be used.
+    """
+    with users_errors():
+        lines = user_lines(name, _password(), topics or [], groups or [])
+    typer.echo(lines, nl=False)
+
+
+def user_lines(name: str, password: str, topics: list[str], groups: list[str]) -> str:
+    """Raises ConfigError."""
+    if not password:
+        raise ConfigError("the password is empty")
+    lines = [f"[{_quoted(name)}]", f"topics = {_quoted(topics)}", f"groups = {_quoted(groups)}"]
+    for mechanism in HASHES:
+        salt = os.urandom(_SALT_BYTES)
+        made = credential_of(mechanism, password.encode(), salt, ITERATIONS_MADE)
+        lines.append(f"{mechanism} = {_quoted(made.text())}")
+    text = "\n".join([*lines, ""])
+    try:
+        parse_users(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return text
+
+
+def _password() -> str:
+    if sys.stdin.isatty():
+        answer: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        return answer
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _quoted(value: object) -> str:
+    """JSON's strings and lists of strings are TOML's too."""
+    return json.dumps(value, ensure_ascii=False)

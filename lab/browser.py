@@ -1,0 +1,120 @@
+"""A real Chromium without a window, driven by its DevTools protocol: for tests of pages.
+
+It is the machine's own (Debian: packages `chromium`, or Google's Chrome); none is downloaded. What
+it would ask of its maker's servers is switched off. Each command is a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import tempfile
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from lab.errors import PartFailed, PartMissing
+from lab.process import ServerProcess
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_HOW = "Install chromium with the system's package manager."
+_FLAGS = (
+    "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+    "--remote-debugging-port=0", "--window-size=1280,1400",
+)  # fmt: skip
+_START_S = 60.0
+_COMMAND_S = 60.0
+
+
+def find_browser() -> Path:
+    """Raises PartMissing with the reason."""
+    for name in _NAMES:
+        if found := shutil.which(name):
+            return Path(found)
+    raise PartMissing("browser", f"none of {', '.join(_NAMES)} is on PATH", _HOW)
+
+
+class Browser:
+    """`with Browser() as page: page.open(url); page.text()`. One page."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="lab-browser-")
+        self._profile = Path(self._folder.name) / "profile"
+        command = [str(find_browser()), *_FLAGS, f"--user-data-dir={self._profile}"]
+        if os.geteuid() == 0:  # its sandbox is for users without rights
+            command.append("--no-sandbox")
+        log = Path(self._folder.name) / "log"
+        self._process = ServerProcess("browser", [*command, "about:blank"], log)
+        self._page = ""
+
+    def __enter__(self) -> Self:
+        try:
+            self._process.start()
+            self._process.wait_until(self._find_page, _START_S)
+        except BaseException:
+            self._process.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.stop()
+        self._folder.cleanup()
+
+    def open(self, url: str) -> None:
+        self._do("Page.navigate", url=url)
+
+    def text(self, selector: str = "body") -> str:
+        """As it is to be seen: nothing of what is hidden."""
+        return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText"))
+
+    def evaluate(self, expression: str) -> Any:
+        """Raises PartFailed where it throws."""
+        done = self._do("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in done:
+            raise PartFailed(f"{expression}: {done['exceptionDetails']}")
+        return done["result"].get("value")
+
+    def screenshot(self, file: Path) -> None:
+        done = self._do("Page.captureScreenshot", format="png")
+        file.write_bytes(base64.b64decode(done["data"]))
+
+    def _find_page(self) -> bool:
+        try:
+            port = (self._profile / "DevToolsActivePort").read_text().splitlines()[0]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+                pages = [each for each in json.load(answer) if each["type"] == "page"]
+        except (OSError, IndexError):
+            return False
+        self._page = pages[0]["webSocketDebuggerUrl"] if pages else ""
+        return bool(pages)
+
+    def _do(self, method: str, **params: object) -> dict[str, Any]:
+        """Raises PartFailed, TimeoutError."""
+        return asyncio.run(self._ask(method, params))
+
+    async def _ask(self, method: str, params: dict[str, object]) -> dict[str, Any]:
+        async with (
+            asyncio.timeout(_COMMAND_S),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(self._page, max_msg_size=0) as page,
+        ):
+            await page.send_json({"id": 1, "method": method, "params": params})
+            async for message in page:
+                told = json.loads(message.data)
+                if told.get("id") == 1:
+                    if "error" in told:
+                        raise PartFailed(f"{method}: {told['error']}")
+                    return dict(told["result"])
+        raise PartFailed(f"{method}: the browser has closed its connection")
