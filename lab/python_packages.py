@@ -12,9 +12,15 @@ from lab import cache
 from lab.errors import PartMissing
 
 
+def entry(requirement: str) -> str:
+    """Its name in the cache."""
+    name, _, version = requirement.partition("==")
+    # Compiled packages differ per Python version; a cache may outlive the Python that filled it.
+    return f"python-{name}-{version}-py{sys.version_info.major}{sys.version_info.minor}"
+
+
 def install(requirement: str) -> Path:
     """The folder that `requirement` (`name==version`) is installed in, with its dependencies."""
-    name, _, version = requirement.partition("==")
 
     def build(folder: Path) -> None:
         cache.say(f"installing the Python package {requirement}")
@@ -28,6 +34,4 @@ def install(requirement: str) -> Path:
                 "Give pip a way to its registry, or fill the cache on a machine that has one.",
             )
 
-    # Compiled packages differ per Python version; a cache may outlive the Python that filled it.
-    tag = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return cache.build_once(f"python-{name}-{version}-{tag}", build)
+    return cache.build_once(entry(requirement), build)
