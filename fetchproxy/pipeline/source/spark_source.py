@@ -58,9 +58,7 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
     def schema(self) -> str:
         with SentenceFirst():
             headers = parse_options(dict(self.options), streaming=True).include_headers
-        return ", ".join(
-            f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if headers or name != "headers"
-        )
+        return all_columns(headers=headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with SentenceFirst():
@@ -83,6 +81,10 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
         names = sorted(name for name in self.options if is_not_needed(name))
         if names:
             log.info("options_not_needed", reason="no broker is asked", names=names)
+
+
+def all_columns(*, headers: bool) -> str:
+    return schema_of(name for name in _COLUMN_TYPES if headers or name != "headers")
 
 
 def schema_of(columns: Iterable[str]) -> str:
