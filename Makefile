@@ -40,11 +40,11 @@ format: venv  ## let ruff format and fix what it can
 	$(BIN)/ruff format
 
 test: check  ## check, set up the real parts, run every test that is not slow
-	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients
+	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients spark-oldest spark-newest
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: check  ## the same with the slow tests
-	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients frameworks rust spark
+	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients frameworks rust spark spark-oldest spark-4.1 spark-4.2 spark-newest
 	$(BIN)/python -m pytest
 
 oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others

@@ -26,6 +26,7 @@ from fetchproxy.pipeline.source.spark_errors import SentenceFirst
 from fetchproxy.pipeline.source.spark_partition import RemoteLogPartition
 from fetchproxy.pipeline.source.spark_versions import check_batch, check_stream
 from fetchproxy.pipeline.source.stream_source import RemoteLogStreamReader
+from fetchproxy.pipeline.source.task_progress import logged
 from fetchproxy.pipeline.source.task_reader import RowFilter, read_task
 from fetchproxy.pipeline.worker_process import keep_what_is_loaded
 
@@ -136,7 +137,8 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
             times = self._filters.timestamp
             rows = RowFilter(times.least, times.most)
             with SentenceFirst():
-                yield from read_task(self._options, partition.task, self._columns, rows)
+                batches = read_task(self._options, partition.task, self._columns, rows)
+                yield from logged(partition.task, batches)
         keep_what_is_loaded()
 
 

@@ -20,6 +20,7 @@ from fetchproxy.pipeline.source.spark_versions import (
     default_limit,
     is_limited,
 )
+from fetchproxy.pipeline.source.task_progress import logged
 from fetchproxy.pipeline.source.task_reader import read_task
 from fetchproxy.pipeline.worker_process import keep_what_is_loaded
 
@@ -69,7 +70,8 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
         if partition.task is not None:
             with SentenceFirst():
-                yield from read_task(self._options, partition.task, self._columns)
+                batches = read_task(self._options, partition.task, self._columns)
+                yield from logged(partition.task, batches)
         keep_what_is_loaded()
 
     def commit(self, end: StreamOffset) -> None:
