@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fetchproxy.pipeline.source.archive_then_live import archive_then_live
 from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.spark_source import NAME, RemoteLogDataSource, schema_of
+from fetchproxy.pipeline.source.spark_source import NAME, register_source, schema_of
 from fetchproxy.pipeline.source.spark_versions import ADMITS, check_batch, check_stream
 
 __all__ = ["archive_then_live", "follow_archive", "read_archive", "register"]
@@ -29,7 +29,7 @@ _TO_THE_END = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 def register(spark: SparkSession) -> None:
     """The format `remotelog` in this session; a stream of it with availableNow goes to its end."""
-    spark.dataSource.register(RemoteLogDataSource)
+    register_source(spark)
     if not ADMITS:
         spark.conf.set(_TO_THE_END, "true")
 

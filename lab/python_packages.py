@@ -25,6 +25,9 @@ def install(requirement: str) -> Path:
     def build(folder: Path) -> None:
         cache.say(f"installing the Python package {requirement}")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+        if requirement.startswith("pyspark=="):
+            # From source: the wheel is unpacked at once, so to compress it is work for nothing.
+            command.append("--config-settings=--build-option=--compression=stored")
         done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["no output"])[-1]

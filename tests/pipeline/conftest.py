@@ -58,3 +58,17 @@ def any_spark(request: pytest.FixtureRequest, find_part: FindSpark) -> Iterator[
     program = find_part(part, start)
     yield program
     program.close()
+
+
+@pytest.fixture(scope="module", params=list(PYSPARKS))
+def any_kafka_spark(request: pytest.FixtureRequest, find_part: FindSpark) -> Iterator[SparkProgram]:
+    """A session of each PySpark 4 with the Kafka source that can be had for it."""
+    part: str = request.param
+
+    def start() -> SparkProgram:
+        check_set_up(part)
+        return SparkProgram(PYSPARKS[part])
+
+    program = find_part(part, start)
+    yield program
+    program.close()

@@ -167,12 +167,13 @@ def test_sparks_kafka_source_reads_archived_offsets_through_the_proxy(
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_archive_then_live_has_no_gap_and_no_duplicate(
-    spark: SparkProgram,
+    any_kafka_spark: SparkProgram,
     kafka_server: KafkaServer,
     create_topic: CreateTopic,
     store: Path,
     tmp_path: Path,
 ) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
     written = {**brokers, "topic": topic}
@@ -207,8 +208,9 @@ def test_archive_then_live_has_no_gap_and_no_duplicate(
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_archive_then_live_fails_where_the_brokers_have_forgotten_the_crossing(
-    spark: SparkProgram, kafka_server: KafkaServer, create_topic: CreateTopic, store: Path
+    any_kafka_spark: SparkProgram, kafka_server: KafkaServer, create_topic: CreateTopic, store: Path
 ) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
     spark.ask("produce", {**brokers, "topic": topic}, records(200))
@@ -226,13 +228,14 @@ def at_places(rows: list[Any]) -> list[tuple[int, int]]:
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_what_is_not_archived_at_the_crossing_is_read_live_and_once(
-    spark: SparkProgram,
+    any_kafka_spark: SparkProgram,
     kafka_server: KafkaServer,
     create_topic: CreateTopic,
     store: Path,
     tmp_path: Path,
 ) -> None:
     """A partition that has no record yet, and one that is made later, both archived meanwhile."""
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
     written = {**brokers, "topic": topic}
@@ -258,12 +261,13 @@ def test_what_is_not_archived_at_the_crossing_is_read_live_and_once(
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_bounds_of_archive_then_live_hold(
-    spark: SparkProgram,
+    any_kafka_spark: SparkProgram,
     kafka_server: KafkaServer,
     create_topic: CreateTopic,
     store: Path,
     tmp_path: Path,
 ) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
     written = {**brokers, "topic": topic}
@@ -286,12 +290,13 @@ def test_bounds_of_archive_then_live_hold(
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_archive_then_live_says_in_one_line_what_is_wrong(
-    spark: SparkProgram,
+    any_kafka_spark: SparkProgram,
     kafka_server: KafkaServer,
     create_topic: CreateTopic,
     store: Path,
     tmp_path: Path,
 ) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
     spark.ask("produce", {**brokers, "topic": topic}, records(20))
@@ -315,12 +320,13 @@ def test_archive_then_live_says_in_one_line_what_is_wrong(
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_a_stream_follows_the_archive_and_goes_on_after_a_restart(
-    spark: SparkProgram,
+    any_kafka_spark: SparkProgram,
     kafka_server: KafkaServer,
     create_topic: CreateTopic,
     store: Path,
     tmp_path: Path,
 ) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     written = {"kafka.bootstrap.servers": kafka_server.bootstrap, "topic": topic}
     options = remote(store, topic, startingOffsets="earliest")

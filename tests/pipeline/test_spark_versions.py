@@ -94,13 +94,17 @@ def test_filters_of_one_query_do_not_reach_another(
             any_spark.rows("remotelog", options_of(archive, pushFilters="true"))
 
 
-def test_a_kept_frame_sees_what_was_archived_later(
+def test_another_frame_sees_what_was_archived_later(
     any_spark: SparkProgram, archive: WrittenArchive
 ) -> None:
-    any_spark.ask("keep", "grows", options_of(archive))
-    assert len(any_spark.ask("kept_rows", "grows")) == 80
+    """A frame that is kept sees it with PySpark 4.0 alone: newer ones keep the first query's plan
+    with it, as the page says."""
+    any_spark.ask("keep", "kept", options_of(archive))
+    assert len(any_spark.ask("kept_rows", "kept")) == 80
     add(archive, 60)
-    assert len(any_spark.ask("kept_rows", "grows")) == 90
+    later = 90 if any_spark.version < "4.1" else 80
+    assert len(any_spark.ask("kept_rows", "kept")) == later
+    assert len(any_spark.rows("remotelog", options_of(archive))) == 90
 
 
 def test_names_that_the_archive_does_not_know_are_errors(
@@ -122,7 +126,7 @@ def test_names_that_the_archive_does_not_know_are_errors(
             checkpoint = str(tmp_path / f"checkpoint-{len(said)}")
             stream = {"startingOffsets": "earliest", **options}
             ended = any_spark.ask("available_now", stream, checkpoint)
-            assert "remotelog: " in ended["failed"]
+            assert "remotelog: " in ended["failed"], ended
 
 
 def test_a_query_of_what_is_there_gets_to_its_end_also_after_a_crash(
@@ -131,7 +135,7 @@ def test_a_query_of_what_is_there_gets_to_its_end_also_after_a_crash(
     checkpoint = str(tmp_path / "checkpoint")
     options = options_of(archive, startingOffsets="earliest")
     crashed = any_spark.ask("available_now", options, checkpoint, 0)
-    assert "the sink fails" in crashed["failed"]
+    assert "the sink fails" in crashed["failed"], crashed
     add(archive, 60)
     done = any_spark.ask("available_now", options, checkpoint)
     assert done["failed"] == ""
@@ -158,7 +162,7 @@ def test_limits_hold_in_every_batch_up_to_the_end(
         assert f"{next(iter(limit))}: needs PySpark 4.2 or newer" in ended["failed"]
         return
     crashed = any_spark.ask("available_now", options, checkpoint, 2)
-    assert "the sink fails" in crashed["failed"]
+    assert "the sink fails" in crashed["failed"], crashed
     add(archive, 20, OTHER)
     done = any_spark.ask("available_now", options, checkpoint)
     batches = [batch for batch in (*crashed["batches"], *done["batches"]) if batch]

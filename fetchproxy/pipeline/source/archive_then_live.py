@@ -28,7 +28,7 @@ from fetchproxy.pipeline.source.crossing_file import CrossingFile
 from fetchproxy.pipeline.source.kafka_admin import KafkaAdmin, LiveTopics, kafka_admin
 from fetchproxy.pipeline.source.kafka_options import is_live_only
 from fetchproxy.pipeline.source.options import EARLIEST, BoundKind, SourceOptions, parse_options
-from fetchproxy.pipeline.source.spark_source import NAME, RemoteLogDataSource, all_columns
+from fetchproxy.pipeline.source.spark_source import NAME, all_columns, register_source
 from fetchproxy.pipeline.source.spark_versions import check_stream
 from fetchproxy.pipeline.source.store_thread import LoopThread
 from fetchproxy.storage.layout import uuid_text
@@ -65,7 +65,7 @@ def archive_then_live(
     """
     streaming = crossing_at is not None
     parsed = _parsed(options, streaming=streaming)
-    spark.dataSource.register(RemoteLogDataSource)
+    register_source(spark)
     file = None if crossing_at is None else CrossingFile(spark, crossing_at)
     crossing = None if file is None else file.read()
     with kafka_admin(spark, options) as admin:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
@@ -82,6 +84,15 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
         names = sorted(name for name in self.options if is_not_needed(name))
         if names:
             log.info("options_not_needed", reason="no broker is asked", names=names)
+
+
+def register_source(spark: SparkSession) -> None:
+    """PySpark 4.0 refuses a format that it has found by itself, in `pyspark_remotelog`."""
+    try:
+        spark.dataSource.register(RemoteLogDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def all_columns(*, headers: bool) -> str:
