@@ -47,7 +47,7 @@ class SparkProgram:
                 text=True,
             )
 
-    def ask(self, *request: Any, timeout_s: float = 600.0) -> Any:
+    def ask(self, *request: Any, timeout_s: float = 1800.0) -> Any:
         """What the verb has found; AssertionError with what Spark said where it failed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -181,12 +181,16 @@ class Verbs:
 
         reader = self.spark.readStream.format("remotelog").options(**options)
         writer = reader.load().writeStream.foreachBatch(take)
-        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-        failed = ""
-        try:
-            query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - the asker is told
-            failed = str(error)
+        writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        while True:
+            query, failed = writer.start(), ""
+            try:
+                query.awaitTermination()
+            except Exception as error:  # noqa: BLE001 - the asker is told
+                failed = str(error)
+            # Spark gives a Python process ten seconds to start, also on a busy machine.
+            if "failed to connect back" not in failed:
+                break
         latest = [each["sources"][0].get("latestOffset") for each in query.recentProgress]
         return {"batches": batches, "failed": failed, "latest": latest}
 
