@@ -11,7 +11,7 @@ import pytest
 from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.pipeline.source.followed_archive import FollowedArchive, StreamOffset
 from fetchproxy.pipeline.source.options import parse_options
@@ -167,7 +167,7 @@ def test_a_new_query_of_a_name_that_the_archive_does_not_know_fails(
     ):
         stream.initial()
     with (
-        pytest.raises(ConfigError, match=r"store file://.*/no: .*is not there"),
+        pytest.raises(StorageUnavailable, match=r"store file://.*/no: .*is not there"),
         followed(archive, store=(tmp_path / "no").as_uri()),
     ):
         pass
