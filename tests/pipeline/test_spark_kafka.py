@@ -302,15 +302,15 @@ def test_archive_then_live_says_in_one_line_what_is_wrong(
     spark.ask("produce", {**brokers, "topic": topic}, records(20))
     archive_now(kafka_server, store, topic)
     good = {**remote(store, topic), **brokers}
-    damaged = tmp_path / "checkpoint-crossing.json"
-    damaged.write_text("")
+    Path(tmp_path, "damaged-crossing.json").write_text("")
     for options, said in (
         ({**good, "topics": f"{topic},typo"}, "topic 'typo': UnknownTopicOrPartitionException"),
         (remote(store, topic), "'kafka.bootstrap.servers' is needed"),
-        (good, "checkpoint-crossing.json is damaged"),
+        (good, r"damaged-crossing\.json is damaged"),
     ):
         with pytest.raises(SparkSays, match=said) as failed:
-            spark.ask("crossing_stream", options, str(tmp_path / "checkpoint"))
+            checkpoint = "damaged" if options is good else "checkpoint"
+            spark.ask("crossing_stream", options, str(tmp_path / checkpoint))
         assert len(str(failed.value).splitlines()) == 1
     assigned = {name: value for name, value in good.items() if name != "topics"}
     with pytest.raises(SparkSays, match="the brokers have no partition 7"):
