@@ -308,8 +308,8 @@ def test_archive_then_live_says_in_one_line_what_is_wrong(
         (remote(store, topic), "'kafka.bootstrap.servers' is needed"),
         (good, r"damaged-crossing\.json is damaged"),
     ):
+        checkpoint = "damaged" if options is good else "checkpoint"
         with pytest.raises(SparkSays, match=said) as failed:
-            checkpoint = "damaged" if options is good else "checkpoint"
             spark.ask("crossing_stream", options, str(tmp_path / checkpoint))
         assert len(str(failed.value).splitlines()) == 1
     assigned = {name: value for name, value in good.items() if name != "topics"}
