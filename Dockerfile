@@ -12,6 +12,7 @@ RUN python -m venv /opt/build \
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY protocol protocol
 COPY fetchproxy fetchproxy
+COPY pyspark_remotelog pyspark_remotelog
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /src/wheels . \
     && /opt/fetchproxy/bin/pip install --no-cache-dir --no-index --no-deps /src/wheels/*.whl
 

@@ -13,7 +13,7 @@ MINUTES ?= 30
 SEED ?=
 UV := uv==0.13.8
 # Tests with these marks mostly wait, for servers and their own waits; the others compute. So they run side by side.
-REAL_PARTS := kafka or s3 or hdfs
+REAL_PARTS := kafka or s3 or hdfs or spark
 
 .PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline soak chaos lock clean
 
@@ -42,7 +42,7 @@ format: venv  ## let ruff format and fix what it can
 	$(BIN)/ruff format
 
 test: check  ## check, set up the real parts, run every test that is not slow
-	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients
+	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients spark-oldest spark-newest
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; real=0; alone=0; \
 	echo 'pytest -m "not ($(REAL_PARTS))" runs beside this; its output follows at the end'; \
 	nice -n 10 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" >"$$log" 2>&1 & beside=$$!; \
@@ -51,7 +51,7 @@ test: check  ## check, set up the real parts, run every test that is not slow
 	exit $$((real | alone))
 
 test-all: check  ## the same with the slow tests
-	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients frameworks rust spark
+	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients frameworks rust spark spark-oldest spark-4.1 spark-4.2 spark-newest
 	$(BIN)/python -m pytest
 
 oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others

@@ -24,7 +24,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 async def _make_store(folder: Path) -> None:
     async with RemoteStorageManager(FilesystemObjectStore(folder, create=True)) as rsm:
-        await rsm.list_partitions()
+        await rsm.identity.check_to_put()
 
 
 def measure(cache: Path) -> dict[str, float]:

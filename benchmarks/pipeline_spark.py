@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from fetchproxy.pipeline.jobs.backfill import backfill
-from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource
+from fetchproxy.pipeline.source.spark_source import register_source
 
 # Every column is looked at, and no two records' bytes can be exchanged unnoticed for each other.
 ALL_COLUMNS = (
@@ -158,7 +158,7 @@ def main(asked: str, answer: str) -> None:
     }
     builder = SparkSession.builder.master(f"local[{os.cpu_count()}]").appName("benchmark")
     spark = builder.config(map=settings).getOrCreate()
-    spark.dataSource.register(RemoteLogDataSource)
+    register_source(spark)
     contest = Contest(spark, question)
     memory = WorkerMemory()
     memory.start()

@@ -10,18 +10,13 @@ import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource
+from fetchproxy.spark import read_archive
 
 
 def main(store: str, topic: str) -> None:
     spark = SparkSession.builder.appName("orders a day").getOrCreate()
-    spark.dataSource.register(RemoteLogDataSource)
-    records = (
-        spark.read.format("remotelog")
-        .schema("value binary, timestamp timestamp")  # no other column is built
-        .options(store=store, topics=topic, isolationLevel="read_committed")
-        .load()
-    )
+    columns = ["value", "timestamp"]  # no other column is built
+    records = read_archive(spark, store, topic, columns=columns, isolationLevel="read_committed")
     days = records.groupBy(f.to_date("timestamp").alias("day")).agg(
         f.count("*").alias("records"), f.sum(f.length("value")).alias("bytes")
     )

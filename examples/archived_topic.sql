@@ -1,5 +1,5 @@
--- The last hour before an incident, from the archive. In a session that has registered the source
--- (spark.dataSource.register(RemoteLogDataSource)):
+-- The last hour before an incident, from the archive. Spark finds the format by itself where fetchproxy
+-- is installed: spark-sql -f examples/archived_topic.sql
 CREATE TEMPORARY VIEW archived_orders
 USING remotelog
 OPTIONS (

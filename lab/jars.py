@@ -25,6 +25,7 @@ class Artifact:
     name: str
     version: str
     classifier: str = ""
+    alone: bool = False  # without what it says that it needs: the caller names that itself
 
     @property
     def coordinate(self) -> str:
@@ -43,7 +44,11 @@ def fetch(entry: str, artifacts: list[Artifact]) -> Path:
             failure = _by_maven(maven, artifacts, folder)
             if failure is None:
                 return
+            if any(artifact.alone for artifact in artifacts):
+                raise PartMissing(entry, f"Maven could not fetch it ({failure[-300:]})", _HOW)
             cache.say(f"{entry}: Maven failed, trying jgo instead\n{failure}")
+        if any(artifact.alone for artifact in artifacts):
+            raise PartMissing(entry, "only Maven can leave out what an artifact needs", _HOW)
         cache.say(f"{entry}: downloading jars by {JGO} (about a minute)")
         _by_jgo(entry, artifacts, folder)
 
@@ -73,12 +78,18 @@ def _by_maven(maven: str, artifacts: list[Artifact], folder: Path) -> str | None
     return None if done.returncode == 0 else (done.stdout + done.stderr)[-2000:]
 
 
+_NOTHING_ELSE = (
+    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+)
+
+
 def _pom(artifacts: list[Artifact]) -> str:
     dependencies = "".join(
         "<dependency>"
         f"<groupId>{artifact.group}</groupId><artifactId>{artifact.name}</artifactId>"
         f"<version>{artifact.version}</version>"
         + (f"<classifier>{artifact.classifier}</classifier>" if artifact.classifier else "")
+        + (_NOTHING_ELSE if artifact.alone else "")
         + "</dependency>"
         for artifact in artifacts
     )

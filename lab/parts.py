@@ -99,6 +99,20 @@ def set_up_spark() -> str:
     return f"PySpark {spark.SPARK_VERSION} and its Kafka connector ({jars} jars) on {on}"
 
 
+def set_up_pyspark(version: str) -> str:
+    runtime = java.find_java_up_to(spark.JAVA_VERSION_MAX)
+    return f"PySpark in {spark.pyspark(version)} on Java {runtime.version} from {runtime.origin}"
+
+
+def _pyspark(name: str, version: str) -> Part:
+    return Part(
+        name,
+        f"PySpark {version}, for the tests of the data source on each PySpark",
+        spark.pyspark_entry(version),
+        lambda: set_up_pyspark(version),
+    )
+
+
 def _kafka(name: str, version: str) -> Part:
     return Part(
         name,
@@ -113,6 +127,14 @@ OTHER_KAFKAS = {
     "kafka-oldest": kafka_versions.KAFKA_OLDEST,
     "kafka-3.9": kafka_versions.KAFKA_3_9,
     "kafka-newest": kafka_versions.KAFKA_NEWEST,
+}
+
+# Each PySpark that the data source is tested on; the first and the last one in short tests as well.
+PYSPARKS = {
+    "spark-oldest": spark.SPARK_VERSION,
+    "spark-4.1": spark.SPARK_4_1,
+    "spark-4.2": spark.SPARK_4_2,
+    "spark-newest": spark.SPARK_NEWEST,
 }
 
 PARTS: dict[str, Part] = {
@@ -163,6 +185,7 @@ PARTS: dict[str, Part] = {
             spark.SPARK_ENTRY,
             set_up_spark,
         ),
+        *(_pyspark(name, version) for name, version in PYSPARKS.items()),
     )
 }
 

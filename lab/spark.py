@@ -20,18 +20,32 @@ from lab import cache, jars, java, python_packages
 from lab.errors import PartFailed
 from lab.jars import Artifact
 
-# The newest release of which every part of the connector is published.
+# The oldest that the product takes, and the newest release of which every part of the connector is
+# published in one version. Every other test with Spark runs on it.
 SPARK_VERSION = "4.0.0"
+SPARK_4_1 = "4.1.4"
+SPARK_4_2 = "4.2.1"
+SPARK_NEWEST = "4.3.0"
 SPARK_ENTRY = f"spark-kafka-{SPARK_VERSION}"
 JAVA_VERSION_MAX = 21  # what Spark 4.0 supports
+# What can be had for the others: (connector, token provider), which run with them as well.
+_CONNECTORS = {
+    SPARK_4_1: ("4.1.3", "4.0.0"),
+    SPARK_4_2: ("4.2.0", "4.2.0"),
+    SPARK_NEWEST: ("4.2.0", "4.2.0"),
+}
+_CONNECTOR_NEEDS = (
+    Artifact("org.apache.kafka", "kafka-clients", "3.9.2", alone=True),
+    Artifact("org.apache.commons", "commons-pool2", "2.12.1", alone=True),
+)
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 _PROGRAM = Path(__file__).with_name("clients") / "spark_kafka/main.py"
 
 
-def spark_environment() -> dict[str, str]:
+def spark_environment(version: str = SPARK_VERSION) -> dict[str, str]:
     """What a Python process needs to import pyspark and to start it. Raises PartMissing."""
     return {
-        "PYTHONPATH": str(pyspark()),
+        "PYTHONPATH": str(pyspark(version)),
         "PYSPARK_PYTHON": sys.executable,
         "JAVA_HOME": str(_java_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -60,16 +74,25 @@ def _java_home() -> Path:
     return cache.build_once(f"spark-java-{digest}", build)
 
 
-def pyspark() -> Path:
+def pyspark(version: str = SPARK_VERSION) -> Path:
     """The folder with PySpark (450 MB from source: minutes when first used)."""
-    return python_packages.install(f"pyspark=={SPARK_VERSION}")
+    return python_packages.install(f"pyspark=={version}")
 
 
-def kafka_connector() -> list[Path]:
+def pyspark_entry(version: str) -> str:
+    return python_packages.entry(f"pyspark=={version}")
+
+
+def kafka_connector(version: str = SPARK_VERSION) -> list[Path]:
     """The jars of Spark's Kafka connector that Spark itself does not bring. Raises PartMissing."""
-    connector = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_VERSION)
-    there = {_artifact(jar) for jar in (pyspark() / "pyspark/jars").glob("*.jar")}
-    found = sorted(jars.fetch(SPARK_ENTRY, [connector]).glob("*.jar"))
+    connector, provider = _CONNECTORS.get(version, (version, version))
+    alone = version in _CONNECTORS
+    wanted = [Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", connector, alone=alone)]
+    if alone:
+        name = "spark-token-provider-kafka-0-10_2.13"
+        wanted += [Artifact("org.apache.spark", name, provider, alone=True), *_CONNECTOR_NEEDS]
+    there = {_artifact(jar) for jar in (pyspark(version) / "pyspark/jars").glob("*.jar")}
+    found = sorted(jars.fetch(f"spark-kafka-{version}", wanted).glob("*.jar"))
     return [jar for jar in found if _artifact(jar) not in there]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("protocol", "fetchproxy")
+PACKAGES = ("protocol", "fetchproxy", "pyspark_remotelog")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 400
 NAMES_THAT_SAY_NOTHING = {"common", "helper", "helpers", "misc", "util", "utils"}

@@ -54,11 +54,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
-def test_the_wheel_has_the_two_packages_whole(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_its_packages_whole(wheel: zipfile.ZipFile) -> None:
     built = {name for name in wheel.namelist() if ".dist-info/" not in name}
     here = {
         str(path.relative_to(ROOT))
-        for package in ("protocol", "fetchproxy")
+        for package in ("protocol", "fetchproxy", "pyspark_remotelog")
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }

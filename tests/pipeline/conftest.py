@@ -10,19 +10,30 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
 sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
 
+import pytest
 from folder_fixture import folder_fixture
 from spark_program import SparkProgram
 
 from lab.errors import PartMissing
-from lab.parts import PARTS, is_cached
+from lab.parts import PARTS, PYSPARKS, is_cached
 
 
 def started_where_it_is_set_up() -> SparkProgram:
     """Not installed for a short test: that takes minutes. `make test-all` does it beforehand."""
-    if not is_cached(PARTS["spark"]):
-        raise PartMissing("spark", "it is not set up", "Run `python -m lab setup spark`.")
+    check_set_up("spark")
     return SparkProgram()
 
+
+def check_set_up(part: str) -> None:
+    if not is_cached(PARTS[part]):
+        raise PartMissing(part, "it is not set up", f"Run `python -m lab setup {part}`.")
+
+
+# The first and the last one are in short tests, each minor in `make test-all`.
+VERSIONS = [
+    pytest.param(part, marks=[pytest.mark.slow] * (part not in ("spark-oldest", "spark-newest")))
+    for part in PYSPARKS
+]
 
 FindSpark = Callable[[str, Callable[[], SparkProgram]], SparkProgram]
 
@@ -31,5 +42,33 @@ FindSpark = Callable[[str, Callable[[], SparkProgram]], SparkProgram]
 def spark(find_part: FindSpark) -> Iterator[SparkProgram]:
     """One Spark session, with Spark's Kafka source and `remotelog`, for a folder's tests."""
     program = find_part("spark", started_where_it_is_set_up)
+    yield program
+    program.close()
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def any_spark(request: pytest.FixtureRequest, find_part: FindSpark) -> Iterator[SparkProgram]:
+    """A session of each PySpark 4, without a Kafka source."""
+    part: str = request.param
+
+    def start() -> SparkProgram:
+        check_set_up(part)
+        return SparkProgram(PYSPARKS[part], kafka=False)
+
+    program = find_part(part, start)
+    yield program
+    program.close()
+
+
+@pytest.fixture(scope="module", params=list(PYSPARKS))
+def any_kafka_spark(request: pytest.FixtureRequest, find_part: FindSpark) -> Iterator[SparkProgram]:
+    """A session of each PySpark 4 with the Kafka source that can be had for it."""
+    part: str = request.param
+
+    def start() -> SparkProgram:
+        check_set_up(part)
+        return SparkProgram(PYSPARKS[part])
+
+    program = find_part(part, start)
     yield program
     program.close()

@@ -21,14 +21,19 @@ PROJECT = Path(__file__).parents[2]
 
 
 class SparkProgram:
-    """The test's side. Raises PartMissing where the lab has no Spark."""
+    """The test's side. Raises PartMissing where the lab has no Spark.
 
-    def __init__(self) -> None:
-        from lab.spark import kafka_connector, spark_environment
+    `version`: of PySpark, by default the lab's first; `kafka`: with Spark's Kafka source.
+    """
 
-        environment = {**os.environ, **spark_environment()}
+    def __init__(self, version: str | None = None, *, kafka: bool = True) -> None:
+        from lab.spark import SPARK_VERSION, kafka_connector, spark_environment
+
+        self.version = version or SPARK_VERSION
+        self.environment = {**os.environ, **spark_environment(self.version)}
+        environment = self.environment
         environment["PYTHONPATH"] = f"{PROJECT}:{environment['PYTHONPATH']}"
-        jars = ":".join(map(str, kafka_connector()))
+        jars = ":".join(map(str, kafka_connector(self.version))) if kafka else ""
         self._folder = tempfile.TemporaryDirectory(prefix="pipeline-spark-")
         self.log = Path(self._folder.name, "spark.log")
         with self.log.open("wb") as log:
@@ -42,7 +47,7 @@ class SparkProgram:
                 text=True,
             )
 
-    def ask(self, *request: Any, timeout_s: float = 600.0) -> Any:
+    def ask(self, *request: Any, timeout_s: float = 1800.0) -> Any:
         """What the verb has found; AssertionError with what Spark said where it failed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -84,8 +89,6 @@ class Verbs:
     def __init__(self, folder: Path, jars: str) -> None:
         from pyspark.sql import SparkSession
 
-        from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource
-
         settings = {
             "spark.driver.extraClassPath": jars,
             "spark.driver.memory": "768m",
@@ -100,8 +103,8 @@ class Verbs:
         # Two threads; a task that fails may be run once more.
         builder = SparkSession.builder.master("local[2,2]").appName("pipeline")
         self.spark = builder.config(map=settings).getOrCreate()
-        self.spark.dataSource.register(RemoteLogDataSource)
         self._streams = 0
+        self._kept: dict[str, Any] = {}
         self._folder = folder
 
     def rows(self, source: str, options: dict[str, str], schema: str | None) -> list[Any]:
@@ -129,6 +132,67 @@ class Verbs:
         )
         frame = self.spark.createDataFrame(made, schema).coalesce(1)
         frame.write.format("kafka").options(includeHeaders="true", **options).save()
+
+    def keep(self, name: str, options: dict[str, str]) -> None:
+        """A DataFrame that later requests ask by its name."""
+        self._kept[name] = self.spark.read.format("remotelog").options(**options).load()
+
+    def kept_rows(self, name: str, condition: str | None = None) -> list[Any]:
+        frame = self._kept[name]
+        return _rows(frame.where(condition) if condition else frame)
+
+    def task_count(self, source: str, options: dict[str, str]) -> int:
+        frame = self.spark.read.format(source).options(**options).load()
+        return int(frame.rdd.getNumPartitions())
+
+    def set(self, name: str, value: str) -> None:
+        self.spark.conf.set(name, value)
+
+    def ease(self, store: str, topics: str, columns: list[str]) -> list[Any]:
+        """By `fetchproxy.spark`."""
+        import fetchproxy.spark
+
+        frame = fetchproxy.spark.read_archive(self.spark, store, topics, columns=columns)
+        return [[_hex(field) for field in row] for row in frame.collect()]
+
+    def verify_job(self, store: str) -> list[Any]:
+        """The faults that the job finds."""
+        from fetchproxy.config.load import Setting, load_config
+        from fetchproxy.pipeline.jobs.verify import verify
+
+        config = load_config(None, {}, [Setting("store.url", store, "here")])
+        return [list(row) for row in verify(self.spark, config).faults.collect()]
+
+    def available_now(
+        self, options: dict[str, str], checkpoint: str, fail_in_batch: int = -1
+    ) -> dict[str, Any]:
+        """The rows of a run that ends with what is there; the sink of the batch of that number
+        fails after it has seen its rows, as a driver that dies before it commits."""
+        import fetchproxy.spark
+
+        fetchproxy.spark.register(self.spark)
+        batches: list[list[Any]] = []
+
+        def take(frame: Any, number: int) -> None:
+            rows = _rows(frame)
+            if number == fail_in_batch:
+                raise RuntimeError("the sink fails, as the test says")
+            batches.append(rows)
+
+        reader = self.spark.readStream.format("remotelog").options(**options)
+        writer = reader.load().writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        while True:
+            query, failed = writer.start(), ""
+            try:
+                query.awaitTermination()
+            except Exception as error:  # noqa: BLE001 - the asker is told
+                failed = str(error)
+            # Spark gives a Python process ten seconds to start, also on a busy machine.
+            if "failed to connect back" not in failed:
+                break
+        latest = [each["sources"][0].get("latestOffset") for each in query.recentProgress]
+        return {"batches": batches, "failed": failed, "latest": latest}
 
     def stream(self, options: dict[str, str], checkpoint: str) -> list[Any]:
         """What a query of `remotelog` adds to what the checkpoint has seen."""

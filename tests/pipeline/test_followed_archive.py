@@ -11,6 +11,7 @@ import pytest
 from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
+from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.pipeline.source.followed_archive import FollowedArchive, StreamOffset
 from fetchproxy.pipeline.source.options import parse_options
@@ -86,17 +87,111 @@ def test_a_restart_goes_on_from_the_checkpoint(archive: WrittenArchive) -> None:
         assert spans(stream.tasks(end, stream.latest())) == [(0, OffsetSpan(30, 40))]
 
 
+def batches_of(stream: FollowedArchive, start: StreamOffset) -> list[StreamOffset]:
+    """Their ends, up to the one behind which nothing is new."""
+    ends = []
+    while (end := stream.latest(start, limited=True)) != start:
+        ends.append(end)
+        stream.tasks(start, end)
+        start = end
+    return ends
+
+
 def test_a_micro_batch_takes_whole_segments_up_to_the_limit(archive: WrittenArchive) -> None:
-    with followed(archive, maxBytesPerTrigger="15000") as stream:
-        start, ends = stream.initial(), []
-        while (end := stream.latest()) != start:
-            ends.append(end)
-            stream.tasks(start, end)
-            start = end
-        assert ends == [at(_0=20), at(_0=30)]
+    with followed(archive, maxBytesPerTrigger="25000") as stream:
+        start = stream.initial()
+        assert batches_of(stream, start) == [at(_0=20), at(_0=30)]
+        assert stream.latest(start) == at(_0=30)  # where the query's trigger says "all"
+
+
+def test_a_micro_batch_takes_a_part_of_a_segment_that_is_above_the_limit(
+    archive: WrittenArchive,
+) -> None:
+    with followed(archive, maxBytesPerTrigger="4200") as stream:
+        ends = batches_of(stream, stream.initial())
+        assert ends[:4] == [at(_0=4), at(_0=8), at(_0=10), at(_0=14)]
+        assert ends[-1] == at(_0=30)
     with followed(archive, maxBytesPerTrigger="1") as stream:
+        assert batches_of(stream, stream.initial())[:2] == [at(_0=1), at(_0=2)]
+
+
+def test_offsets_of_a_micro_batch_are_shared_by_what_is_new(archive: WrittenArchive) -> None:
+    add(archive, 0, OTHER)
+    with followed(archive, maxOffsetsPerTrigger="20") as stream:
+        assert batches_of(stream, stream.initial()) == [at(_0=15, _1=5), at(_0=30, _1=10)]
+    with followed(archive, maxOffsetsPerTrigger="1") as stream:
+        ends = batches_of(stream, stream.initial())
+        assert len(ends) == 40
+        assert ends[-1] == at(_0=30, _1=10)
+
+
+def test_a_micro_batch_waits_for_its_least_and_no_longer_than_the_delay(
+    archive: WrittenArchive,
+) -> None:
+    with followed(archive, minOffsetsPerTrigger="15", maxTriggerDelay="1d") as stream:
+        start = stream.initial()
+        first = stream.latest(start, limited=True)  # as Spark's: the first one does not wait
+        assert first == at(_0=30)
+        add(archive, 30)
+        assert stream.latest(first, limited=True) == first
+        add(archive, 40)
+        assert stream.latest(first, limited=True) == at(_0=50)
+    with followed(archive, minOffsetsPerTrigger="15", maxTriggerDelay="0s") as stream:
+        assert stream.latest(at(_0=45), limited=True) == at(_0=50)
+        assert stream.latest(at(_0=45), limited=True) == at(_0=50)
+
+
+def test_a_query_of_what_is_there_ends_with_it(archive: WrittenArchive) -> None:
+    options = {"maxOffsetsPerTrigger": "8", "minOffsetsPerTrigger": "8"}
+    with followed(archive, **options) as stream:
+        stream.end_with_what_is_there()
+        add(archive, 30)
+        add(archive, 0, OTHER)
+        ends = batches_of(stream, at(_0=3))  # the checkpoint of a run that has crashed
+        assert ends == [at(_0=11), at(_0=19), at(_0=27), at(_0=30)]
+        assert stream.last_seen() == at(_0=40, _1=10)
+
+
+def test_a_new_query_of_a_name_that_the_archive_does_not_know_fails(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    with (
+        followed(archive, topics="orders,order") as stream,
+        pytest.raises(ConfigError, match="the archive has nothing of topic 'order'; it has orders"),
+    ):
         stream.initial()
-        assert stream.latest() == at(_0=10)  # one segment in any case
+    assigned = {"topics": "", "assign": '{"orders": [0, 5]}'}
+    with (
+        followed(archive, **assigned) as stream,
+        pytest.raises(ConfigError, match="assign names partition 5 of topic 'orders'"),
+    ):
+        stream.initial()
+    with (
+        pytest.raises(StorageUnavailable, match=r"store file://.*/no: .*is not there"),
+        followed(archive, store=(tmp_path / "no").as_uri()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("offsets", "there"),
+    [
+        ('{"orders": {"0": 3, "1": 0}}', True),
+        ('{"orders": {"0": 3, "1": -2}}', True),
+        ('{"orders": {"0": 3, "1": -1}}', True),
+        ('{"orders": {"0": 3, "1": 5}}', False),
+        ('{"orders": {"0": 3}, "order": {"0": 0}}', False),
+    ],
+)
+def test_an_empty_partition_may_be_named(
+    archive: WrittenArchive, offsets: str, there: bool
+) -> None:
+    with followed(archive, startingOffsets=offsets) as stream:
+        if there:
+            assert stream.initial() == at(_0=3)
+        else:
+            with pytest.raises(ConfigError, match="startingOffsets names"):
+                stream.initial()
 
 
 def test_it_ends_where_it_is_told_although_that_is_not_archived_yet(

@@ -21,7 +21,6 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.pipeline.source.planning import (
-    PARTITION_BYTES_MIN,
     DataLoss,
     OffsetSpan,
     ReadTask,
@@ -109,20 +108,36 @@ def test_tasks_are_of_the_asked_size(view: PartitionView, bytes_max: int) -> Non
         assert one.size_bytes + first.byte_to - first.byte_from > bytes_max
 
 
-def test_more_partitions_are_made_where_that_is_asked_for() -> None:
-    view = build_view(TIP, [segment(0, 999, 64 * PARTITION_BYTES_MIN)], 0.0)
-    counts = [
-        len(
-            plan_tasks(
-                {TIP: view},
-                {TIP: OffsetSpan(0, 1000)},
-                partition_bytes_max=32 * PARTITION_BYTES_MIN,
-                partitions_min=wanted,
-            )
-        )
-        for wanted in (0, 2, 8, 10_000)
-    ]
-    assert counts == [2, 2, 8, 64]  # none is smaller than PARTITION_BYTES_MIN
+def counts_of(view: PartitionView, wanted: int, records_max: int = 0) -> list[ReadTask]:
+    return plan_tasks(
+        {TIP: view},
+        {TIP: OffsetSpan(0, 1000)},
+        partition_bytes_max=32 * 1024 * 1024,
+        partitions_min=wanted,
+        records_max=records_max,
+    )
+
+
+def test_at_least_as_many_partitions_are_made_as_are_asked_for() -> None:
+    large = build_view(TIP, [segment(0, 999, 64 * 1024 * 1024)], 0.0)
+    assert [len(counts_of(large, wanted)) for wanted in (0, 2, 8, 20)] == [2, 2, 8, 21]
+    small = [segment(n * 10, n * 10 + 9, 1000) for n in range(7)]
+    for wanted in (5, 7, 20, 33):
+        assert len(counts_of(build_view(TIP, small, 0.0), wanted)) >= wanted
+
+
+@given(archives(), st.integers(20, 2000), st.integers(1, 40), st.data())
+def test_no_task_has_more_records_than_it_may(
+    view: PartitionView, bytes_max: int, records_max: int, data: st.DataObject
+) -> None:
+    span = OffsetSpan(data.draw(st.integers(0, 100)), data.draw(st.integers(0, 400)))
+    tasks = plan_tasks(
+        {TIP: view}, {TIP: span}, partition_bytes_max=bytes_max, records_max=records_max
+    )
+    every = [o for s in view.segments for o in range(s.start_offset, s.end_offset + 1)]
+    there = sorted({o for o in every if o >= view.raised_log_start})
+    assert covered(tasks, view) == [o for o in there if span.start <= o < span.end]
+    assert all(len(covered([task], view)) <= records_max for task in tasks)
 
 
 def test_a_gap_is_a_loss_only_where_it_is_asked_for() -> None:

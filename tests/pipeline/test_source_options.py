@@ -39,7 +39,7 @@ def test_a_kafka_jobs_options_are_understood_as_they_are() -> None:
             "subscribe": "orders, payments",
             "kafka.bootstrap.servers": "broker:9092",
             "kafka.isolation.level": "read_committed",
-            "kafkaConsumer.pollTimeoutMs": "1",
+            "kafka.fetch.max.bytes": "1",
             "startingoffsets": '{"orders": {"0": 23, "1": -2}, "payments": {"0": -2}}',
             "endingOffsets": '{"orders": {"0": 50, "1": -1}, "payments": {"0": -1}}',
             "INCLUDEHEADERS": "True",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +11,12 @@ from typing import Any
 import pytest
 from archived_topics import SETTINGS
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 from proxy_process import ProxyProcess
 from spark_program import PROJECT, SparkProgram, SparkSays
 from topic_data import archived_ends, trim
 
+from fetchproxy.pipeline.source.crossing import Crossing
 from lab.kafka import KafkaServer
 
 LEVELS = ("read_uncommitted", "read_committed")
@@ -166,12 +167,13 @@ def test_sparks_kafka_source_reads_archived_offsets_through_the_proxy(
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_archive_then_live_has_no_gap_and_no_duplicate(
-    spark: SparkProgram,
+    any_kafka_spark: SparkProgram,
     kafka_server: KafkaServer,
     create_topic: CreateTopic,
     store: Path,
     tmp_path: Path,
 ) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
     written = {**brokers, "topic": topic}
@@ -197,14 +199,18 @@ def test_archive_then_live_has_no_gap_and_no_duplicate(
     assert len(seen) == len(first) + len(later)
     assert {(row[3], row[4]) for row in now} <= seen
     pinned = Path(f"{checkpoint}-crossing.json")
-    assert json.loads(pinned.read_text()) == {topic: {str(p): end for p, end in crossing.items()}}
+    assert Crossing.decode(pinned.read_text(), "").archived == {
+        (topic, p): end for p, end in crossing.items()
+    }
+    assert list(pinned.parent.glob("*.part")) == []
 
 
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_archive_then_live_fails_where_the_brokers_have_forgotten_the_crossing(
-    spark: SparkProgram, kafka_server: KafkaServer, create_topic: CreateTopic, store: Path
+    any_kafka_spark: SparkProgram, kafka_server: KafkaServer, create_topic: CreateTopic, store: Path
 ) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
     spark.ask("produce", {**brokers, "topic": topic}, records(200))
@@ -215,18 +221,115 @@ def test_archive_then_live_fails_where_the_brokers_have_forgotten_the_crossing(
         spark.ask("crossing", {**remote(store, topic), **brokers})
 
 
+def at_places(rows: list[Any]) -> list[tuple[int, int]]:
+    return sorted((row[3], row[4]) for row in rows)
+
+
 @pytest.mark.kafka
 @pytest.mark.slow
-def test_a_stream_follows_the_archive_and_goes_on_after_a_restart(
-    spark: SparkProgram,
+def test_what_is_not_archived_at_the_crossing_is_read_live_and_once(
+    any_kafka_spark: SparkProgram,
     kafka_server: KafkaServer,
     create_topic: CreateTopic,
     store: Path,
     tmp_path: Path,
 ) -> None:
+    """A partition that has no record yet, and one that is made later, both archived meanwhile."""
+    spark = any_kafka_spark
+    topic = create_topic(PARTITIONS)
+    brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
+    written = {**brokers, "topic": topic}
+    first_alone = [[row[0], row[1], 0, row[3]] for row in records(200)]
+    spark.ask("produce", written, first_alone)
+    archive_now(kafka_server, store, topic)
+    both = {**remote(store, topic), **brokers}
+    checkpoint = str(tmp_path / "checkpoint")
+    seen = spark.ask("crossing_stream", both, checkpoint)
+    spark.ask("produce", written, records(300, 200))
+    archive_now(kafka_server, store, topic)
+    seen += spark.ask("crossing_stream", both, checkpoint)
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
+    spark.ask("produce", written, [[row[0], row[1], 2, row[3]] for row in records(100)])
+    archive_now(kafka_server, store, topic)
+    seen += spark.ask("crossing_stream", both, checkpoint)
+    every = spark.rows("kafka", live(kafka_server.bootstrap, topic))
+    assert at_places(seen) == at_places(every)
+    assert spark.ask("crossing", both) == every
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_bounds_of_archive_then_live_hold(
+    any_kafka_spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    spark = any_kafka_spark
+    topic = create_topic(PARTITIONS)
+    brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
+    written = {**brokers, "topic": topic}
+    spark.ask("produce", written, records(200))
+    archive_now(kafka_server, store, topic)
+    spark.ask("produce", written, records(200, 200))
+    both = {**remote(store, topic), **brokers}
+    ending = {"endingOffsets": f'{{"{topic}": {{"0": 10, "1": 150}}}}'}
+    found = spark.ask("crossing", {**both, **ending})
+    assert at_places(found) == [(p, n) for p, end in ((0, 10), (1, 150)) for n in range(end)]
+    checkpoint = str(tmp_path / "checkpoint")
+    with pytest.raises(SparkSays, match="endingOffsets: Spark's Kafka source has no end"):
+        spark.ask("crossing_stream", {**both, **ending}, checkpoint)
+    latest = {**both, "startingOffsets": "latest"}
+    assert spark.ask("crossing_stream", latest, checkpoint) == []
+    spark.ask("produce", written, records(50, 400))
+    assert len(spark.ask("crossing_stream", latest, checkpoint)) == 50
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_archive_then_live_says_in_one_line_what_is_wrong(
+    any_kafka_spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    spark = any_kafka_spark
+    topic = create_topic(PARTITIONS)
+    brokers = {"kafka.bootstrap.servers": kafka_server.bootstrap}
+    spark.ask("produce", {**brokers, "topic": topic}, records(20))
+    archive_now(kafka_server, store, topic)
+    good = {**remote(store, topic), **brokers}
+    Path(tmp_path, "damaged-crossing.json").write_text("")
+    for options, said in (
+        ({**good, "topics": f"{topic},typo"}, "topic 'typo': UnknownTopicOrPartitionException"),
+        (remote(store, topic), "'kafka.bootstrap.servers' is needed"),
+        (good, r"damaged-crossing\.json is damaged"),
+    ):
+        checkpoint = "damaged" if options is good else "checkpoint"
+        with pytest.raises(SparkSays, match=said) as failed:
+            spark.ask("crossing_stream", options, str(tmp_path / checkpoint))
+        assert len(str(failed.value).splitlines()) == 1
+    assigned = {name: value for name, value in good.items() if name != "topics"}
+    with pytest.raises(SparkSays, match="the brokers have no partition 7"):
+        spark.ask("crossing", {**assigned, "assign": f'{{"{topic}": [0, 7]}}'})
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_a_stream_follows_the_archive_and_goes_on_after_a_restart(
+    any_kafka_spark: SparkProgram,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    spark = any_kafka_spark
     topic = create_topic(PARTITIONS)
     written = {"kafka.bootstrap.servers": kafka_server.bootstrap, "topic": topic}
-    options = remote(store, topic, startingOffsets="earliest", maxBytesPerTrigger="50000")
+    options = remote(store, topic, startingOffsets="earliest")
     checkpoint = str(tmp_path / "checkpoint")
     seen: list[Any] = []
     for round_ in range(3):

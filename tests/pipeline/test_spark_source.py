@@ -65,10 +65,10 @@ def expected() -> list[list[Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_rows_in_spark_and_a_corrupt_batch_by_name(
     spark: SparkProgram, archive: WrittenArchive
 ) -> None:
-    """The short form of this folder's tests with Spark."""
     assert spark.rows("remotelog", options_of(archive)) == expected()
     path = archive.path(archive.segments[1], SegmentFile.LOG)
     content = bytearray(path.read_bytes())
@@ -102,7 +102,6 @@ def test_a_query_in_sql(spark: SparkProgram, archive: WrittenArchive) -> None:
 
 @pytest.mark.slow
 def test_nothing_to_read_is_no_error(spark: SparkProgram, archive: WrittenArchive) -> None:
-    assert spark.rows("remotelog", options_of(archive, topics="payments")) == []
     late = {"startingTimestamp": "99999999", "startingOffsetsByTimestampStrategy": "latest"}
     assert spark.rows("remotelog", options_of(archive, **late)) == []
 

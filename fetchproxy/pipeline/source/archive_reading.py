@@ -7,7 +7,7 @@ index and one span of one segment a partition, as Kafka's brokers do when they a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.errors import ConfigError, CorruptSegment
+from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.metadata_cache import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
@@ -35,13 +36,22 @@ from protocol.record_batch import first_record_at_or_after, walk
 # Of one partition at once, and partitions at once: both hide latency within the store's own limits.
 METADATA_READS_MAX = 32
 PARTITIONS_AT_ONCE_MAX = 16
+# So long a store may take to say that it has the archive: a mistyped place is an error in seconds.
+FIRST_ANSWER_MAX_S = 10.0
+# Topics that an error names.
+TOPICS_NAMED_MAX = 5
 
 Views = Mapping[TopicIdPartition, PartitionView]
+# Topic and number of each partition that has a trace in the archive, also without a segment.
+Known = frozenset[tuple[str, int]]
 Spans = dict[TopicIdPartition, OffsetSpan]
 
 
 class ArchiveReading:
-    """`async with` opens the store. A second look at the same archive reads only what is new."""
+    """`async with` opens the store, and fails where no archive is there: RemoteStorageError.
+
+    A second look at the same archive reads only what is new.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -51,10 +61,14 @@ class ArchiveReading:
         )
         self._rlmm = StoreBackedRemoteLogMetadataManager(self.rsm, config)
         self._opened = AsyncExitStack()
+        self._known: Known = frozenset()
 
     async def __aenter__(self) -> Self:
-        await self._opened.enter_async_context(self.rsm)
-        await self._opened.enter_async_context(self._rlmm)
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(self.rsm)
+            await self._check_there()
+            await opened.enter_async_context(self._rlmm)
+            self._opened = opened.pop_all()
         return self
 
     async def __aexit__(
@@ -65,16 +79,29 @@ class ArchiveReading:
     ) -> None:
         await self._opened.aclose()
 
+    async def _check_there(self) -> None:
+        what = f"remotelog: store {mask_text(self._options.store)}"
+
+        async def look() -> None:
+            try:
+                await self.rsm.identity.check()
+            except ArchiveMissing as missing:  # it has answered: to ask again is no use
+                raise ConfigError(f"{what}: {missing}") from None
+
+        await with_retries(what, look, FIRST_ANSWER_MAX_S)
+
     async def views(self) -> Views:
         """Of the chosen partitions, of each topic's last incarnation, as they are now.
 
         Raises RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files.
         """
         if self._options.metadata_cache_dir is not None:
+            self._known = _places(cache_of(self._options).partitions())
             return _last_incarnations(cached_views(self._options))
         max_s = self._options.plan_max_ms / 1000
         now = asyncio.get_running_loop().time()
         listed = await with_retries("the list of partitions", self._rlmm.list_partitions, max_s)
+        self._known = _places(listed)
         waiting = [t for t in listed if self._options.topics.takes(t.topic, t.partition)]
         views: dict[TopicIdPartition, PartitionView] = {}
 
@@ -92,13 +119,34 @@ class ArchiveReading:
             raise group.exceptions[0] from None
         return _last_incarnations(views)
 
+    def check_topics(self) -> None:
+        """Of the last look. Raises ConfigError where a topic or partition that the options name has
+        no trace in the archive: it is mistyped, or nothing of it was archived yet."""
+        topics = self._options.topics
+        there = {topic for topic, _ in self._known}
+        for topic in sorted(topics.names or topics.assigned or ()):
+            if topic not in there:
+                has = ", ".join(sorted(there)[:TOPICS_NAMED_MAX]) or "no topic"
+                more = ", …" if len(there) > TOPICS_NAMED_MAX else ""
+                raise ConfigError(
+                    f"remotelog: the archive has nothing of topic {topic!r}; it has {has}{more}"
+                )
+        for topic, partitions in sorted((topics.assigned or {}).items()):
+            missing = sorted(p for p in partitions if (topic, p) not in self._known)
+            if missing:
+                has = ", ".join(str(p) for t, p in sorted(self._known) if t == topic)
+                raise ConfigError(
+                    f"remotelog: assign names partition {missing[0]} of topic {topic!r}; the "
+                    f"archive has {has}"
+                )
+
     async def spans(self, views: Views) -> Spans:
         """Which offsets of each partition are asked for, all of which have to be there.
 
         Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
         """
         options = self._options
-        _check_partitions("endingOffsets", options.ending, views)
+        self._check_partitions("ending", options.ending, views)
         starts = await self.starts(views)
         spans: Spans = {}
         for tip, view in views.items():
@@ -112,7 +160,7 @@ class ArchiveReading:
     async def starts(self, views: Views) -> dict[TopicIdPartition, int]:
         """Where reading begins. Raises as `spans`."""
         options = self._options
-        _check_partitions("startingOffsets", options.starting, views)
+        self._check_partitions("starting", options.starting, views)
         starts: dict[TopicIdPartition, int] = {}
         for tip, view in views.items():
             start = await _resolved(options.starting, options, self.rsm, view)
@@ -124,6 +172,27 @@ class ArchiveReading:
             starts[tip] = view.log_end_offset or 0 if start is None else start
         return starts
 
+    def _check_partitions(self, side: str, bound: Bound, views: Views) -> None:
+        """As Spark's source: all of them or none, so that none is forgotten. An empty partition,
+        of which the archive knows nothing, may be named: Spark's source asks for it."""
+        if not bound.by_partition:
+            return
+        by_time = "ByTimestamp" if bound.kind is BoundKind.TIMESTAMPS else ""
+        name = f"{side}Offsets{by_time}"
+        there = _places(views)
+        missing = sorted(there - set(bound.by_partition))
+        if missing:
+            raise ConfigError(f"remotelog: {name} names partitions, but not {missing[0]}")
+        topics = {topic for topic, _ in self._known}
+        for key in sorted(set(bound.by_partition) - there):
+            if not self._options.topics.takes(*key) or key[0] not in topics:
+                raise ConfigError(f"remotelog: {name} names {key}, which is not chosen")
+            given = bound.by_partition[key]
+            if not _is_of_nothing(bound, given):
+                raise ConfigError(
+                    f"remotelog: {name} names offset {given} of {key}, of which nothing is archived"
+                )
+
     async def ends_so_far(self, views: Views) -> dict[TopicIdPartition, int]:
         """Where reading ends now, of an archive that may grow up to the ending offsets yet."""
         lenient = replace(self._options, fail_on_data_loss=False)
@@ -134,15 +203,20 @@ class ArchiveReading:
         return ends
 
 
+def cache_of(options: SourceOptions) -> MetadataCache:
+    """Raises ConfigError where the folder is none."""
+    folder = Path(options.metadata_cache_dir or "")
+    if not folder.is_dir():
+        raise ConfigError(f"remotelog: metadataCacheDir {folder}: no such folder")
+    return MetadataCache(folder)  # not entered: it stays the archiver's
+
+
 def cached_views(options: SourceOptions) -> dict[TopicIdPartition, PartitionView]:
     """As an archiver with `metadata.manager=topic` has last written them; it may be running.
 
     Raises ConfigError where the folder is none; CorruptSegment, OSError.
     """
-    folder = Path(options.metadata_cache_dir or "")
-    if not folder.is_dir():
-        raise ConfigError(f"remotelog: metadataCacheDir {folder}: no such folder")
-    cache = MetadataCache(folder)  # not entered: it stays the archiver's
+    cache = cache_of(options)
     chosen = [t for t in cache.partitions() if options.topics.takes(t.topic, t.partition)]
     return {t: SegmentTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
 
@@ -165,17 +239,13 @@ def _last_incarnations(views: Views) -> Views:
     }
 
 
-def _check_partitions(name: str, bound: Bound, views: Views) -> None:
-    """As Spark's source: all of them or none, so that none is forgotten."""
-    if not bound.by_partition:
-        return
-    there = {(tip.topic, tip.partition) for tip in views}
-    missing = sorted(there - set(bound.by_partition))
-    if missing:
-        raise ConfigError(f"remotelog: {name} names partitions, but not {missing[0]}")
-    unknown = sorted(set(bound.by_partition) - there)
-    if unknown:
-        raise ConfigError(f"remotelog: {name} names {unknown[0]}, which is not in the archive")
+def _is_of_nothing(bound: Bound, given: int) -> bool:
+    """Whether an empty partition has what is asked for."""
+    return bound.kind is BoundKind.TIMESTAMPS or given in (EARLIEST, LATEST, 0)
+
+
+def _places(tips: Iterable[TopicIdPartition]) -> Known:
+    return frozenset((tip.topic, tip.partition) for tip in tips)
 
 
 async def _resolved(
@@ -263,9 +333,14 @@ def _first_in(data: Content, timestamp_ms: int, from_offset: int) -> int | None:
 async def _plan_input(options: SourceOptions) -> tuple[Views, Spans]:
     async with ArchiveReading(options) as reading:
         views = await reading.views()
+        reading.check_topics()
         return views, await reading.spans(views)
 
 
 def plan_input(options: SourceOptions) -> tuple[Views, Spans]:
-    """The views of all chosen partitions, and what of them is to be read. Blocking."""
+    """The views of all chosen partitions, and what of them is to be read. Blocking.
+
+    Raises ConfigError, also for a topic that the archive does not know; DataLoss,
+    RemoteStorageError, CorruptSegment.
+    """
     return asyncio.run(_plan_input(options))

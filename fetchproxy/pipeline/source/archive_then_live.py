@@ -8,26 +8,45 @@ crossing already, Spark's source fails (`failOnDataLoss`) and nothing is passed 
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Mapping
-from typing import Any
+from functools import reduce
 
+import structlog
 from pyspark.sql import DataFrame, SparkSession
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.pipeline.source.archive_reading import ArchiveReading, Views
+from fetchproxy.pipeline.source.crossing import (
+    Crossing,
+    Halves,
+    Place,
+    as_assign,
+    as_json,
+    halves,
+)
+from fetchproxy.pipeline.source.crossing_file import CrossingFile
+from fetchproxy.pipeline.source.kafka_admin import KafkaAdmin, LiveTopics, kafka_admin
+from fetchproxy.pipeline.source.kafka_options import is_live_only
 from fetchproxy.pipeline.source.options import EARLIEST, BoundKind, SourceOptions, parse_options
-from fetchproxy.pipeline.source.spark_source import NAME, RemoteLogDataSource
+from fetchproxy.pipeline.source.spark_source import NAME, all_columns, register_source
+from fetchproxy.pipeline.source.spark_versions import check_stream
+from fetchproxy.pipeline.source.store_thread import LoopThread
 from fetchproxy.storage.layout import uuid_text
 
-# (topic, partition) -> offset; EARLIEST for partitions that the archive does not have.
-Crossing = dict[tuple[str, int], int]
+log = structlog.get_logger(__name__)
 
-_KAFKA = "kafka."
-# Options of both sources, and of the Kafka source alone.
-_SHARED = ("includeheaders", "failondataloss")
-_LIVE_ONLY = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "groupidprefix")
+_CHOICE = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
+_BOUNDS = ("startingoffsets", "endingoffsets")
+# Options of both sources, besides those of Kafka's alone.
+_SHARED = (
+    "includeheaders",
+    "failondataloss",
+    "minpartitions",
+    "maxrecordsperpartition",
+    "maxoffsetspertrigger",
+    "minoffsetspertrigger",
+    "maxtriggerdelay",
+)
 
 
 def archive_then_live(
@@ -36,8 +55,8 @@ def archive_then_live(
     """All records of the chosen topics, archived and live, in the columns of both sources.
 
     `options` are those of `remotelog` and of Spark's Kafka source together (`store`, `topics`,
-    `kafka.bootstrap.servers` …); reading begins at `earliest` or at offsets by partition, and a
-    batch ends at the brokers' ends. With `crossing_at` it is a streaming frame: the crossing is
+    `kafka.bootstrap.servers` …); reading begins and ends at offsets, and a batch ends at the
+    brokers' ends by default. With `crossing_at` it is a streaming frame: the crossing is
     kept in a file of this name (any of Hadoop's file systems), beside the query's checkpoint, so
     that a restart crosses where the first start did. Within one micro-batch rows of both sources
     may come side by side.
@@ -45,155 +64,124 @@ def archive_then_live(
     Raises ConfigError; a topic that was created again after it was archived is refused.
     """
     streaming = crossing_at is not None
-    parsed = parse_options({"startingOffsets": "earliest", **options}, streaming=streaming)
-    if BoundKind.TIMESTAMPS in (parsed.starting.kind, parsed.ending.kind):
-        raise ConfigError("archive then live: begins and ends at offsets, not at timestamps")
-    spark.dataSource.register(RemoteLogDataSource)
-    crossing = None if crossing_at is None else _kept_crossing(spark, crossing_at)
-    if crossing is None:
-        crossing = find_crossing(spark, options, parsed)
-        if crossing_at is not None:
-            _keep_crossing(spark, crossing_at, crossing)
-
-    def read(source: str, chosen: Mapping[str, str]) -> DataFrame:
+    parsed = _parsed(options, streaming=streaming)
+    register_source(spark)
+    file = None if crossing_at is None else CrossingFile(spark, crossing_at)
+    crossing = None if file is None else file.read()
+    with kafka_admin(spark, options) as admin:
+        brokers = admin.topics(parsed.topics)
+        if crossing is None:
+            found = find_crossing(admin, brokers, parsed)
+            crossing = found if file is None else file.keep(found)
+    parts = halves(crossing, parsed.starting, parsed.ending)
+    live_only = [f"{topic}-{partition}" for topic, partition in sorted(crossing.live)]
+    log.info("archive_then_live", archived=len(parts.history), read_live_alone=live_only)
+    frames = []
+    reader = spark.readStream if streaming else spark.read
+    if parts.history:
+        chosen = _history_options(options, parts)
+        frames.append(reader.format(NAME).options(**chosen).load())
+    if parts.live:
         reader = spark.readStream if streaming else spark.read  # each keeps its options for good
-        return reader.format(source).options(**chosen).load()
+        chosen = _live_options(options, parsed, parts, brokers, streaming=streaming)
+        frames.append(reader.format("kafka").options(**chosen).load())
+    if not frames:
+        return spark.createDataFrame([], all_columns(headers=parsed.include_headers))
+    return reduce(DataFrame.unionByName, frames)
 
-    history = read(NAME, _history_options(options, parsed, crossing))
-    return history.unionByName(read("kafka", _live_options(options, parsed, crossing)))
 
+def find_crossing(admin: KafkaAdmin, brokers: LiveTopics, parsed: SourceOptions) -> Crossing:
+    """Where the archive ends now, of every partition that the brokers have.
 
-def find_crossing(
-    spark: SparkSession, options: Mapping[str, str], parsed: SourceOptions
-) -> Crossing:
-    """Where the archive ends now, of every partition that the brokers have."""
-    views = asyncio.run(_views(parsed))
-    ends = {(t.topic, t.partition): view.log_end_offset or 0 for t, view in views.items()}
+    They are asked first: what is copied and deleted between both looks is then missing at an offset
+    that was named, and so an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
+    """
+    earliest = admin.earliest(brokers.places)
+    views = _views(parsed)
     archived_ids = {tip.topic: uuid_text(tip.topic_id) for tip in views}
-    crossing: Crossing = {}
-    for topic, (topic_id, partitions) in _live_topics(spark, options, parsed).items():
+    for topic, topic_id in brokers.ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
             raise ConfigError(
                 f"archive then live: topic {topic} was created again after it was archived; its "
                 "archive is another topic's history: read it by itself"
             )
-        for partition in partitions:
-            if parsed.topics.takes(topic, partition):
-                crossing[(topic, partition)] = ends.get((topic, partition), EARLIEST)
-    missing = sorted(set(ends) - set(crossing))
+    ends = {(t.topic, t.partition): view.log_end_offset or 0 for t, view in views.items()}
+    missing = sorted(set(ends) - set(brokers.places))
     if missing:
         raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")
-    return crossing
+    return Crossing(ends, {place: earliest[place] for place in brokers.places if place not in ends})
 
 
-async def _views(parsed: SourceOptions) -> Views:
-    async with ArchiveReading(parsed) as reading:
-        return await reading.views()
-
-
-def _live_topics(
-    spark: SparkSession, options: Mapping[str, str], parsed: SourceOptions
-) -> dict[str, tuple[str, list[int]]]:
-    """Id and partitions of each chosen topic, asked with the Kafka source's own settings."""
-    jvm: Any = spark._jvm
-    settings = jvm.java.util.Properties()
-    for name, value in options.items():
-        if name.lower().startswith(_KAFKA):
-            settings.setProperty(name[len(_KAFKA) :], value)
-    admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
-    try:
-        names = list(parsed.topics.names or parsed.topics.assigned or ())
-        if parsed.topics.pattern is not None:
-            every = admin.listTopics().names().get()
-            names = [name for name in every if parsed.topics.takes(name, 0)]
-        asked = jvm.java.util.ArrayList()
-        for name in names:
-            asked.add(name)
-        described = admin.describeTopics(asked).allTopicNames().get()
-        return {
-            name: (
-                described[name].topicId().toString(),
-                [each.partition() for each in described[name].partitions()],
+def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    own = {name: value for name, value in options.items() if not is_live_only(name)}
+    parsed = parse_options({"startingOffsets": "earliest", **own}, streaming=streaming)
+    if BoundKind.TIMESTAMPS in (parsed.starting.kind, parsed.ending.kind):
+        raise ConfigError("archive then live: begins and ends at offsets, not at timestamps")
+    if streaming:
+        check_stream(parsed)
+        if parsed.ending.kind is not BoundKind.LATEST:
+            raise ConfigError(
+                "archive then live: endingOffsets: Spark's Kafka source has no end in a stream; "
+                "take the option out, or read a batch"
             )
-            for name in described
-        }
+    return parsed
+
+
+def _views(parsed: SourceOptions) -> Views:
+    """By a loop of its own: a notebook's thread runs one already."""
+
+    async def look() -> Views:
+        async with ArchiveReading(parsed) as reading:
+            return await reading.views()
+
+    loop = LoopThread("archive")
+    try:
+        return loop.submit(look()).result()
     finally:
-        admin.close()
+        loop.stop()
 
 
-def _history_options(
-    options: Mapping[str, str], parsed: SourceOptions, crossing: Crossing
-) -> dict[str, str]:
+def _history_options(options: Mapping[str, str], parts: Halves) -> dict[str, str]:
+    """By partition: those that were not archived at the crossing are the other half's for good."""
     chosen = {
         name: value
         for name, value in options.items()
-        if name.lower() not in ("startingoffsets", "endingoffsets")
+        if name.lower() not in (*_CHOICE, *_BOUNDS) and not is_live_only(name)
     }
-    archived = {key: end for key, end in crossing.items() if end != EARLIEST}
-    starts = {key: min(_start(parsed, key), end) for key, end in archived.items()}
     return {
         **chosen,
-        "startingOffsets": _as_json(starts),
-        "endingOffsets": _as_json(archived),
+        "assign": as_assign(parts.history),
+        "startingOffsets": as_json({place: start for place, (start, _) in parts.history.items()}),
+        "endingOffsets": as_json({place: end for place, (_, end) in parts.history.items()}),
     }
 
 
 def _live_options(
-    options: Mapping[str, str], parsed: SourceOptions, crossing: Crossing
+    options: Mapping[str, str],
+    parsed: SourceOptions,
+    parts: Halves,
+    brokers: LiveTopics,
+    *,
+    streaming: bool,
 ) -> dict[str, str]:
+    """A stream subscribes as its options say, so partitions that appear later are read live."""
     chosen = {
         name: value
         for name, value in options.items()
-        if name.lower().startswith(_KAFKA) or name.lower() in (*_SHARED, *_LIVE_ONLY)
+        if is_live_only(name) or name.lower() in _SHARED
     }
-    starts = {key: max(end, _start(parsed, key)) for key, end in crossing.items()}
-    partitions: dict[str, list[int]] = {}
-    for topic, partition in sorted(crossing):
-        partitions.setdefault(topic, []).append(partition)
-    return {
-        **chosen,
-        "kafka.isolation.level": parsed.isolation.name.lower(),
-        "assign": json.dumps(partitions),
-        "startingOffsets": _as_json(starts),
-    }
-
-
-def _start(parsed: SourceOptions, key: tuple[str, int]) -> int:
-    """Where this partition begins by the options; EARLIEST, below every offset, by default."""
-    return parsed.starting.by_partition.get(key, EARLIEST)
-
-
-def _as_json(offsets: Crossing) -> str:
-    document: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        document.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(document)
-
-
-def _kept_crossing(spark: SparkSession, name: str) -> Crossing | None:
-    jvm: Any = spark._jvm
-    path = jvm.org.apache.hadoop.fs.Path(name)
-    files = path.getFileSystem(spark._jsc.hadoopConfiguration())
-    if not files.exists(path):
-        return None
-    stream = files.open(path)
-    try:
-        text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-    finally:
-        stream.close()
-    return {
-        (topic, int(partition)): offset
-        for topic, partitions in json.loads(text).items()
-        for partition, offset in partitions.items()
-    }
-
-
-def _keep_crossing(spark: SparkSession, name: str, crossing: Crossing) -> None:
-    """Of two that start at once one fails here."""
-    jvm: Any = spark._jvm
-    path = jvm.org.apache.hadoop.fs.Path(name)
-    stream = path.getFileSystem(spark._jsc.hadoopConfiguration()).create(path, False)
-    try:
-        stream.write(bytearray(_as_json(crossing), "utf-8"))
-    finally:
-        stream.close()
+    chosen["kafka.isolation.level"] = parsed.isolation.name.lower()
+    starts: dict[Place, int] = {place: start for place, (start, _) in parts.live.items()}
+    topics = parsed.topics
+    if not streaming or topics.assigned is not None:
+        chosen["assign"] = as_assign(parts.live)
+    elif topics.names is not None:
+        chosen["subscribe"] = ",".join(sorted(topics.names))
+    else:
+        chosen["subscribePattern"] = topics.pattern or ""
+    if streaming and topics.assigned is None:
+        starts = {place: starts.get(place, EARLIEST) for place in brokers.places}
+    if not streaming:
+        ends = {place: end for place, (_, end) in parts.live.items()}
+        chosen["endingOffsets"] = as_json(ends)
+    return {**chosen, "startingOffsets": as_json(starts)}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline.source.admission import Ends, admitted, waits_for_more
 from fetchproxy.pipeline.source.archive_reading import ArchiveReading, Views
 from fetchproxy.pipeline.source.options import SourceOptions
 from fetchproxy.pipeline.source.planning import (
@@ -22,7 +23,6 @@ from fetchproxy.pipeline.source.planning import (
 from fetchproxy.pipeline.source.store_thread import LoopThread
 
 StreamOffset = dict[str, dict[str, int]]
-Ends = Mapping[tuple[str, int], int]
 
 
 class FollowedArchive:
@@ -32,28 +32,49 @@ class FollowedArchive:
         self._options = options
         self._loop = LoopThread("archive")
         self._reading = ArchiveReading(options)
-        self._loop.submit(self._reading.__aenter__()).result()
+        try:
+            self._loop.submit(self._reading.__aenter__()).result()
+        except BaseException:
+            self._loop.stop()
+            raise
         self._views: Views = {}
-        self._read_up_to: dict[tuple[str, int], int] = {}
+        self._read_up_to: Ends = {}
+        # Of a query that ends with what was there when it began.
+        self._last_ends: Ends | None = None
+        self._batch_at: float | None = None
 
     def initial(self) -> StreamOffset:
-        """Where a new query begins."""
+        """Where a new query begins. Raises ConfigError for a topic that the archive knows not."""
         self._look()
+        self._reading.check_topics()
         starts = self._loop.submit(self._reading.starts(self._views)).result()
         self._read_up_to = {(t.topic, t.partition): start for t, start in starts.items()}
         return as_offset(self._read_up_to)
 
-    def latest(self) -> StreamOffset:
-        """The archive's ends now, never below what was read; no further than `maxBytesPerTrigger`
-        where it is known how far that was (not at once after a restart)."""
-        self._look()
-        ends = self._loop.submit(self._reading.ends_so_far(self._views)).result()
-        found = {(t.topic, t.partition): end for t, end in ends.items()}
-        if self._options.trigger_bytes_max and self._read_up_to:
-            found = self._admitted(found)
-        for key, offset in self._read_up_to.items():
-            found[key] = max(offset, found.get(key, offset))
-        return as_offset(found)
+    def end_with_what_is_there(self) -> None:
+        self._last_ends = self._ends()
+
+    def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
+        """The archive's ends now, never below `start` (None: what was read); `limited`: no further
+        than the options let one batch go from there."""
+        starts = self._read_up_to if start is None else _parsed(start)
+        ends = dict(self._ends())
+        if self._last_ends is not None:
+            ends = {
+                k: min(end, self._last_ends[k]) for k, end in ends.items() if k in self._last_ends
+            }
+        for key, offset in starts.items():
+            ends[key] = max(offset, ends.get(key, offset))
+        if not limited:
+            return as_offset(ends)
+        if self._waits(starts, ends):
+            return as_offset(starts)
+        return as_offset(admitted(self._by_place(), starts, ends, self._options.trigger))
+
+    def last_seen(self) -> StreamOffset:
+        """The archive's ends at the last look, for the query's progress."""
+        places = self._by_place().items()
+        return as_offset({key: view.log_end_offset or 0 for key, view in places})
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Raises DataLoss where something between both is not in the archive (any more)."""
@@ -79,6 +100,7 @@ class FollowedArchive:
             spans,
             partition_bytes_max=self._options.partition_bytes_max,
             partitions_min=self._options.partitions_min,
+            records_max=self._options.partition_records_max,
         )
 
     def close(self) -> None:
@@ -90,9 +112,29 @@ class FollowedArchive:
     def _look(self) -> None:
         self._views = self._loop.submit(self._reading.views()).result()
 
+    def _ends(self) -> Ends:
+        self._look()
+        ends = self._loop.submit(self._reading.ends_so_far(self._views)).result()
+        return {(t.topic, t.partition): end for t, end in ends.items()}
+
+    def _by_place(self) -> Mapping[tuple[str, int], PartitionView]:
+        return {(tip.topic, tip.partition): view for tip, view in self._views.items()}
+
     def _has(self, ends: Ends) -> bool:
         there = {(t.topic, t.partition): v.log_end_offset or 0 for t, v in self._views.items()}
         return all(there.get(key, -1) >= end for key, end in ends.items())
+
+    def _waits(self, starts: Ends, ends: Ends) -> bool:
+        """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has
+        an end, as what it waits for would never come."""
+        limits, now = self._options.trigger, self._loop.time()
+        if not limits.offsets_min or self._last_ends is not None:
+            return False
+        due = self._batch_at is None or now - self._batch_at >= limits.delay_max_ms / 1000
+        if not due and waits_for_more(self._by_place(), starts, ends, limits):
+            return True
+        self._batch_at = now
+        return False
 
     @staticmethod
     def _check(view: PartitionView, span: OffsetSpan, first: int) -> None:
@@ -102,26 +144,6 @@ class FollowedArchive:
                 f"{first}; with failOnDataLoss=false reading goes on there"
             )
         check_no_loss(view, span)
-
-    def _admitted(self, ends: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-        """Each partition that has something new gets an equal share, and one segment at least."""
-        new = [key for key, end in ends.items() if end > self._read_up_to.get(key, 0)]
-        share = self._options.trigger_bytes_max // max(1, len(new))
-        admitted = dict(ends)
-        for tip, view in self._views.items():
-            key = (tip.topic, tip.partition)
-            if key not in new:
-                continue
-            taken = 0
-            index = view.segments.index_at_or_after(self._read_up_to.get(key, 0))
-            while index < len(view.segments):
-                segment = view.segments[index]
-                taken += segment.segment_size_bytes
-                if taken >= share:
-                    admitted[key] = min(ends[key], segment.end_offset + 1)
-                    break
-                index += 1
-        return admitted
 
 
 def as_offset(ends: Ends) -> StreamOffset:

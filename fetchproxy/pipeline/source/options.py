@@ -1,8 +1,7 @@
 """The options of `format("remotelog")`: those of Spark's Kafka source as far as they make sense.
 
-A job moves by changing the format's name and adding `store`: `subscribe`, `subscribePattern` and
-`kafka.isolation.level` are understood as well, and options that only speak of brokers are passed
-over. Pure; any other option is refused, as a mistyped one would go unnoticed.
+A job moves by changing the format's name and adding `store`: `kafka_options` says what becomes of
+each option of Spark's. Pure; any other option is refused, as a mistyped one would go unnoticed.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import IsolationLevel
+from fetchproxy.pipeline.source.kafka_options import check_not_refused, is_not_needed
 
 # Stored bytes of one task: what Spark takes for files (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
@@ -23,21 +23,20 @@ PARTITION_BYTES_MAX = 128 * 1024 * 1024
 READ_MAX_MS = 300_000
 # Of one partition's metadata; one of a million segments takes minutes from an object store.
 PLAN_MAX_MS = 600_000
-# Of one micro-batch of a stream, in stored bytes; 0: all there is.
-TRIGGER_BYTES_MAX = 0
+# So long a stream waits for `minOffsetsPerTrigger`: Spark's own default.
+TRIGGER_DELAY_MAX_MS = 15 * 60_000
 
 # Offsets as Spark's JSON has them (and Kafka's ListOffsets).
 LATEST, EARLIEST = -1, -2
 
 _STORE_SETTING = "store."
-_BROKERS_ONLY = re.compile(
-    r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix|maxoffsetspertrigger"
-    r"|minoffsetspertrigger|maxtriggerdelay|maxrecordsperpartition|path"
-)
+_DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|min|h|d)?")
+_DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _KNOWN = {
     name.lower(): name
     for name in (
         "store",
+        "path",
         "topics",
         "subscribe",
         "topicPattern",
@@ -54,15 +53,26 @@ _KNOWN = {
         "includeHeaders",
         "maxBytesPerPartition",
         "maxBytesPerTrigger",
+        "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "maxRecordsPerPartition",
         "minPartitions",
         "failOnDataLoss",
         "corruptBatches",
         "corruptReport",
         "metadataCacheDir",
+        "pushFilters",
         "readMaxMs",
         "planMaxMs",
     )
 }
+_OF_STREAMS = (
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+)
 
 
 class BoundKind(StrEnum):
@@ -99,6 +109,18 @@ class TopicChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """What one micro-batch may have: stored bytes, offsets; 0: no limit. One of fewer than
+    `offsets_min` offsets waits for more, up to `delay_max_ms`. `given`: the options' names."""
+
+    bytes_max: int = 0
+    offsets_max: int = 0
+    offsets_min: int = 0
+    delay_max_ms: int = TRIGGER_DELAY_MAX_MS
+    given: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     store: str
     topics: TopicChoice
@@ -109,8 +131,10 @@ class SourceOptions:
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     include_headers: bool = False
     partition_bytes_max: int = PARTITION_BYTES_MAX
-    trigger_bytes_max: int = TRIGGER_BYTES_MAX
+    trigger: TriggerLimits = TriggerLimits()
     partitions_min: int = 0
+    partition_records_max: int = 0  # 0: as many as its bytes hold
+    push_filters: bool = False
     fail_on_data_loss: bool = True
     skip_corrupt: bool = False
     corrupt_report: str | None = None
@@ -123,22 +147,15 @@ class SourceOptions:
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
     """Names in any case. Raises ConfigError, naming the option."""
     options = _Given({name.lower(): value for name, value in given.items()})
-    unknown = [
-        name
-        for name in options.values
-        if name not in _KNOWN
-        and not name.startswith(_STORE_SETTING)
-        and not _BROKERS_ONLY.fullmatch(name)
-    ]
-    if unknown:
-        known = ", ".join(sorted(_KNOWN.values()))
-        raise ConfigError(f"remotelog: unknown option {unknown[0]!r}; there are {known}")
-    store = options.text("store")
-    if not store:
-        raise ConfigError("remotelog: the option 'store' is needed, as s3://bucket/prefix")
+    check_not_refused(options.values)
+    for name in options.values:
+        known = name in _KNOWN or name.startswith(_STORE_SETTING)
+        if not known and name != "kafka.isolation.level" and not is_not_needed(name):
+            there = ", ".join(sorted(_KNOWN.values()))
+            raise ConfigError(f"remotelog: unknown option {name!r}; there are {there}")
     default = BoundKind.LATEST if streaming else BoundKind.EARLIEST
     return SourceOptions(
-        store=store,
+        store=_store(options),
         topics=_topics(options),
         starting=_bound(options, "starting", default, streaming=streaming),
         ending=_bound(options, "ending", BoundKind.LATEST, streaming=streaming),
@@ -149,8 +166,10 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Sourc
         isolation=_isolation(options),
         include_headers=options.boolean("includeHeaders", False),
         partition_bytes_max=options.number("maxBytesPerPartition", PARTITION_BYTES_MAX, 1),
-        trigger_bytes_max=options.number("maxBytesPerTrigger", TRIGGER_BYTES_MAX, 0),
+        trigger=_trigger(options, streaming=streaming),
         partitions_min=options.number("minPartitions", 0, 0),
+        partition_records_max=options.number("maxRecordsPerPartition", 0, 0),
+        push_filters=options.boolean("pushFilters", False),
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
         skip_corrupt=options.one_of("corruptBatches", ("fail", "skip")) == "skip",
         corrupt_report=options.text("corruptReport"),
@@ -173,6 +192,21 @@ class _Given:
 
     def text(self, name: str) -> str | None:
         return self.values.get(name.lower())
+
+    def either(self, name: str, other: str) -> str | None:
+        """Of two names for one option."""
+        first, second = self.text(name), self.text(other)
+        if first and second and first != second:
+            raise ConfigError(f"remotelog: {name} and {other} are both given, and differ")
+        return first or second
+
+    def duration_ms(self, name: str, default: int) -> int:
+        """As Spark writes them; a number alone is milliseconds."""
+        text = self.values.get(name.lower(), f"{default}ms").strip().lower()
+        matched = _DURATION.fullmatch(text)
+        if matched is None:
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected a duration as 15m")
+        return int(matched[1]) * _DURATION_MS[matched[2] or "ms"]
 
     def boolean(self, name: str, default: bool) -> bool:
         text = self.values.get(name.lower(), str(default)).lower()
@@ -200,30 +234,63 @@ class _Given:
             raise ConfigError(f"remotelog: {name} is no JSON: {error}") from None
 
 
+def _store(options: _Given) -> str:
+    """`load(path)` says it as well."""
+    store, path = options.text("store"), options.text("path")
+    if store and path and store != path:
+        raise ConfigError(f"remotelog: path {path!r} and store {store!r} are two places")
+    if not store and not path:
+        raise ConfigError("remotelog: the option 'store' is needed, as s3://bucket/prefix")
+    return store or path or ""
+
+
+def _trigger(options: _Given, *, streaming: bool) -> TriggerLimits:
+    given = tuple(name for name in _OF_STREAMS if options.text(name) is not None)
+    if given and not streaming:
+        raise ConfigError(f"remotelog: {given[0]}: only streams have micro-batches; take it out")
+    limits = TriggerLimits(
+        bytes_max=options.number("maxBytesPerTrigger", 0, 0),
+        offsets_max=options.number("maxOffsetsPerTrigger", 0, 0),
+        offsets_min=options.number("minOffsetsPerTrigger", 0, 0),
+        delay_max_ms=options.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MAX_MS),
+        given=given,
+    )
+    if limits.offsets_max and limits.offsets_min > limits.offsets_max:
+        raise ConfigError(
+            f"remotelog: minOffsetsPerTrigger is {limits.offsets_min}, above maxOffsetsPerTrigger"
+        )
+    return limits
+
+
 def _topics(options: _Given) -> TopicChoice:
-    names = options.text("topics") or options.text("subscribe")
-    pattern = options.text("topicPattern") or options.text("subscribePattern")
+    names = options.either("topics", "subscribe")
+    pattern = options.either("topicPattern", "subscribePattern")
     assign = options.text("assign")
     if sum(1 for each in (names, pattern, assign) if each) != 1:
         raise ConfigError("remotelog: give one of topics, topicPattern and assign")
     if names:
-        return TopicChoice(names=frozenset(n.strip() for n in names.split(",") if n.strip()))
+        chosen = frozenset(n.strip() for n in names.split(",") if n.strip())
+        if not chosen:
+            raise ConfigError(f"remotelog: topics is {names!r}, expected names")
+        return TopicChoice(names=chosen)
     if pattern:
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"remotelog: topicPattern {pattern!r}: {error}") from None
         return TopicChoice(pattern=pattern)
-    assigned = options.json("assign")
+    document = options.json("assign")
     try:
-        return TopicChoice(
-            assigned={topic: frozenset(map(int, chosen)) for topic, chosen in assigned.items()}
-        )
+        assigned = {topic: frozenset(map(int, chosen)) for topic, chosen in document.items()}
     except (AttributeError, TypeError, ValueError):
         raise ConfigError('remotelog: assign is not like {"topic": [0, 1]}') from None
+    if not assigned or not all(assigned.values()):
+        raise ConfigError(f"remotelog: assign is {options.text('assign')}: no partition of a topic")
+    return TopicChoice(assigned=assigned)
 
 
 def _isolation(options: _Given) -> IsolationLevel:
+    options.either("isolationLevel", "kafka.isolation.level")
     name = "isolationLevel" if options.text("isolationLevel") else "kafka.isolation.level"
     level = options.one_of(name, ("read_uncommitted", "read_committed"))
     return IsolationLevel[level.upper()]

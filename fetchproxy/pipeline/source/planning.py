@@ -22,9 +22,6 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 
-# With minPartitions, tasks are not made smaller than this: below it a task's own cost is the most.
-PARTITION_BYTES_MIN = 1024 * 1024
-
 
 class DataLoss(FetchProxyError):
     """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
@@ -104,17 +101,28 @@ def plan_tasks(
     *,
     partition_bytes_max: int,
     partitions_min: int = 0,
+    records_max: int = 0,
 ) -> list[ReadTask]:
-    """By topic, partition and offset; of `spans` what the views hold."""
+    """By topic, partition and offset; of `spans` what the views hold.
+
+    At least `partitions_min` tasks, as far as there are bytes to share; `records_max`: offsets of
+    one task at the most, 0: as many as its bytes hold.
+    """
     if partitions_min:
         total = sum(
             part.size_bytes
             for tip, span in spans.items()
             for part in _parts(views[tip], span, 2**63 - 1)
         )
-        wanted = max(PARTITION_BYTES_MIN, -(-total // partitions_min))
-        partition_bytes_max = min(partition_bytes_max, wanted)
+        # Rounded down, or the last of the tasks would be missing.
+        partition_bytes_max = min(partition_bytes_max, max(1, total // partitions_min))
     ordered = sorted(spans, key=lambda tip: (tip.topic, tip.partition, tip.topic_id))
+    if records_max:
+        return [
+            task
+            for tip in ordered
+            for task in _short_tasks(views[tip], spans[tip], partition_bytes_max, records_max)
+        ]
     return [task for tip in ordered for task in _tasks(views[tip], spans[tip], partition_bytes_max)]
 
 
@@ -128,6 +136,27 @@ def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[Re
             gathered, gathered_bytes = [], 0
         gathered.append(part)
         gathered_bytes += part_bytes
+    if gathered:
+        yield ReadTask(view.tip, tuple(gathered))
+
+
+def _short_tasks(
+    view: PartitionView, span: OffsetSpan, bytes_max: int, records_max: int
+) -> Iterator[ReadTask]:
+    """Cut by offsets alone: which bytes hold them, the segment's index says to whoever reads. Of a
+    segment's bytes as many are counted as of its offsets."""
+    gathered: list[SegmentPart] = []
+    room, bytes_left = records_max, float(bytes_max)
+    for whole in _parts(view, span, 2**63 - 1):
+        record_bytes = whole.size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
+        at = whole.offset_from
+        while at < whole.offset_end:
+            count = min(room, whole.offset_end - at, max(1, int(bytes_left / record_bytes)))
+            gathered.append(whole._replace(offset_from=at, offset_end=at + count))
+            at, room, bytes_left = at + count, room - count, bytes_left - count * record_bytes
+            if not room or bytes_left < record_bytes:
+                yield ReadTask(view.tip, tuple(gathered))
+                gathered, room, bytes_left = [], records_max, float(bytes_max)
     if gathered:
         yield ReadTask(view.tip, tuple(gathered))
 

@@ -53,6 +53,10 @@ class LoopThread:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def time(self) -> float:
+        """The loop's, in seconds."""
+        return self._loop.time()
+
     def stop(self) -> None:
         """Whatever is under way is cancelled."""
         self.submit(_cancel_others()).result()

@@ -1,0 +1,91 @@
+"""The archive on Spark, in one import: `import fetchproxy.spark`.
+
+    orders = fetchproxy.spark.read_archive(spark, "s3://archive/kafka", "orders")
+
+Spark finds the format `remotelog` by itself where this package is installed beside it; importing
+this registers it in the session that is there as well. What is wrong with options is said here, on
+the driver, before Spark is asked. Nothing else is here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from fetchproxy.pipeline.source.archive_then_live import archive_then_live
+from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.pipeline.source.spark_source import NAME, register_source, schema_of
+from fetchproxy.pipeline.source.spark_versions import ADMITS, check_batch, check_stream
+
+__all__ = ["archive_then_live", "follow_archive", "read_archive", "register"]
+
+# Where a Python source does not say that it knows queries that end with what is there, Spark ends
+# such a query after the one batch that a crash has left. With this setting it goes on to the end.
+_TO_THE_END = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+
+def register(spark: SparkSession) -> None:
+    """The format `remotelog` in this session; a stream of it with availableNow goes to its end."""
+    register_source(spark)
+    if not ADMITS:
+        spark.conf.set(_TO_THE_END, "true")
+
+
+def read_archive(
+    spark: SparkSession,
+    store: str,
+    topics: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    **options: Any,
+) -> DataFrame:
+    """What is archived of these topics (names with commas, or None with topicPattern or assign).
+
+    `columns`: these alone are built. `options` are those of the format; dictionaries are written as
+    JSON, and names with dots go by `**{"store.read_max_ms": 1000}`. Raises ConfigError.
+    """
+    given = _options(store, topics, options)
+    check_batch(parse_options(given))
+    return _loaded(spark, spark.read, given, columns)
+
+
+def follow_archive(
+    spark: SparkSession,
+    store: str,
+    topics: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    **options: Any,
+) -> DataFrame:
+    """The same as a stream. Raises ConfigError."""
+    given = _options(store, topics, options)
+    check_stream(parse_options(given, streaming=True))
+    return _loaded(spark, spark.readStream, given, columns)
+
+
+def _loaded(
+    spark: SparkSession, reader: Any, given: Mapping[str, str], columns: Sequence[str] | None
+) -> DataFrame:
+    register(spark)
+    named = reader.format(NAME).options(**given)
+    return (named if columns is None else named.schema(schema_of(columns))).load()
+
+
+def _options(store: str, topics: str | None, more: Mapping[str, Any]) -> dict[str, str]:
+    chosen = {"store": store, "topics": topics, **more}
+    return {name: _text(value) for name, value in chosen.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    """As the format's options are written."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_session = SparkSession.getActiveSession()
+if _session is not None:
+    register(_session)

@@ -1,0 +1,87 @@
+"""What of each partition is history and what is live; no row twice, and none too few."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.pipeline.source.crossing import Crossing, halves
+from fetchproxy.pipeline.source.options import EARLIEST, LATEST, Bound, BoundKind
+
+ARCHIVED, LIVE = ("orders", 0), ("orders", 1)
+CROSSING = Crossing({ARCHIVED: 500}, {LIVE: 0})
+FIRST, LAST = Bound(BoundKind.EARLIEST), Bound(BoundKind.LATEST)
+
+
+def offsets(archived: int, live: int) -> Bound:
+    return Bound(BoundKind.OFFSETS, {ARCHIVED: archived, LIVE: live})
+
+
+def test_a_partition_without_archive_at_the_crossing_is_read_live_alone() -> None:
+    parts = halves(CROSSING, FIRST, LAST)
+    assert parts.history == {ARCHIVED: (EARLIEST, 500)}
+    assert parts.live == {ARCHIVED: (500, LATEST), LIVE: (0, LATEST)}
+
+
+def test_latest_means_the_brokers_latest() -> None:
+    parts = halves(CROSSING, LAST, LAST)
+    assert parts.history == {}
+    assert parts.live == {ARCHIVED: (LATEST, LATEST), LIVE: (LATEST, LATEST)}
+    one = halves(CROSSING, offsets(LATEST, 7), LAST)
+    assert one.history == {}
+    assert one.live == {ARCHIVED: (LATEST, LATEST), LIVE: (7, LATEST)}
+
+
+def test_an_end_holds_on_both_sides_of_the_crossing() -> None:
+    parts = halves(CROSSING, FIRST, offsets(10, 20))
+    assert parts.history == {ARCHIVED: (EARLIEST, 10)}
+    assert parts.live == {LIVE: (0, 20)}
+    parts = halves(CROSSING, FIRST, offsets(700, LATEST))
+    assert parts.history == {ARCHIVED: (EARLIEST, 500)}
+    assert parts.live == {ARCHIVED: (500, 700), LIVE: (0, LATEST)}
+
+
+@given(st.integers(EARLIEST, 30), st.integers(LATEST, 30), st.integers(0, 20))
+def test_every_offset_is_read_once(start: int, end: int, cross: int) -> None:
+    """Of a partition that is archived from 0 on, and has 25 records on the brokers."""
+    there = 25
+    crossing = Crossing({ARCHIVED: cross}, {})
+    if start == LATEST:
+        return
+    starting, ending = ({ARCHIVED: each} for each in (start, end))
+    parts = halves(crossing, Bound(BoundKind.OFFSETS, starting), Bound(BoundKind.OFFSETS, ending))
+    read = [
+        offset
+        for half in (parts.history, parts.live)
+        for begin, until in half.values()
+        for offset in range(max(begin, 0), there if until == LATEST else min(until, there))
+    ]
+    last = there if end == LATEST else min(end, there)
+    assert read == list(range(max(start, 0), last))
+
+
+def test_each_partition_is_named_or_none() -> None:
+    bound = Bound(BoundKind.OFFSETS, {ARCHIVED: 5})
+    with pytest.raises(ConfigError, match="startingOffsets has to name each partition"):
+        halves(CROSSING, bound, LAST)
+    with pytest.raises(ConfigError, match="endingOffsets has to name each partition"):
+        halves(CROSSING, FIRST, bound)
+
+
+def test_a_crossing_is_kept_as_it_was() -> None:
+    assert Crossing.decode(CROSSING.encode(), "here") == CROSSING
+
+
+def test_one_that_was_kept_before_is_understood() -> None:
+    text = json.dumps({"orders": {"0": 500, "1": EARLIEST}})
+    assert Crossing.decode(text, "here") == Crossing({ARCHIVED: 500}, {LIVE: EARLIEST})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 2}', '{"orders": 5}'])
+def test_a_damaged_file_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"the crossing file hdfs:///x\.json is damaged"):
+        Crossing.decode(text, "hdfs:///x.json")
