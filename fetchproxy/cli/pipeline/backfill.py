@@ -108,7 +108,7 @@ def backfill(
     A run that was ended goes on where it was, a later one adds what is new. Exit code 2 where a
     part could not be read or written; the others are.
     """
-    config = read_job(context)
+    config = read_job(context, options.names(topics))
     with users_errors():
         source = source_options(config, topics, source_settings or ())
         if (parquet is None) == (to_topic is None):

@@ -57,7 +57,7 @@ def merge(
     Replaced segments are removed by the archiver, or by a later run, once they are old enough. Exit
     code 1 where segments could not be merged because something is wrong with them.
     """
-    config = read_job(context)
+    config = read_job(context, filter(None, [topic]))
     done = run_job(
         "merge",
         master,

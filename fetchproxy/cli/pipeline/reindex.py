@@ -32,7 +32,7 @@ def reindex(
 
     No log is written. Exit code 1 where faults are left.
     """
-    config = read_job(context)
+    config = read_job(context, filter(None, [topic]))
     done = run_job(
         "reindex",
         master,

@@ -56,7 +56,7 @@ def report(
 
     Exit code 2 where a partition could not be read; the report has the others.
     """
-    config = read_job(context)
+    config = read_job(context, filter(None, [topic]))
 
     def work(spark: Any, on_progress: OnProgress) -> job.Reported:
         done = job.report(spark, config, topic=topic, on_progress=on_progress)

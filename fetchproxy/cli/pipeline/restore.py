@@ -34,7 +34,7 @@ def restore(
     Lost metadata are derived from their logs first. Local indexes are an archiver's own: it makes
     them again. Exit code 1 where segments are left that nothing could be made of.
     """
-    config = read_job(context)
+    config = read_job(context, filter(None, [topic]))
     done = run_job(
         "restore",
         master,

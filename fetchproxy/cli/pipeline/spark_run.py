@@ -5,6 +5,7 @@ PySpark is imported only once a job runs, so the rest of the command line needs 
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import time
@@ -20,14 +21,15 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, users_errors
+from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.pipeline.jobs.session import open_session, require_spark
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress
 from fetchproxy.pipeline.jobs.spread import Progress as Done
+from fetchproxy.storage.open import open_store
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -55,14 +57,38 @@ SparkSettings = Annotated[
 ]
 
 
-def read_job(context: typer.Context) -> Config:
-    """The configuration of a job that is about to run; exit code 2 where something is missing."""
+def read_job(
+    context: typer.Context, topics: Iterable[str] = (), *, makes_archive: bool = False
+) -> Config:
+    """The configuration of a job that is about to run; exit code 2 where something is missing.
+
+    The store is asked for `topics` before Spark is started, which takes seconds; not where the job
+    `makes_archive`.
+    """
     with users_errors():
         require_spark()
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
-        return config
+    if not makes_archive and run(_look(config, topics)) is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return config
+
+
+async def _look(config: Config, topics: Iterable[str]) -> bool:
+    """Raises RemoteStorageError where the store does not answer, ConfigError for a topic that the
+    archive does not have."""
+    max_s = config.metadata.metadata_read_max_ms / 1000
+    async with open_store(options.store_url(config), config.store) as rsm:
+        try:
+            async with asyncio.timeout(max_s):
+                there = {name for name, _ in await rsm.list_topics()}
+        except TimeoutError:
+            raise StorageUnavailable(f"the store has not answered within {max_s:g} s") from None
+    for topic in topics:
+        if topic not in there:
+            raise options.nothing_there(config, topic)
+    return True
 
 
 def run_job(

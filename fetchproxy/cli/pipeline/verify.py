@@ -34,7 +34,7 @@ def verify(
     Prints each fault with its place; exit code 1 if there is any, 2 where a partition could not be
     read.
     """
-    config = read_job(context)
+    config = read_job(context, filter(None, [topic]))
     done = run_job(
         "verify",
         master,
