@@ -24,7 +24,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
-from fetchproxy.errors import ConfigError, StorageUnavailable
+from fetchproxy.errors import ConfigError, FetchProxyError, StorageUnavailable
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.pipeline.jobs.session import open_session, require_spark
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress
@@ -33,6 +33,7 @@ from fetchproxy.storage.open import open_store
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+Words = Callable[[str], str]
 
 _LOG_EVERY_S = 10.0  # where no terminal shows a bar
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -97,9 +98,13 @@ def run_job(
     settings: Iterable[str] | None,
     job: Callable[[Any, OnProgress], T],
     unit: Callable[[float], str] = lambda size: decimal(int(size)),
+    words: Words = str,
 ) -> T:
-    """What `job(spark, on_progress)` returns; SIGINT and SIGTERM end it with exit code 130."""
-    with users_errors():
+    """What `job(spark, on_progress)` returns; SIGINT and SIGTERM end it with exit code 130.
+
+    `words`: of an error that the user can mend, as this command has them.
+    """
+    with users_errors(), _said_as(words):
         spark = open_session(name, master, dict(map(_setting, settings or ())))
         spark.sparkContext.setLogLevel("ERROR")
         with _terminated_as_interrupted(), _shown(name, unit) as on_progress:
@@ -110,12 +115,20 @@ def run_job(
                 raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def say_failures(failures: Iterable[Failure]) -> None:
+@contextmanager
+def _said_as(words: Words) -> Iterator[None]:
+    try:
+        yield
+    except FetchProxyError as error:
+        raise type(error)(words(str(error))) from error
+
+
+def say_failures(failures: Iterable[Failure], words: Words = str) -> None:
     """One line each; exit code 2 where there are any: something else has to change first."""
     failed = False
     for failure in failures:
         failed = True
-        typer.echo(f"failed: {mask_text(str(failure))}", err=True)
+        typer.echo(f"failed: {mask_text(words(str(failure)))}", err=True)
     if failed:
         raise typer.Exit(EXIT_USER_ERROR)
 

@@ -99,6 +99,7 @@ def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
     Raises ConfigError where PySpark is missing, or Spark cannot be started.
     """
     require_spark()
+    from py4j.protocol import Py4JError  # what the JVM raises comes as this
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -108,15 +109,8 @@ def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
         check_master(settings["spark.master"])
     try:
         return SparkSession.builder.appName(f"fetchproxy {name}").config(map=settings).getOrCreate()
-    except (PySparkException, _java_error()) as error:
+    except (PySparkException, Py4JError) as error:
         raise ConfigError(f"Spark cannot be started: {_reason(str(error).splitlines())}") from error
-
-
-def _java_error() -> type[Exception]:
-    """Py4J comes with PySpark, and raises what the JVM has raised as this."""
-    from py4j.protocol import Py4JError
-
-    return Py4JError
 
 
 def _reason(lines: Iterable[str]) -> str:

@@ -223,9 +223,7 @@ def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]
         i = j
 
 
-def _decoded(
-    each: _Range, decoder: LogDecoder, rows: RowFilter, faults: _Faults
-) -> Iterator[Any]:
+def _decoded(each: _Range, decoder: LogDecoder, rows: RowFilter, faults: _Faults) -> Iterator[Any]:
     try:
         data = each.data.result()
     except (ObjectNotFound, RangeNotSatisfiable) as error:
