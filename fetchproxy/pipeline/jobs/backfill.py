@@ -125,11 +125,11 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     plan = next_plan(
         last,
         done,
-        begun,
         [(views[tip], span) for tip, span in spans.items()],
         _settings(options),
         bytes_max=range_bytes_max,
         cuts_of=_cuts_of(options, views.values(), range_bytes_max),
+        begun=begun,
     )
     waiting = set(last.ranges) - set(done) if last is not None else set()
     if set(plan.ranges) - waiting:

@@ -65,12 +65,12 @@ class Plan:
 def next_plan(
     last: Plan | None,
     done: Iterable[BackfillRange],
-    begun: Iterable[BackfillRange],
     wanted: Iterable[tuple[PartitionView, OffsetSpan]],
     settings: Mapping[str, str],
     *,
     bytes_max: int,
     cuts_of: CutsOf,
+    begun: Iterable[BackfillRange] = (),
 ) -> Plan:
     """What was planned and is not done, and what of `wanted` nobody has planned yet.
 

@@ -143,7 +143,7 @@ def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> N
     assert found.records == 40
     assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
     assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 0)
-    assert (found.missing_offsets, found.not_known_offsets) == (0, 10)
+    assert (found.missing_offsets, found.not_known_offsets) == (10, 0)
     assert found.samples_unreadable == 1
     assert [(c.codec, c.batches) for c in found.codecs] == [("none", 3)]
     assert found.newest_ms == NOW_MS + DAY_MS + 9
@@ -158,7 +158,7 @@ def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None
         assert {len(row) for row in rows[name]} == {len(schema.split(", "))}
     names = [column.split()[0] for column in SCHEMAS["partitions"].split(", ")]
     row = dict(zip(names, rows["partitions"][0], strict=True))
-    assert (row["segments"], row["records"], row["not_known_offsets"]) == (3, 40, 10)
+    assert (row["segments"], row["records"], row["missing_offsets"]) == (3, 40, 10)
     assert row["next_deletion_ms"] == found.oldest_ms + DAY_MS  # type: ignore[operator]
     assert [day[2].isoformat() for day in rows["days"]] == ["2024-10-04", "2024-10-05"]
 
