@@ -33,7 +33,7 @@ def plan_backfill_input(options: SourceOptions) -> BackfillInput:
 
 async def _planned(options: SourceOptions) -> BackfillInput:
     lenient = replace(options, fail_on_data_loss=False)
-    async with ArchiveReading(lenient) as reading:
+    async with ArchiveReading(lenient, once=True) as reading:
         views = await reading.views()
         named = options.topics.names or set(options.topics.assigned or ())
         if missing := sorted(named - {tip.topic for tip in views}):
