@@ -33,7 +33,7 @@ _LENGTH = Struct(">Q")
 
 class PlanningProcesses:
     """`options`: of the data source, to be pickled. `read_here` reads what is `waiting` into
-    `views`, until nothing is; so do these, from their own ends."""
+    `views`, until nothing is; so do these meanwhile."""
 
     def __init__(
         self,
