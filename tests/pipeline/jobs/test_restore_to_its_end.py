@@ -1,4 +1,4 @@
-"""A lost metadata topic is rebuilt, by one machine and by Spark; then readers and `verify` agree."""
+"""A lost metadata topic is rebuilt, by one machine and by Spark; readers and `verify` agree."""
 
 from __future__ import annotations
 
