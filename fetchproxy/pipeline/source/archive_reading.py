@@ -42,12 +42,10 @@ Spans = dict[TopicIdPartition, OffsetSpan]
 
 
 class ArchiveReading:
-    """`async with` opens the store. A second look at the same archive reads only what is new.
-
-    `once`: there is no second look, and other processes may help with the first one.
-    """
+    """`async with` opens the store. A second look at the same archive reads only what is new."""
 
     def __init__(self, options: SourceOptions, *, once: bool = False) -> None:
+        """`once`: there is no second look, and other processes may help with the first one."""
         self._once = once
         self._options = options
         self.rsm = opened_store(options)
