@@ -48,7 +48,7 @@ def archive(
     A running archiver may be at the same topics. A run that was ended goes on where it was. Exit
     code 2 where a partition could not be archived, or a topic must not be.
     """
-    config = read_job(context, makes_archive=True)
+    config = read_job(context)
     if dry_run:
         with users_errors():
             _print_plan(job.plan_archive(config))

@@ -13,6 +13,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     count,
     read_job,
     run_job,
@@ -116,11 +117,12 @@ def backfill(
     A run that was ended goes on where it was; a later one adds what is new or was mended since.
     Exit code 2 where a part could not be read or written; the others are.
     """
-    config = read_job(context, names_in(topics))
+    config = read_job(context)
     with users_errors():
         source = source_options(config, topics, source_settings or ())
         if (parquet is None) == (to_topic is None):
             raise ConfigError("give one of --parquet and --to-topic")
+    ask_store(config, names_in(topics))
     from fetchproxy.pipeline.jobs import backfill as job
     from fetchproxy.pipeline.jobs import backfill_topic as topic_job
 

@@ -11,6 +11,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     count,
     read_job,
     run_job,
@@ -57,7 +58,8 @@ def merge(
     Replaced segments are removed by the archiver, or by a later run, once they are old enough. Exit
     code 1 where segments could not be merged because something is wrong with them.
     """
-    config = read_job(context, filter(None, [topic]))
+    config = read_job(context)
+    ask_store(config, [topic])
     done = run_job(
         "merge",
         master,

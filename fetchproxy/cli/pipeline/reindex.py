@@ -8,6 +8,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     count,
     read_job,
     run_job,
@@ -32,7 +33,8 @@ def reindex(
 
     No log is written. Exit code 1 where faults are left.
     """
-    config = read_job(context, filter(None, [topic]))
+    config = read_job(context)
+    ask_store(config, [topic])
     done = run_job(
         "reindex",
         master,

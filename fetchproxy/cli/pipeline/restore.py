@@ -9,6 +9,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     read_job,
     run_job,
     say_failures,
@@ -34,7 +35,8 @@ def restore(
     Lost metadata are derived from their logs first. Local indexes are an archiver's own: it makes
     them again. Exit code 1 where segments are left that nothing could be made of.
     """
-    config = read_job(context, filter(None, [topic]))
+    config = read_job(context)
+    ask_store(config, [topic])
     done = run_job(
         "restore",
         master,

@@ -58,27 +58,27 @@ SparkSettings = Annotated[
 ]
 
 
-def read_job(
-    context: typer.Context, topics: Iterable[str] = (), *, makes_archive: bool = False
-) -> Config:
-    """The configuration of a job that is about to run; exit code 2 where something is missing.
-
-    The store is asked for `topics` before Spark is started, which takes seconds; not where the job
-    `makes_archive`.
-    """
+def read_job(context: typer.Context) -> Config:
+    """The configuration of a job that is about to run; exit code 2 where something is missing, or
+    the command line is wrong."""
     with users_errors():
         require_spark()
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
-    if not makes_archive and run(_look(config, topics)) is None:
+        spark_settings(context.params.get("spark_settings"))
+        return config
+
+
+def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
+    """Before Spark is started, which takes seconds. Exit code 2 where the store does not answer, or
+    the archive has nothing of one of `topics` (None: of all, whatever there is)."""
+    if run(_look(config, [topic for topic in topics if topic is not None])) is None:
         raise typer.Exit(EXIT_INTERRUPTED)
-    return config
 
 
 async def _look(config: Config, topics: Iterable[str]) -> bool:
-    """Raises RemoteStorageError where the store does not answer, ConfigError for a topic that the
-    archive does not have."""
+    """Raises RemoteStorageError, ConfigError."""
     max_s = config.metadata.metadata_read_max_ms / 1000
     async with open_store(options.store_url(config), config.store) as rsm:
         try:
@@ -105,7 +105,7 @@ def run_job(
     `words`: of an error that the user can mend, as this command has them.
     """
     with users_errors(), _said_as(words):
-        spark = open_session(name, master, dict(map(_setting, settings or ())))
+        spark = open_session(name, master, spark_settings(settings))
         spark.sparkContext.setLogLevel("ERROR")
         with _terminated_as_interrupted(), _shown(name, unit) as on_progress:
             try:
@@ -137,11 +137,15 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _setting(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
-    return key, value
+def spark_settings(texts: Iterable[str] | None) -> dict[str, str]:
+    """Raises ConfigError."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
+        found[key] = value
+    return found
 
 
 @contextmanager

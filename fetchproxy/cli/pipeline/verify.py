@@ -8,6 +8,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     read_job,
     run_job,
     say_failures,
@@ -36,6 +37,7 @@ def verify(
     1 if there is any, 2 where a partition could not be read, or there is nothing.
     """
     config = read_job(context)
+    ask_store(config)
     done = run_job(
         "verify",
         master,
