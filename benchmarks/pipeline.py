@@ -24,6 +24,7 @@ from rich.console import Console
 
 from benchmarks.frame import Outcome, Part, Size, child
 from benchmarks.metadata import write_cache
+from benchmarks.pipeline_planning import write_store
 from benchmarks.report import Row, row
 from lab.kafka import KafkaServer, run_tool
 from lab.spark import SPARK_VERSION, kafka_connector, spark_environment
@@ -46,6 +47,7 @@ RATIO_MIN = {
 }
 BACKFILL_MIN = {100: 4.0, 1024: 3.0}
 PLANNING_S_MAX = 20.0
+STORED_PLANNING_S_MAX = 60.0  # for a million segments, by what fewer take
 # Interpreter, pyarrow and numba take some 150 MiB; then ranges, arena and Arrow batches, see
 # docs/pipeline.md.
 WORKER_MIB_MAX = 400.0
@@ -111,15 +113,22 @@ def spark_figures(question: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return figures
 
 
-def planning(folder: Path, segments: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds, by where metadata come from."""
-    partitions = max(1, min(PLANNED_PARTITIONS, segments // 100))
-    write_cache(folder, partitions, segments)
+def planning(folder: Path, segments: int, stored: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds, from an archiver's cache files and from a store alone."""
+    folder.mkdir()
+    cache, store = str(folder / "cache"), str(folder / "store")
+    write_cache(Path(cache), _partitions(segments), segments)
+    write_store(Path(store), _partitions(stored), stored)
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, value in child("benchmarks.pipeline_planning", str(folder)).items():
-            found.setdefault(name, []).append(value)
+        for arguments in ((cache,), (store, "store")):
+            for name, value in child("benchmarks.pipeline_planning", *arguments).items():
+                found.setdefault(name, []).append(value)
     return found
+
+
+def _partitions(segments: int) -> int:
+    return max(1, min(PLANNED_PARTITIONS, segments // 100))
 
 
 def rows_of(
@@ -154,6 +163,18 @@ def rows_of(
         row("planning, time of one core", "s", plans["planning_cpu_s"]),
         row("planning: tasks, pickled for Spark", "s", plans["pickling_s"]),
         row("planning: memory", "MiB", plans["memory_mib"]),
+        row("planning from the store alone: segments", "", plans["stored_segments"]),
+        row(
+            "planning from the store alone, for a million",
+            "s",
+            plans["stored_million_s"],
+            at_most=STORED_PLANNING_S_MAX,
+        ),
+        row(
+            "planning from the store alone, for a million, time of one core",
+            "s",
+            plans["stored_million_cpu_s"],
+        ),
         row("a Python worker's memory, at its most", "MiB", memory, at_most=WORKER_MIB_MAX),
     ]
 
@@ -162,7 +183,9 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
     counts = {100: options.records_100, 1024: options.records_1024}
     with tempfile.TemporaryDirectory(prefix="fetchproxy-pipeline-") as name:
         folder = Path(name)
-        plans = planning(folder / "metadata", options.segments, options.rounds)
+        plans = planning(
+            folder / "metadata", options.segments, options.stored_segments, options.rounds
+        )
         console.print(f"planned {options.segments} segments")
         with KafkaServer() as kafka:
             for size, count in counts.items():
@@ -190,7 +213,8 @@ PART = Part(
         Size("rounds", 5, 1, "times that each query is asked of both sources"),
         Size("records-100", 10_000_000, 20_000, "records of 100 B"),
         Size("records-1024", 1_500_000, 5_000, "records of 1 KiB"),
-        Size("segments", 1_000_000, 1_000, "segments that are planned"),
+        Size("segments", 1_000_000, 1_000, "segments that are planned from cache files"),
+        Size("stored-segments", 50_000, 1_000, "segments that are planned from a store alone"),
     ],
     measure=measure,
 )

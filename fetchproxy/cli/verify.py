@@ -25,13 +25,11 @@ from rich.progress import (
 from fetchproxy.app import wall_clock_ms
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.metadata_log import KafkaMetadataLog
+from fetchproxy.cluster.open_metadata import metadata_topic_to_verify
 from fetchproxy.config.sections import Config
-from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remote_log.archive_health import with_stored
 from fetchproxy.remote_log.concerns import read_concerns
@@ -40,7 +38,6 @@ from fetchproxy.remote_log.verification.verify import OnFault, verify_archive
 from fetchproxy.remote_log.verification.verify_report import Fault, RepairReport, VerifyReport
 from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.tls.reloading import upstream_context
 
 Repair = Annotated[
     bool,
@@ -157,7 +154,9 @@ async def verified(
         report = await verify_archive(
             rsm,
             rlmm,
-            metadata_topic=await _metadata_topic(config, rsm, opened),
+            metadata_topic=await opened.enter_async_context(
+                metadata_topic_to_verify(config, rsm, wall_clock_ms)
+            ),
             topics=None if topic is None else re.compile(re.escape(topic)),
             on_progress=on_progress,
             on_fault=on_fault,
@@ -171,28 +170,6 @@ async def with_concerns(
     """Adds what archivers keep on record in the store."""
     stored = await read_concerns(rsm.concerns)
     return replace(report, concerns=with_stored(report.concerns, stored, topic))
-
-
-async def _metadata_topic(
-    config: Config, rsm: RemoteStorageManager, opened: AsyncExitStack
-) -> TopicBasedRemoteLogMetadataManager | None:
-    """None where the store is the metadata manager. Creates no topic: here is only read."""
-    if config.metadata.manager == "store":
-        return None
-    cluster = await opened.enter_async_context(
-        Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls))
-    )
-    metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
-    if not await metadata_log.exists():
-        raise RemoteStorageError(
-            f"there is no metadata topic {config.metadata.topic_name}: rebuild it with "
-            "`fetchproxy restore`, or verify with metadata.manager=store"
-        )
-    # The cache is locked by the process that serves from it.
-    metadata = config.metadata.model_copy(update={"cache_dir": None})
-    return await opened.enter_async_context(
-        TopicBasedRemoteLogMetadataManager(metadata_log, rsm, metadata, wall_clock_ms)
-    )
 
 
 async def _repair(config: Config, found: VerifyReport, dry_run: bool) -> RepairReport:

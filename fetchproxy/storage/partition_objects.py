@@ -20,6 +20,7 @@ from fetchproxy.storage.layout import (
 from fetchproxy.storage.measured import measured
 
 _METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
+_OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
         parsed = parse_segment_key(prefix, found.key)
         if parsed is not None:
             return SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
+    elif found.key.endswith(_OTHER_SUFFIXES):
+        return None
     elif (log_start := parse_log_start_key(prefix, found.key)) is not None:
         return LogStartObject(log_start[0], found.key, log_start[1])
     elif (note := parse_partition_note_key(prefix, found.key)) is not None:

@@ -20,6 +20,9 @@ PLANS = {
     "planning_cpu_s": [11.0],
     "pickling_s": [2.0],
     "memory_mib": [500.0],
+    "stored_segments": [1000.0],
+    "stored_million_s": [61.0],
+    "stored_million_cpu_s": [90.0],
 }
 
 
@@ -51,6 +54,7 @@ def test_goals() -> None:
     assert rows["1024 B to Parquet: backfill"].value == 10.0
     assert rows["100 B, all columns: remotelog"].value == 100.0
     assert rows["planning, cache files to tasks"].met is False
+    assert rows["planning from the store alone, for a million"].met is False
     assert rows["a Python worker's memory, at its most"].met is True
 
 
@@ -65,10 +69,12 @@ def test_payloads_are_lines_of_one_size(size: int) -> None:
 def test_planning_is_measured(tmp_path: Path) -> None:
     from benchmarks.pipeline import planning
 
-    found = planning(tmp_path / "cache", 300, 1)
+    found = planning(tmp_path / "made", 300, 200, 1)
     assert found["segments"] == [300]
     assert found["tasks"][0] >= 150
     assert found["planning_cpu_s"][0] > 0
+    assert found["stored_segments"] == [200]
+    assert found["stored_million_cpu_s"][0] > found["planning_cpu_s"][0]
 
 
 @pytest.mark.kafka

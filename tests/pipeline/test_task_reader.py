@@ -21,7 +21,7 @@ from fetchproxy.pipeline.source import task_reader
 from fetchproxy.pipeline.source.archive_reading import plan_input
 from fetchproxy.pipeline.source.options import SourceOptions, parse_options
 from fetchproxy.pipeline.source.planning import DataLoss, ReadTask, plan_tasks
-from fetchproxy.pipeline.source.task_reader import RowFilter, read_task
+from fetchproxy.pipeline.source.task_reader import PassedOver, RowFilter, read_task
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -62,12 +62,14 @@ def tasks_of(options: SourceOptions) -> list[ReadTask]:
     )
 
 
-def offsets_read(archive: WrittenArchive, **options: str) -> list[int]:
+def offsets_read(
+    archive: WrittenArchive, passed_over: PassedOver | None = None, **options: str
+) -> list[int]:
     chosen = options_of(archive, **options)
     return [
         offset
         for task in tasks_of(chosen)
-        for batch in read_task(chosen, task, ["offset"])
+        for batch in read_task(chosen, task, ["offset"], passed_over=passed_over)
         for offset in batch.column("offset").to_pylist()
     ]
 
@@ -225,6 +227,32 @@ def test_a_log_that_ends_early(archive: WrittenArchive) -> None:
     with pytest.raises(CorruptSegment, match="the log ends, its index goes on"):
         offsets_read(archive)
     assert offsets_read(archive, corruptBatches="skip") == list(range(290))
+
+
+def test_what_is_passed_over_is_counted(archive: WrittenArchive) -> None:
+    """A damaged record, a broken header, a log that ends early, a missing object."""
+
+    def counted(**options: str) -> tuple[int, PassedOver]:
+        passed_over = PassedOver()
+        found = offsets_read(archive, passed_over=passed_over, **options)
+        return 300 - len(found), passed_over
+
+    assert counted(corruptBatches="skip") == (0, PassedOver())
+    path = archive.path(archive.segments[1], SegmentFile.LOG)
+    sizes = [len(batch) for batch in batches_of(100)]
+    damage(path, sizes[0] + 65)
+    lost, found = counted(corruptBatches="skip")
+    assert (lost, found) == (10, PassedOver(batches=1, records=10))
+    damage(path, sum(sizes[:4]) + 16)
+    lost, found = counted(corruptBatches="skip")
+    assert found == PassedOver(batches=2, records=lost)
+    last = archive.path(archive.segments[2], SegmentFile.LOG)
+    last.write_bytes(last.read_bytes()[: -len(batches_of(200)[-1])])
+    lost, found = counted(corruptBatches="skip")
+    assert found == PassedOver(batches=3, records=lost)
+    archive.path(archive.segments[0], SegmentFile.LOG).unlink()
+    lost, found = counted(corruptBatches="skip", failOnDataLoss="false")
+    assert found == PassedOver(batches=3, objects=1, records=lost)
 
 
 @pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
@@ -12,6 +13,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     count,
     read_job,
     run_job,
@@ -20,6 +22,13 @@ from fetchproxy.cli.pipeline.spark_run import (
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.sections import Config
 from fetchproxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fetchproxy.pipeline.jobs.backfill import Backfilled
+
+_OF_SOURCE = re.compile(
+    r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest)\b"
+)
 
 Parquet = Annotated[
     str | None,
@@ -105,14 +114,15 @@ def backfill(
 ) -> None:
     """Write archived records to Parquet or to another topic; read_committed unless told otherwise.
 
-    A run that was ended goes on where it was, a later one adds what is new. Exit code 2 where a
-    part could not be read or written; the others are.
+    A run that was ended goes on where it was; a later one adds what is new or was mended since.
+    Exit code 2 where a part could not be read or written; the others are.
     """
     config = read_job(context)
     with users_errors():
         source = source_options(config, topics, source_settings or ())
         if (parquet is None) == (to_topic is None):
             raise ConfigError("give one of --parquet and --to-topic")
+    ask_store(config, names_in(topics))
     from fetchproxy.pipeline.jobs import backfill as job
     from fetchproxy.pipeline.jobs import backfill_topic as topic_job
 
@@ -130,13 +140,10 @@ def backfill(
                 on_progress=on_progress,
             ),
             unit=_records,
+            words=as_options,
         )
-        rows = sum(manifest.rows for manifest in done.manifests)
-        size = decimal(sum(manifest.size_bytes for manifest in done.manifests))
-        ranges = count(len(done.manifests), "range")
-        there = f"{count(done.ranges_before, 'range')} there before"
-        typer.echo(f"{rows:,} records in {ranges} written, {size} of Parquet; {there}")
-        say_failures(done.failures)
+        _print_written(done)
+        say_failures(done.failures, as_options)
         return
     copied = run_job(
         "backfill",
@@ -146,13 +153,51 @@ def backfill(
             spark, config, source, to_topic or "", append=append, on_progress=on_progress
         ),
         unit=_records,
+        words=as_options,
     )
     for partition in copied.partitions:
+        left_out = passed_over({topics: (partition.passed_over, partition.faults)})
         typer.echo(
             f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "
-            f"{partition.source_end} of the source"
+            f"{partition.source_end} of the source{left_out}"
         )
-    say_failures(copied.failures)
+    say_failures(copied.failures, as_options)
+
+
+def _print_written(done: Backfilled) -> None:
+    rows = sum(manifest.rows for manifest in done.manifests)
+    size = decimal(sum(manifest.size_bytes for manifest in done.manifests))
+    ranges = count(len(done.manifests), "range")
+    there = f"{count(done.ranges_before, 'range')} there before"
+    left_out: dict[str, tuple[int, int]] = {}
+    for manifest in done.manifests:
+        records, faults = left_out.get(manifest.range.topic, (0, 0))
+        left_out[manifest.range.topic] = (
+            records + manifest.passed_over,
+            faults + manifest.faults,
+        )
+    typer.echo(
+        f"{rows:,} records in {ranges} written, {size} of Parquet; {there}{passed_over(left_out)}"
+    )
+
+
+def names_in(topics: str) -> list[str]:
+    return [name.strip() for name in topics.split(",") if name.strip()]
+
+
+def as_options(text: str) -> str:
+    """The options of the data source that a message names, as they are given here."""
+    return _OF_SOURCE.sub(r"--option \g<0>", text)
+
+
+def passed_over(records: Mapping[str, tuple[int, int]]) -> str:
+    """By topic: records, and the batches and objects that should have them."""
+    found = [
+        f"{topic}: up to {count(held, 'record')} of {count(faults, 'damaged or missing object')}"
+        for topic, (held, faults) in sorted(records.items())
+        if faults
+    ]
+    return f"; passed over: {', '.join(found)}" if found else ""
 
 
 def source_options(config: Config, topics: str, more: Iterable[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     count,
     read_job,
     run_job,
@@ -58,6 +59,7 @@ def merge(
     code 1 where segments could not be merged because something is wrong with them.
     """
     config = read_job(context)
+    ask_store(config, [topic])
     done = run_job(
         "merge",
         master,

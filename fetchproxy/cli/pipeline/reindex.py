@@ -8,6 +8,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     count,
     read_job,
     run_job,
@@ -33,6 +34,7 @@ def reindex(
     No log is written. Exit code 1 where faults are left.
     """
     config = read_job(context)
+    ask_store(config, [topic])
     done = run_job(
         "reindex",
         master,

@@ -12,6 +12,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     count,
     read_job,
     run_job,
@@ -57,6 +58,7 @@ def report(
     Exit code 2 where a partition could not be read; the report has the others.
     """
     config = read_job(context)
+    ask_store(config, [topic])
 
     def work(spark: Any, on_progress: OnProgress) -> job.Reported:
         done = job.report(spark, config, topic=topic, on_progress=on_progress)

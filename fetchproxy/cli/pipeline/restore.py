@@ -9,6 +9,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     read_job,
     run_job,
     say_failures,
@@ -35,6 +36,7 @@ def restore(
     them again. Exit code 1 where segments are left that nothing could be made of.
     """
     config = read_job(context)
+    ask_store(config, [topic])
     done = run_job(
         "restore",
         master,

@@ -5,6 +5,7 @@ PySpark is imported only once a job runs, so the rest of the command line needs 
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import time
@@ -20,17 +21,19 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, users_errors
+from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
 from fetchproxy.config.secrets import mask_text
 from fetchproxy.config.sections import Config
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, FetchProxyError, StorageUnavailable
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.pipeline.jobs.session import open_session, require_spark
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress
 from fetchproxy.pipeline.jobs.spread import Progress as Done
+from fetchproxy.storage.open import open_store
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+Words = Callable[[str], str]
 
 _LOG_EVERY_S = 10.0  # where no terminal shows a bar
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -56,13 +59,37 @@ SparkSettings = Annotated[
 
 
 def read_job(context: typer.Context) -> Config:
-    """The configuration of a job that is about to run; exit code 2 where something is missing."""
+    """The configuration of a job that is about to run; exit code 2 where something is missing, or
+    the command line is wrong."""
     with users_errors():
         require_spark()
         config = options.read_config(context)
         options.store_url(config)
         configure_logging(config.log, sys.stderr)
+        spark_settings(context.params.get("spark_settings"))
         return config
+
+
+def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
+    """Before Spark is started, which takes seconds. Exit code 2 where the store does not answer, or
+    the archive has nothing of one of `topics` (None: of all, whatever there is)."""
+    if run(_look(config, [topic for topic in topics if topic is not None])) is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+async def _look(config: Config, topics: Iterable[str]) -> bool:
+    """Raises RemoteStorageError, ConfigError."""
+    max_s = config.metadata.metadata_read_max_ms / 1000
+    async with open_store(options.store_url(config), config.store) as rsm:
+        try:
+            async with asyncio.timeout(max_s):
+                there = {name for name, _ in await rsm.list_topics()}
+        except TimeoutError:
+            raise StorageUnavailable(f"the store has not answered within {max_s:g} s") from None
+    for topic in topics:
+        if topic not in there:
+            raise options.nothing_there(config, topic)
+    return True
 
 
 def run_job(
@@ -71,10 +98,14 @@ def run_job(
     settings: Iterable[str] | None,
     job: Callable[[Any, OnProgress], T],
     unit: Callable[[float], str] = lambda size: decimal(int(size)),
+    words: Words = str,
 ) -> T:
-    """What `job(spark, on_progress)` returns; SIGINT and SIGTERM end it with exit code 130."""
-    with users_errors():
-        spark = open_session(name, master, dict(map(_setting, settings or ())))
+    """What `job(spark, on_progress)` returns; SIGINT and SIGTERM end it with exit code 130.
+
+    `words`: of an error that the user can mend, as this command has them.
+    """
+    with users_errors(), _said_as(words):
+        spark = open_session(name, master, spark_settings(settings))
         spark.sparkContext.setLogLevel("ERROR")
         with _terminated_as_interrupted(), _shown(name, unit) as on_progress:
             try:
@@ -84,12 +115,20 @@ def run_job(
                 raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def say_failures(failures: Iterable[Failure]) -> None:
+@contextmanager
+def _said_as(words: Words) -> Iterator[None]:
+    try:
+        yield
+    except FetchProxyError as error:
+        raise type(error)(words(str(error))) from error
+
+
+def say_failures(failures: Iterable[Failure], words: Words = str) -> None:
     """One line each; exit code 2 where there are any: something else has to change first."""
     failed = False
     for failure in failures:
         failed = True
-        typer.echo(f"failed: {mask_text(str(failure))}", err=True)
+        typer.echo(f"failed: {mask_text(words(str(failure)))}", err=True)
     if failed:
         raise typer.Exit(EXIT_USER_ERROR)
 
@@ -98,11 +137,15 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _setting(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
-    return key, value
+def spark_settings(texts: Iterable[str] | None) -> dict[str, str]:
+    """Raises ConfigError."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
+        found[key] = value
+    return found
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
     SparkSettings,
+    ask_store,
     read_job,
     run_job,
     say_failures,
 )
-from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run
+from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.cli.verify import print_fault, print_summary, with_concerns
 from fetchproxy.config.sections import Config
 from fetchproxy.pipeline.jobs import verify as job
@@ -22,6 +23,7 @@ from fetchproxy.storage.open import open_store
 
 def verify(
     context: typer.Context,
+    bootstrap: options.Bootstrap = None,
     store: options.Store = None,
     topic: options.Topic = None,
     master: Master = None,
@@ -31,16 +33,20 @@ def verify(
 ) -> None:
     """Check every segment: checksums, continuity, index and metadata against the data.
 
-    Prints each fault with its place; exit code 1 if there is any, 2 where a partition could not be
-    read.
+    Brokers are asked only with metadata.manager=topic. Prints each fault with its place; exit code
+    1 if there is any, 2 where a partition could not be read, or there is nothing.
     """
     config = read_job(context)
+    ask_store(config)
     done = run_job(
         "verify",
         master,
         spark_settings,
         lambda spark, on_progress: job.verify(spark, config, topic=topic, on_progress=on_progress),
     )
+    if not (done.report.partitions or done.failures):
+        with users_errors():
+            raise options.nothing_there(config, topic)
     for fault in done.report.faults:
         print_fault(fault)
     report = run(_with_concerns(config, topic, done.report))

@@ -49,6 +49,9 @@ class LogDecoder:
         self._on_fault = on_fault
         self._goes_on = goes_on
         self._arena = Arena()
+        # Of damaged batches that were passed over; behind a broken header, as many as offsets.
+        self.records_skipped = 0
+        self.next_offset = 0  # behind the last batch that was looked at, or passed over
 
     def decode(
         self,
@@ -76,14 +79,18 @@ class LogDecoder:
             scanned = _Scanned(data, headers, position, _record_places(headers))
             placed = self._in_place(scanned, first_offset, last_offset)
             yield from self._rows_of(scanned, placed, limits, aborted)
-            if headers.fault == header_scan.WHOLE:
-                return
             if placed.any():
                 first_offset = int(headers.table[placed, header_scan.LAST_OFFSET].max()) + 1
+                self.next_offset = first_offset
+            if headers.fault == header_scan.WHOLE:
+                return
             what = f"batch {header_scan.FAULTS[headers.fault]}"
             self._on_fault(position + headers.end, first_offset, what)
             index = bisect_right(borders, position + headers.end)
             at = borders[index] - position if index < len(borders) else len(data)
+            following = int.from_bytes(data[at : at + 8], "big") if at < len(data) else OFFSET_MAX
+            self.next_offset = max(first_offset, min(following, last_offset + 1))
+            self.records_skipped += self.next_offset - first_offset
 
     def _rows_of(
         self,
@@ -214,7 +221,11 @@ class LogDecoder:
     def _fault_in(self, scanned: _Scanned, i: int, what: str) -> None:
         batch = scanned.headers.table[i]
         place = scanned.position + int(batch[header_scan.POSITION])
-        self._on_fault(place, int(batch[header_scan.BASE_OFFSET]), what)
+        base = int(batch[header_scan.BASE_OFFSET])
+        self._on_fault(place, base, what)
+        # Its own count may be what is damaged; there are no more records than offsets.
+        span = int(batch[header_scan.LAST_OFFSET]) - base + 1
+        self.records_skipped += min(int(batch[header_scan.COUNT]), span)
 
 
 def _record_places(headers: ScannedHeaders) -> Any:

@@ -14,19 +14,19 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.pipeline.jobs.backfill_input import plan_backfill_input
 from fetchproxy.pipeline.jobs.backfill_output import OutputFolder
 from fetchproxy.pipeline.jobs.backfill_plan import BackfillRange, CutsOf, cut_offsets, next_plan
 from fetchproxy.pipeline.jobs.parquet_range import Manifest, write_range
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress, quiet, spread
-from fetchproxy.pipeline.source.archive_reading import plan_input
 from fetchproxy.pipeline.source.options import SourceOptions, parse_options
-from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.pipeline.source.planning import OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.pipeline.source.store_thread import opened_store, with_retries
-from fetchproxy.pipeline.source.task_reader import read_task
+from fetchproxy.pipeline.source.task_reader import PassedOver, read_task
 from fetchproxy.storage.layout import SegmentFile
 
 # Stored bytes of a range: what a task reads, and about what a task that is lost costs.
@@ -36,7 +36,7 @@ CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 MANIFEST_SCHEMA = (
     "topic string, partition int, first_offset bigint, last_offset bigint, rows bigint, "
-    "size_bytes bigint, files array<string>"
+    "passed_over bigint, size_bytes bigint, files array<string>"
 )
 
 
@@ -55,10 +55,20 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedBackfill:
+    """`ranges_before`: how many are there, with all that they have to have. `left_out`: why."""
+
+    tasks: list[RangeTask]
+    ranges_before: int
+    left_out: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Backfilled:
     """`manifests`: of what this run has written; `frame`: these, as a DataFrame of MANIFEST_SCHEMA.
 
-    `ranges_before`: ranges that earlier runs have written.
+    `ranges_before`: ranges that earlier runs have written. `failures`: also of partitions that
+    were left out, as the archive lacks some of what was asked for.
     """
 
     manifests: tuple[Manifest, ...]
@@ -79,16 +89,15 @@ def backfill(
     """`source`: the options of `format("remotelog")`; `output`: a path or URI all executors reach.
 
     One run at a time into one output. Raises ConfigError, RemoteStorageError, CorruptSegment,
-    DataLoss where the archive has holes (failOnDataLoss=false passes over them), OSError where the
-    output cannot be written, PipelineFailed.
+    OSError where the output cannot be written, PipelineFailed.
     """
     if compression not in CODECS:
         raise ConfigError(f"compression {compression!r}: there are {', '.join(CODECS)}")
     target = Target(parse_options(source), OutputFolder(output), compression)
-    tasks, before = plan_backfill(target, range_bytes_max)
+    plan = plan_backfill(target, range_bytes_max)
     done = spread(
         spark,
-        tasks,
+        plan.tasks,
         partial(backfill_range, target),
         label="backfill",
         name=lambda one: one.range.name,
@@ -98,20 +107,21 @@ def backfill(
     if not done.failures:
         target.folder.remove_parts()
     rows = [_row(manifest) for manifest in done.results]
-    return Backfilled(
-        done.results, before, spark.createDataFrame(rows, MANIFEST_SCHEMA), done.failures
-    )
+    frame = spark.createDataFrame(rows, MANIFEST_SCHEMA)
+    return Backfilled(done.results, plan.ranges_before, frame, (*plan.left_out, *done.failures))
 
 
-def plan_backfill(target: Target, range_bytes_max: int) -> tuple[list[RangeTask], int]:
-    """Runs on the driver: (what is to be written, how many ranges are there already).
+def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
+    """Runs on the driver. The plan is kept in the output before anything is written.
 
-    The plan is kept in the output before anything is written. Raises as `backfill`.
+    Raises as `backfill`.
     """
     options, folder = target.options, target.folder
-    views, spans = plan_input(options)
+    views, spans, left_out = plan_backfill_input(options)
     number, last = folder.last_plan()
-    done = _done_ranges(folder)
+    manifests = [Manifest.decode(raw) for raw in folder.manifests()]
+    done = [manifest.range for manifest in manifests if manifest.is_whole]
+    begun = [manifest.range for manifest in manifests if not manifest.is_whole]
     plan = next_plan(
         last,
         done,
@@ -119,40 +129,45 @@ def plan_backfill(target: Target, range_bytes_max: int) -> tuple[list[RangeTask]
         _settings(options),
         bytes_max=range_bytes_max,
         cuts_of=_cuts_of(options, views.values(), range_bytes_max),
+        begun=begun,
     )
     waiting = set(last.ranges) - set(done) if last is not None else set()
     if set(plan.ranges) - waiting:
         plan = folder.add_plan(number + 1, plan)
-    finished = folder.done(plan.ranges)
-    tasks = [
-        RangeTask(one, _read_task(options, views, one))
-        for one in plan.ranges
-        if one.name not in finished
-    ]
-    return tasks, len(done)
+    tasks: list[RangeTask] = []
+    gone: list[Failure] = []
+    finished = set(done)
+    unread = {failure.what for failure in left_out}
+    for one in plan.ranges:
+        tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
+        if one in finished or str(tip) in unread:
+            continue
+        lost = _lost(options, views.get(tip), one)
+        if lost is None:
+            tasks.append(RangeTask(one, _read_task(tip, views.get(tip), one)))
+        else:
+            gone.append(Failure(one.name, lost, False))
+    return PlannedBackfill(tasks, len(done), (*left_out, *gone))
 
 
 def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
-    """Runs on an executor; a range that is done is not written again.
+    """Runs on an executor; a range that is whole is not written again.
 
     Raises CorruptSegment, RemoteStorageError, OSError.
     """
-    there = target.folder.manifest(wanted.range.name)
-    if there is not None:
-        return Manifest.decode(there)
-    parts = wanted.task.parts
-    batches = read_task(target.options, wanted.task, COLUMNS) if parts else iter(())
-    return write_range(target.folder, wanted.range, batches, target.compression)
-
-
-def _done_ranges(folder: OutputFolder) -> list[BackfillRange]:
-    """Read from the manifests' names but for the topic's id."""
-    found: list[BackfillRange] = []
-    for name in folder.done():
-        raw = folder.manifest(name)
-        if raw is not None:
-            found.append(Manifest.decode(raw).range)
-    return found
+    raw = target.folder.manifest(wanted.range.name)
+    before = None if raw is None else Manifest.decode(raw)
+    if before is not None and before.is_whole:
+        return before
+    parts, passed_over = wanted.task.parts, PassedOver()
+    batches = (
+        read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)
+        if parts
+        else iter(())
+    )
+    return write_range(
+        target.folder, wanted.range, batches, target.compression, passed_over, before
+    )
 
 
 def _settings(options: SourceOptions) -> dict[str, str]:
@@ -162,18 +177,19 @@ def _settings(options: SourceOptions) -> dict[str, str]:
     }
 
 
-def _read_task(
-    options: SourceOptions, views: Mapping[TopicIdPartition, PartitionView], one: BackfillRange
-) -> ReadTask:
-    """Raises DataLoss where what was planned is in the archive no more."""
-    tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
-    view = views.get(tip)
+def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange) -> str | None:
+    """Why what was planned cannot be written any more; None: it can."""
     start = None if view is None else view.log_start_offset
-    if options.fail_on_data_loss and (start is None or start > one.first):
-        raise DataLoss(
-            f"{one.name} was planned and is not written, and the archive begins at {start} now; "
-            "with failOnDataLoss=false what is gone is passed over"
-        )
+    if not options.fail_on_data_loss or (start is not None and start <= one.first):
+        return None
+    where = "the archive has nothing of it" if start is None else f"the archive begins at {start}"
+    return (
+        f"it was planned and is not written, and {where} now; with failOnDataLoss=false what is "
+        "gone is passed over"
+    )
+
+
+def _read_task(tip: TopicIdPartition, view: PartitionView | None, one: BackfillRange) -> ReadTask:
     if view is None:
         return ReadTask(tip, ())
     span = {tip: OffsetSpan(one.first, one.end)}
@@ -200,15 +216,15 @@ async def _read_cuts(
     async with opened_store(options) as rsm:
         for segment in large:
             key = rsm.object_key(segment, SegmentFile.INDEX)
-            raw = await with_retries(
-                key,
-                partial(rsm.fetch_index, segment, SegmentFile.INDEX),
-                options.read_max_ms / 1000,
-            )
-            cuts[segment.segment_id.id] = cut_offsets(RemoteLogIndex.parse(raw), bytes_max)
+            read = partial(rsm.fetch_index, segment, SegmentFile.INDEX)
+            try:
+                raw = await with_retries(key, read, options.read_max_ms / 1000)
+                cuts[segment.segment_id.id] = cut_offsets(RemoteLogIndex.parse(raw), bytes_max)
+            except (CorruptSegment, ObjectNotFound):
+                continue  # not cut: whoever reads the range says what it is, and fails alone
     return cuts
 
 
-def _row(m: Manifest) -> tuple[str, int, int, int, int, int, list[str]]:
+def _row(m: Manifest) -> tuple[str, int, int, int, int, int, int, list[str]]:
     place = (m.range.topic, m.range.partition, m.range.first, m.range.end - 1)
-    return (*place, m.rows, m.size_bytes, [file.path for file in m.files])
+    return (*place, m.rows, m.passed_over, m.size_bytes, [file.path for file in m.files])

@@ -5,7 +5,8 @@
     _backfill/done/<range>.json     a range's manifest: the files that hold it, all of them there
     _backfill/parts/                files that are being written
 
-A range counts when its manifest is there. Readers of Parquet pass over names that begin with `_`.
+A range is there when its manifest is. One that lacks what was passed over is written again by the
+next run; until then it stands. Readers of Parquet pass over names that begin with `_`.
 Files get their names when they are whole; on S3, which knows no renaming, an object is there only
 when it is whole.
 """
@@ -13,7 +14,7 @@ when it is whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from uuid import uuid4
 import pyarrow.fs as pafs
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.pipeline.jobs.backfill_plan import BackfillRange, Plan
+from fetchproxy.pipeline.jobs.backfill_plan import Plan
 
 _SIDE = "_backfill"
 _MARK = "plan-"
@@ -72,6 +73,10 @@ class OutputFolder:
     def discard(self, part: str) -> None:
         self._delete_if_there(part)
 
+    def remove(self, name: str) -> None:
+        """A file that was published, if it is there."""
+        self._delete_if_there(self.path(name))
+
     # --- what is planned and what is done ---
     def last_plan(self) -> tuple[int, Plan | None]:
         """(its number, the plan); 0: there is none. Raises ConfigError."""
@@ -104,10 +109,12 @@ class OutputFolder:
             self.discard(part)
         return Plan.decode(self.read(name), path)
 
-    def done(self, ranges: Iterable[BackfillRange] | None = None) -> set[str]:
-        """Names of ranges whose manifests are there; of `ranges` alone, if given."""
-        names = {n.removesuffix(".json") for n in self._names(f"{_SIDE}/done")}
-        return names if ranges is None else {r.name for r in ranges} & names
+    def manifests(self) -> Iterator[bytes]:
+        """Of all ranges that have one."""
+        for name in self._names(f"{_SIDE}/done"):
+            raw = self.manifest(name.removesuffix(".json"))
+            if raw is not None:
+                yield raw
 
     def manifest(self, name: str) -> bytes | None:
         path = f"{_SIDE}/done/{name}.json"

@@ -70,8 +70,11 @@ def next_plan(
     *,
     bytes_max: int,
     cuts_of: CutsOf,
+    begun: Iterable[BackfillRange] = (),
 ) -> Plan:
     """What was planned and is not done, and what of `wanted` nobody has planned yet.
+
+    `begun`: ranges that are there, but lack what was passed over.
 
     Raises ConfigError where the output was begun with other settings, or with another topic of the
     same name.
@@ -81,7 +84,8 @@ def next_plan(
             f"the output was begun with {_text(last.settings)}, this is {_text(settings)}"
         )
     finished = set(done)
-    waiting = [r for r in (last.ranges if last else ()) if r not in finished]
+    planned = dict.fromkeys((*(last.ranges if last else ()), *begun))
+    waiting = [r for r in planned if r not in finished]
     known: dict[tuple[str, int], list[BackfillRange]] = {}
     for one in (*finished, *waiting):
         known.setdefault((one.topic, one.partition), []).append(one)
@@ -130,10 +134,11 @@ def _ranges(
 ) -> Iterator[BackfillRange]:
     place = (view.tip.topic, str(view.tip.topic_id), view.tip.partition)
     first: int | None = None
-    size = 0
+    size = end = 0
     for piece, piece_bytes in _pieces(view, span, bytes_max, cuts_of):
-        if first is not None and size + piece_bytes > bytes_max:
-            yield BackfillRange(*place, first, piece.start)
+        # None has a hole in it: what is mended there later is still to be planned then.
+        if first is not None and (size + piece_bytes > bytes_max or piece.start > end):
+            yield BackfillRange(*place, first, end)
             first, size = None, 0
         if first is None:
             first = piece.start

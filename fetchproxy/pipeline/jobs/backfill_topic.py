@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,12 +26,12 @@ from fetchproxy.config.sections import ClusterConfig, Config
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.pipeline.jobs.backfill import COLUMNS
+from fetchproxy.pipeline.jobs.backfill_input import plan_backfill_input
 from fetchproxy.pipeline.jobs.opened_archive import for_executors, in_loop
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress, quiet, spread
-from fetchproxy.pipeline.source.archive_reading import plan_input
 from fetchproxy.pipeline.source.options import SourceOptions, parse_options
 from fetchproxy.pipeline.source.planning import ReadTask, plan_tasks
-from fetchproxy.pipeline.source.task_reader import read_task
+from fetchproxy.pipeline.source.task_reader import PassedOver, read_task
 from fetchproxy.tls.reloading import upstream_context
 
 # What a task that is killed has to do again, and how much of it waits in the producer's memory.
@@ -42,7 +42,7 @@ BATCH_BYTES = 256 * 1024
 REQUEST_BYTES_MAX = 100 * 1024 * 1024  # the brokers' own limit is message.max.bytes
 LINGER_MS = 20
 
-COPIED_SCHEMA = "partition int, records bigint, source_end bigint"
+COPIED_SCHEMA = "partition int, records bigint, source_end bigint, passed_over bigint, faults int"
 
 
 class PartitionTask(NamedTuple):
@@ -65,11 +65,17 @@ class TopicTarget:
 
 @dataclass(frozen=True, slots=True)
 class CopiedPartition:
-    """`records` of this run; the target has all below `source_end` of the source by now."""
+    """`records` of this run; the target has all below `source_end` of the source by now.
+
+    But for what was passed over: that many records at most, of so many damaged batches and missing
+    objects. They are not copied later, as what is behind them is there.
+    """
 
     partition: int
     records: int
     source_end: int
+    passed_over: int = 0
+    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ def backfill_topic(
     """
     config = for_executors(config)
     target = TopicTarget(config.cluster, topic, parse_options(source), append)
-    tasks = plan_topic(config, target)
+    tasks, left_out = plan_topic(config, target)
     done = spread(
         spark,
         tasks,
@@ -107,14 +113,18 @@ def backfill_topic(
         on_progress=on_progress,
         log=config.log,
     )
-    rows = [(one.partition, one.records, one.source_end) for one in done.results]
-    return CopiedTopic(done.results, spark.createDataFrame(rows, COPIED_SCHEMA), done.failures)
+    rows = [astuple(one) for one in done.results]
+    frame = spark.createDataFrame(rows, COPIED_SCHEMA)
+    return CopiedTopic(done.results, frame, (*left_out, *done.failures))
 
 
-def plan_topic(config: Config, target: TopicTarget) -> list[PartitionTask]:
-    """Runs on the driver. Raises as `backfill_topic`."""
+def plan_topic(
+    config: Config, target: TopicTarget
+) -> tuple[list[PartitionTask], tuple[Failure, ...]]:
+    """Runs on the driver: what is to be copied, and what is left out. Raises as
+    `backfill_topic`."""
     kafka_settings(target.cluster)  # what cannot be done is said before anything starts
-    views, spans = plan_input(target.options)
+    views, spans, left_out = plan_backfill_input(target.options)
     topics = {tip.topic for tip in views}
     if len(topics) > 1:
         raise ConfigError(f"one topic at a time goes into another, not {', '.join(sorted(topics))}")
@@ -126,7 +136,7 @@ def plan_topic(config: Config, target: TopicTarget) -> list[PartitionTask]:
     for tip, span in sorted(spans.items()):
         tasks = plan_tasks({tip: views[tip]}, {tip: span}, partition_bytes_max=2**62)
         found += [PartitionTask(tip, task, span.end) for task in tasks]
-    return found
+    return found, left_out
 
 
 def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartition:
@@ -140,12 +150,14 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
         if done is None:
             done = 0
             copied.begin()
-        task = from_offset(wanted.task, done)
+        task, passed_over = from_offset(wanted.task, done), PassedOver()
         if task is not None:
-            for batch in read_task(target.options, task, COLUMNS):
+            for batch in read_task(target.options, task, COLUMNS, passed_over=passed_over):
                 copied.add(batch)
         copied.end(max(wanted.end, done))
-    return CopiedPartition(place.partition, copied.records, max(wanted.end, done))
+    faults = passed_over.batches + passed_over.objects
+    end = max(wanted.end, done)
+    return CopiedPartition(place.partition, copied.records, end, passed_over.records, faults)
 
 
 def from_offset(task: ReadTask, first: int) -> ReadTask | None:
@@ -310,7 +322,7 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
                 raise ConfigError(
                     f"{place.topic}-{place.partition} has records, and nothing says that they are "
                     "of this backfill (brokers forget that after offsets.retention.minutes); take "
-                    "a new topic, or say that records are to be appended"
+                    "a new topic, or have records appended (--append)"
                 )
             return None
     if committed.metadata not in ("", topic_id):

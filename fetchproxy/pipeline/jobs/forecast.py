@@ -14,36 +14,49 @@ from fetchproxy.pipeline.jobs.partition_figures import DAY_MS, Held
 from fetchproxy.remote_log.retention.retention_settings import Retention
 
 RATE_DAYS = 28  # four of each day of the week
+# What came within hours says nothing of a year: one import, or the night.
+HISTORY_DAYS_MIN = 2
 HORIZON_DAYS = (30, 90, 365)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`size_bytes`: at each of HORIZON_DAYS. `next_deletion_ms`: when (epoch ms) retention by time
-    takes the oldest segment; None: not by time, or there is none but the newest.
+    """`history_days`: of how many days the rate is the mean. Where they are fewer than
+    HISTORY_DAYS_MIN, `bytes_per_day` and `size_bytes`, which is at each of HORIZON_DAYS, are None.
+
+    `next_deletion_ms`: when (epoch ms) retention by time takes the oldest segment; None: not by
+    time, or there is none but the newest.
     """
 
-    bytes_per_day: int
-    size_bytes: tuple[int, ...]
+    history_days: float
+    bytes_per_day: int | None
+    size_bytes: tuple[int, ...] | None
     next_deletion_ms: int | None
 
 
 def forecast(held: Sequence[Held], retention: Retention, now_ms: int) -> Forecast:
     """Of one partition, by offset."""
+    days = history_days(held, now_ms)
+    deletion = _next_deletion_ms(held, retention)
+    if days < HISTORY_DAYS_MIN:
+        return Forecast(days, None, None, deletion)
     rate = bytes_per_day(held, now_ms)
-    return Forecast(
-        bytes_per_day=rate,
-        size_bytes=tuple(_size_after(held, retention, now_ms, rate, days) for days in HORIZON_DAYS),
-        next_deletion_ms=_next_deletion_ms(held, retention),
-    )
+    sizes = [_size_after(held, retention, now_ms, rate, ahead) for ahead in HORIZON_DAYS]
+    return Forecast(days, rate, tuple(sizes), deletion)
+
+
+def history_days(held: Sequence[Held], now_ms: int) -> float:
+    """RATE_DAYS, or the time since the first records if that is shorter."""
+    if not held:
+        return 0.0
+    since_ms = min(one.newest_ms for one in held)
+    return min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
 
 
 def bytes_per_day(held: Sequence[Held], now_ms: int) -> int:
-    """The mean of the last RATE_DAYS, or of the time since the first record if that is shorter."""
-    if not held:
-        return 0
-    since_ms = max(now_ms - RATE_DAYS * DAY_MS, min(one.newest_ms for one in held))
-    days = max((now_ms - since_ms) / DAY_MS, 1.0)
+    """The mean of `history_days`, which are not 0."""
+    days = history_days(held, now_ms)
+    since_ms = now_ms - days * DAY_MS
     return round(sum(one.size_bytes for one in held if one.newest_ms >= since_ms) / days)
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from fetchproxy.pipeline.jobs.backfill_output import OutputFolder
 from fetchproxy.pipeline.jobs.backfill_plan import BackfillRange
+from fetchproxy.pipeline.source.task_reader import PassedOver
 
 DAY_US = 86_400_000_000
 # A row group: large enough to scan well, small enough for several tasks a host.
@@ -39,11 +40,21 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`rows` may be fewer than offsets: markers, and aborted or corrupt batches, are no rows."""
+    """`rows` may be fewer than offsets: markers and aborted batches are no rows.
+
+    `passed_over`: records at most that are not there, as something was damaged or missing;
+    `faults`: how many batches and objects were.
+    """
 
     range: BackfillRange
     rows: int
     files: tuple[WrittenFile, ...]
+    passed_over: int = 0
+    faults: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.faults
 
     @property
     def size_bytes(self) -> int:
@@ -51,14 +62,17 @@ class Manifest:
 
     def encode(self) -> bytes:
         files = [asdict(file) for file in self.files]
-        return json.dumps({"range": self.range, "rows": self.rows, "files": files}).encode()
+        document = {"range": self.range, "rows": self.rows, "files": files}
+        document |= {"passed_over": self.passed_over, "faults": self.faults}
+        return json.dumps(document).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> Manifest:
         """Raises ValueError, KeyError or TypeError."""
         document = json.loads(raw)
         files = tuple(WrittenFile(**file) for file in document["files"])
-        return cls(BackfillRange(*document["range"]), document["rows"], files)
+        passed_over = document.get("passed_over", 0), document.get("faults", 0)
+        return cls(BackfillRange(*document["range"]), document["rows"], files, *passed_over)
 
 
 @dataclass(slots=True)
@@ -72,9 +86,15 @@ class _Open:
 
 
 def write_range(
-    folder: OutputFolder, wanted: BackfillRange, batches: Iterable[Any], compression: str
+    folder: OutputFolder,
+    wanted: BackfillRange,
+    batches: Iterable[Any],
+    compression: str,
+    passed_over: PassedOver,
+    before: Manifest | None = None,
 ) -> Manifest:
-    """`batches`: pyarrow.RecordBatches with a `topic` and a `timestamp` column.
+    """`batches`: pyarrow.RecordBatches with a `topic` and a `timestamp` column. `passed_over` is
+    counted up by whoever makes them. `before`: what was written of the range, and lacks something.
 
     Nothing is to be seen of it until all of it is there. Raises OSError, and as `batches`.
     """
@@ -86,7 +106,17 @@ def write_range(
     except BaseException:
         files.discard()
         raise
-    manifest = Manifest(wanted, sum(file.rows for file in written), tuple(written))
+    # Those of one name are replaced by now. Killed here, the next run does the range again.
+    for name in {file.path for file in before.files} if before is not None else set():
+        if name not in {file.path for file in written}:
+            folder.remove(name)
+    manifest = Manifest(
+        wanted,
+        sum(file.rows for file in written),
+        tuple(written),
+        passed_over.records,
+        passed_over.batches + passed_over.objects,
+    )
     folder.put_manifest(wanted.name, manifest.encode())
     return manifest
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable
-from fetchproxy.metadata.api import PartitionViews
+from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remote_log.archive_health import look_at_offsets
 from fetchproxy.remote_log.retention.plan import counted_bytes, newest_timestamp_ms
 from fetchproxy.storage.api import Content
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -70,7 +71,9 @@ class PartitionFigures:
     tip: TopicIdPartition
     log_start_offset: int | None
     log_end_offset: int | None  # one past the last
-    gap_offsets: int  # lost before they could be copied
+    gap_offsets: int  # lost before they could be copied, as the archiver has put on record
+    missing_offsets: int  # archived once, and in no segment any more: a fault
+    not_known_offsets: int  # in no segment, and nothing says if they ever were
     held: tuple[Held, ...]
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
@@ -93,20 +96,31 @@ class PartitionFigures:
 
 
 async def measure_partition(
-    rsm: RemoteStorageManager, rlmm: PartitionViews, tip: TopicIdPartition
+    rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> PartitionFigures:
     """Raises RemoteStorageError."""
-    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+
+    async def refresh() -> PartitionView:
+        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
+
+    look = await look_at_offsets(rsm.records, rlmm, tip, refresh)
+    view = await rlmm.refresh(tip, float("-inf"))
     codecs, unreadable = await _sampled(rsm, view)
     return PartitionFigures(
         tip=tip,
         log_start_offset=view.log_start_offset,
         log_end_offset=view.log_end_offset,
-        gap_offsets=sum(last - first + 1 for first, last in view.gaps()),
+        gap_offsets=_count(look.found.gaps),
+        missing_offsets=_count(look.found.missing),
+        not_known_offsets=_count(look.found.not_known),
         held=held_by(view),
         codecs=codecs,
         samples_unreadable=unreadable,
     )
+
+
+def _count(holes: Iterable[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in holes)
 
 
 def held_by(view: PartitionView) -> tuple[Held, ...]:

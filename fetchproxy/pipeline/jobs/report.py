@@ -13,7 +13,7 @@ from typing import Any
 
 from fetchproxy.config.sections import Config
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline.jobs.forecast import Forecast, forecast
+from fetchproxy.pipeline.jobs.forecast import HORIZON_DAYS, Forecast, forecast
 from fetchproxy.pipeline.jobs.opened_archive import (
     for_executors,
     in_loop,
@@ -33,9 +33,10 @@ from fetchproxy.remote_log.retention.retention_settings import effective_retenti
 SCHEMAS = {
     "partitions": "topic string, topic_id string, partition int, segments int, size_bytes bigint, "
     "records bigint, log_start_offset bigint, log_end_offset bigint, gap_offsets bigint, "
-    "oldest_ms bigint, newest_ms bigint, bytes_per_day bigint, size_bytes_30d bigint, "
-    "size_bytes_90d bigint, size_bytes_365d bigint, next_deletion_ms bigint, "
-    "samples_unreadable int",
+    "missing_offsets bigint, not_known_offsets bigint, "
+    "oldest_ms bigint, newest_ms bigint, history_days double, bytes_per_day bigint, "
+    "size_bytes_30d bigint, size_bytes_90d bigint, size_bytes_365d bigint, "
+    "next_deletion_ms bigint, samples_unreadable int",
     "days": "topic string, partition int, day date, size_bytes bigint, records bigint, "
     "segments int",
     "codecs": "topic string, partition int, codec string, batches bigint, packed_bytes bigint, "
@@ -109,13 +110,15 @@ def table_rows(
 ) -> dict[str, list[tuple[Any, ...]]]:
     """By the names of SCHEMAS."""
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in SCHEMAS}
+    no_sizes = (None,) * len(HORIZON_DAYS)
     for one, ahead in figures:
         tip = one.tip
         rows["partitions"].append(
             (
                 *(tip.topic, str(tip.topic_id), tip.partition, len(one.held), one.size_bytes),
                 *(one.records, one.log_start_offset, one.log_end_offset, one.gap_offsets),
-                *(one.oldest_ms, one.newest_ms, ahead.bytes_per_day, *ahead.size_bytes),
+                *(one.missing_offsets, one.not_known_offsets, one.oldest_ms, one.newest_ms),
+                *(ahead.history_days, ahead.bytes_per_day, *(ahead.size_bytes or no_sizes)),
                 *(ahead.next_deletion_ms, one.samples_unreadable),
             )
         )

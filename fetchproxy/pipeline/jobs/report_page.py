@@ -10,7 +10,7 @@ from itertools import groupby
 from rich.filesize import decimal
 
 from fetchproxy.pipeline.jobs.charts import Bar, bar_chart, round_ticks
-from fetchproxy.pipeline.jobs.forecast import HORIZON_DAYS, RATE_DAYS, Forecast
+from fetchproxy.pipeline.jobs.forecast import HISTORY_DAYS_MIN, HORIZON_DAYS, RATE_DAYS, Forecast
 from fetchproxy.pipeline.jobs.partition_figures import (
     CodecFigures,
     Day,
@@ -85,13 +85,17 @@ def _sums(figures: Figures) -> list[str]:
         _packed(add_codecs(codec for f, _ in figures for codec in f.codecs)),
         _moment(min(oldest)) if oldest else "–",
         _moment(max(newest)) if newest else "–",
-        decimal(sum(ahead.bytes_per_day for _, ahead in figures)),
+        _rate([ahead for _, ahead in figures]),
     ]
+
+
+def _rate(ahead: Sequence[Forecast]) -> str:
+    known = [one.bytes_per_day for one in ahead if one.bytes_per_day is not None]
+    return decimal(sum(known)) if known else "–"
 
 
 def _topic(topic: str, topic_id: str, figures: Figures) -> str:
     held = [one for f, _ in figures for one in f.held]
-    ahead = [sum(sizes) for sizes in zip(*(a.size_bytes for _, a in figures), strict=True)]
     partitions = _table(
         ["partition", *_SUM_NAMES],
         [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures],
@@ -102,9 +106,8 @@ def _topic(topic: str, topic_id: str, figures: Figures) -> str:
             _notes(figures),
             "<h3>Archived by day of the newest record</h3>",
             _days_chart(topic, held),
-            f"<h3>Size now and ahead</h3><p class=note>If it goes on as in the last {RATE_DAYS} "
-            "days, with the retention that is configured.</p>",
-            _size_chart(topic, sum(one.size_bytes for one in held), ahead),
+            f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
+            _size_chart(topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
             "<h3>Compression</h3>",
             _codec_table(add_codecs(codec for f, _ in figures for codec in f.codecs)),
             f"<details><summary>{len(figures)} partitions</summary>{partitions}</details>",
@@ -112,11 +115,51 @@ def _topic(topic: str, topic_id: str, figures: Figures) -> str:
     )
 
 
+def _stands_on(figures: Figures) -> str:
+    """How much history the forecast has; none is made of hours."""
+    known = [ahead.history_days for _, ahead in figures if ahead.size_bytes is not None]
+    without = len(figures) - len(known)
+    if not known:
+        longest = max((ahead.history_days for _, ahead in figures), default=0.0)
+        return (
+            f"No forecast: the archive has {_duration(longest)} of history, and fewer than "
+            f"{HISTORY_DAYS_MIN} days say nothing of what comes."
+        )
+    least, most = round(min(known)), round(max(known))
+    stands = f"{least}" if least == most else f"{least} to {most}"
+    younger = f" Partitions with less history, taken as they are now: {without}."
+    lacks = younger if without else ""
+    return (
+        f"If it goes on as in the last {stands} days, which is the history there is (at most "
+        f"{RATE_DAYS} days count), with the retention that is configured.{lacks}"
+    )
+
+
+def _duration(days: float) -> str:
+    return f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
+
+
+def _sizes_ahead(figures: Figures) -> list[int]:
+    """None where no partition has a forecast."""
+    if all(ahead.size_bytes is None for _, ahead in figures):
+        return []
+    sizes = [ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f, ahead in figures]
+    return [sum(at) for at in zip(*sizes, strict=True)]
+
+
 def _notes(figures: Figures) -> str:
     notes = []
+    missing = sum(f.missing_offsets for f, _ in figures)
+    if missing:
+        notes.append(f"{missing:,} offsets were archived and are in no segment: see verify.")
     gaps = sum(f.gap_offsets for f, _ in figures)
     if gaps:
         notes.append(f"{gaps:,} offsets were lost before they could be copied.")
+    not_known = sum(f.not_known_offsets for f, _ in figures)
+    if not_known:
+        notes.append(
+            f"{not_known:,} offsets are in no segment, and nothing says if they ever were."
+        )
     unreadable = sum(f.samples_unreadable for f, _ in figures)
     if unreadable:
         notes.append(f"{unreadable} sampled segments could not be read: verify says what it is.")
@@ -136,7 +179,7 @@ def _days_chart(topic: str, held: Iterable[Held]) -> str:
 
 def _size_chart(topic: str, now: int, ahead: Sequence[int]) -> str:
     bars = [Bar("now", now, f"now: {decimal(now)}")]
-    for days, size in zip(HORIZON_DAYS, ahead, strict=True):
+    for days, size in zip(HORIZON_DAYS, ahead, strict=False):
         bars.append(Bar(f"+{days} days", size, f"in {days} days: {decimal(size)}", ahead=True))
     return bar_chart(f"{topic}: size ahead", bars, _byte_ticks(bar.value for bar in bars))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fetchproxy.cluster.open_metadata import metadata_topic_to_verify
 from fetchproxy.config.sections import Config
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.pipeline.jobs.opened_archive import (
@@ -18,6 +19,7 @@ from fetchproxy.pipeline.jobs.opened_archive import (
     in_loop,
     stored_archive,
     stored_partitions,
+    wall_clock_ms,
 )
 from fetchproxy.pipeline.jobs.spread import Failure, OnProgress, quiet, spread
 from fetchproxy.remote_log.concerns import in_order
@@ -46,7 +48,7 @@ def verify(
 
     Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed.
     """
-    tips = in_loop(stored_partitions(config, topic))
+    tips = in_loop(_partitions(config, topic))
     done = spread(
         spark,
         tips,
@@ -63,13 +65,35 @@ def verify(
 
 
 def verify_partition(config: Config, tip: TopicIdPartition) -> VerifyReport:
-    """Runs on an executor. Raises RemoteStorageError: then nothing is known of the partition."""
+    """Runs on an executor: what is in the store against what is on record there, and against the
+    metadata topic where there is one.
+
+    Raises RemoteStorageError, ClusterError: then nothing is known of the partition.
+    """
 
     async def verified() -> VerifyReport:
-        async with stored_archive(config) as archive:
-            return await verify_archive(archive.rsm, archive.rlmm, partitions=[tip])
+        async with (
+            stored_archive(config) as archive,
+            metadata_topic_to_verify(config, archive.rsm, wall_clock_ms) as metadata_topic,
+        ):
+            return await verify_archive(
+                archive.rsm, archive.rlmm, partitions=[tip], metadata_topic=metadata_topic
+            )
 
     return asyncio.run(verified())
+
+
+async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
+    """Also those of which the store has nothing any more, but the metadata topic has."""
+    found = set(await stored_partitions(config, topic))
+    async with (
+        stored_archive(config) as archive,
+        metadata_topic_to_verify(for_executors(config), archive.rsm, wall_clock_ms) as in_topic,
+    ):
+        if in_topic is not None:
+            every = await in_topic.list_partitions()
+            found.update(tip for tip in every if topic is None or tip.topic == topic)
+    return sorted(found)
 
 
 def together(reports: Iterable[VerifyReport]) -> VerifyReport:

@@ -24,6 +24,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.segment_table import SegmentTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.pipeline.planning_processes import PlanningProcesses, first_of
 from fetchproxy.pipeline.source.options import EARLIEST, LATEST, Bound, BoundKind, SourceOptions
 from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, check_no_loss
 from fetchproxy.pipeline.source.store_thread import opened_store, with_retries
@@ -53,7 +54,9 @@ class ArchiveReading:
     A second look at the same archive reads only what is new.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, *, once: bool = False) -> None:
+        """`once`: there is no second look, and other processes may help with the first one."""
+        self._once = once
         self._options = options
         self.rsm = opened_store(options)
         config = MetadataConfig(
@@ -105,18 +108,24 @@ class ArchiveReading:
         waiting = [t for t in listed if self._options.topics.takes(t.topic, t.partition)]
         views: dict[TopicIdPartition, PartitionView] = {}
 
+        all_taken = asyncio.Event()
+
         async def read_waiting() -> None:
             while waiting:
                 tip = waiting.pop()
                 refresh = partial(self._rlmm.refresh, tip, now)
                 views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
+            all_taken.set()
 
+        others = PlanningProcesses(self._options, waiting, views, read_waiting)
         try:
             async with asyncio.TaskGroup() as readers:
+                if self._once and waiting:
+                    readers.create_task(others.read(all_taken))
                 for _ in range(min(PARTITIONS_AT_ONCE_MAX, len(waiting))):
                     readers.create_task(read_waiting())
         except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+            raise first_of(group) from None
         return _last_incarnations(views)
 
     def check_topics(self) -> None:
@@ -331,7 +340,7 @@ def _first_in(data: Content, timestamp_ms: int, from_offset: int) -> int | None:
 
 
 async def _plan_input(options: SourceOptions) -> tuple[Views, Spans]:
-    async with ArchiveReading(options) as reading:
+    async with ArchiveReading(options, once=True) as reading:
         views = await reading.views()
         reading.check_topics()
         return views, await reading.spans(views)

@@ -60,11 +60,21 @@ class _Range:
     data: Future[Content]
 
 
+@dataclass(slots=True)
+class PassedOver:
+    """What a task has left out because its options say so; `records` at most, markers included."""
+
+    batches: int = 0  # damaged ones (corruptBatches=skip)
+    objects: int = 0  # missing ones, or reads behind their ends (failOnDataLoss=false)
+    records: int = 0
+
+
 class _Faults:
     """Damaged batches of one task: the first ends it, or all are counted and passed over."""
 
-    def __init__(self, options: SourceOptions, task: ReadTask) -> None:
+    def __init__(self, options: SourceOptions, task: ReadTask, passed_over: PassedOver) -> None:
         self._options = options
+        self._passed_over = passed_over
         self._tip = task.tip
         self._found: list[dict[str, Any]] = []
         self._file = f"{task.tip}-{task.offsets.start:020d}.json"
@@ -78,6 +88,15 @@ class _Faults:
             )
         place = {"topic": self._tip.topic, "partition": self._tip.partition, "offset": offset}
         self._found.append({**place, "object": self.key, "byte": position, "what": what})
+        self._passed_over.batches += 1
+
+    def lost(self, error: Exception, offset_from: int, offset_end: int) -> None:
+        """Objects that were to have these offsets."""
+        if self._options.fail_on_data_loss:
+            raise error
+        log.warning("archived_data_lost", error=str(error))
+        self._passed_over.objects += 1
+        self._passed_over.records += offset_end - offset_from
 
     def report(self) -> None:
         """One line in the worker's log, and a file of JSON lines where a folder was named."""
@@ -96,19 +115,23 @@ def read_task(
     task: ReadTask,
     columns: Sequence[str],
     rows: RowFilter | None = None,
+    passed_over: PassedOver | None = None,
 ) -> Iterator[Any]:
-    """pyarrow.RecordBatches, in the order of offsets.
+    """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile.
 
     Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
     """
     rows = rows or RowFilter()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
-    faults = _Faults(options, task)
+    passed_over = PassedOver() if passed_over is None else passed_over
+    faults = _Faults(options, task, passed_over)
     decoder = LogDecoder(arrow, faults.add, goes_on=options.skip_corrupt)
     with StoreThread(options) as store:
-        for each in _fetched_ahead(_ranges(options, task, store)):
+        for each in _fetched_ahead(_ranges(options, task, store, faults)):
             faults.key = each.key
-            yield from _decoded(options, each, decoder, rows, faults)
+            yield from _decoded(each, decoder, rows, faults)
+            passed_over.records += decoder.records_skipped
+            decoder.records_skipped = 0
     faults.report()
 
 
@@ -121,7 +144,9 @@ def _fetched_ahead(ranges: Iterator[_Range]) -> Iterator[_Range]:
     yield from under_way
 
 
-def _ranges(options: SourceOptions, task: ReadTask, store: StoreThread) -> Iterator[_Range]:
+def _ranges(
+    options: SourceOptions, task: ReadTask, store: StoreThread, faults: _Faults
+) -> Iterator[_Range]:
     """Each with its read begun."""
     for part in task.parts:
         segment = part.metadata(task.tip)
@@ -129,7 +154,7 @@ def _ranges(options: SourceOptions, task: ReadTask, store: StoreThread) -> Itera
         try:
             index, aborted = _indexes(options, store, segment, where)
         except ObjectNotFound as error:
-            _lost(options, error)
+            faults.lost(error, part.offset_from, part.offset_end)
             continue
         yield from _ranges_of(part, segment, index, aborted, where, store)
 
@@ -198,13 +223,11 @@ def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]
         i = j
 
 
-def _decoded(
-    options: SourceOptions, each: _Range, decoder: LogDecoder, rows: RowFilter, faults: _Faults
-) -> Iterator[Any]:
+def _decoded(each: _Range, decoder: LogDecoder, rows: RowFilter, faults: _Faults) -> Iterator[Any]:
     try:
         data = each.data.result()
     except (ObjectNotFound, RangeNotSatisfiable) as error:
-        _lost(options, error)
+        faults.lost(error, each.span.first_offset, each.span.last_offset + 1)
         return
     yield from decoder.decode(
         data,
@@ -220,9 +243,5 @@ def _decoded(
         faults.add(
             end, each.span.last_offset, f"the log ends, its index goes on to {each.span.end}"
         )
-
-
-def _lost(options: SourceOptions, error: Exception) -> None:
-    if options.fail_on_data_loss:
-        raise error
-    log.warning("archived_data_lost", error=str(error))
+        if decoder.next_offset:
+            decoder.records_skipped += each.span.last_offset + 1 - decoder.next_offset

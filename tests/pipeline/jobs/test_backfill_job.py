@@ -18,7 +18,7 @@ from made_batches import CODECS, Record, made_batch, marker
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, ObjectNotFound
-from fetchproxy.model import AbortedTxn
+from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.pipeline.jobs import parquet_range
 from fetchproxy.pipeline.jobs.backfill import (
     Target,
@@ -30,7 +30,7 @@ from fetchproxy.pipeline.jobs.backfill_output import OutputFolder
 from fetchproxy.pipeline.jobs.parquet_range import OPEN_DATES_MAX, Manifest, by_day, day_name
 from fetchproxy.pipeline.jobs.spread import attempt
 from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.planning import DataLoss
+from fetchproxy.pipeline.source.task_reader import PassedOver
 from fetchproxy.storage.layout import SegmentFile
 
 DAY_MS = 86_400_000
@@ -71,7 +71,7 @@ def target(archive: WrittenArchive, out: Path, **options: str) -> Target:
 
 def run(to: Target, range_bytes_max: int = 1_500) -> list[Manifest]:
     """As the job does it, one task after another."""
-    tasks, _ = plan_backfill(to, range_bytes_max)
+    tasks = plan_backfill(to, range_bytes_max).tasks
     return [backfill_range(to, task) for task in tasks]
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_was_killed_anywhere_goes_on(archive: WrittenArchive, tmp_pat
     clean = tmp_path / "clean"
     run(target(archive, clean))
     killed = target(archive, tmp_path / "out")
-    tasks, _ = plan_backfill(killed, 1_500)
+    tasks = plan_backfill(killed, 1_500).tasks
     for number, task in enumerate(tasks):
         if number % 3 == 0:
             backfill_range(killed, task)
@@ -152,8 +152,9 @@ def test_a_run_that_was_killed_anywhere_goes_on(archive: WrittenArchive, tmp_pat
         if path.is_file() and path.name.startswith("0"):
             path.unlink()
     archive.add([b for base in (0, 100, 200) for b in batches(base)])
-    left, before = plan_backfill(killed, 700)
-    assert before == len(tasks[::3])
+    planned = plan_backfill(killed, 700)
+    left = planned.tasks
+    assert planned.ranges_before == len(tasks[::3])
     assert {task.range for task in left} == {task.range for i, task in enumerate(tasks) if i % 3}
     for task in left:
         backfill_range(killed, task)
@@ -177,7 +178,7 @@ def _dying(to: Target, number: int) -> Target:
 
 def test_two_that_write_the_same_range_at_once(archive: WrittenArchive, tmp_path: Path) -> None:
     to = target(archive, tmp_path / "out")
-    tasks, _ = plan_backfill(to, 1_500)
+    tasks = plan_backfill(to, 1_500).tasks
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(partial(backfill_range, to), [t for task in tasks for t in (task, task)]))
     assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(300))
@@ -186,8 +187,8 @@ def test_two_that_write_the_same_range_at_once(archive: WrittenArchive, tmp_path
 def test_two_runs_that_plan_at_once_have_one_plan(archive: WrittenArchive, tmp_path: Path) -> None:
     to = target(archive, tmp_path / "out")
     number, _ = to.folder.last_plan()
-    tasks, _ = plan_backfill(to, 1_500)
-    other, _ = plan_backfill(to, 900)  # has found the first one's plan
+    tasks = plan_backfill(to, 1_500).tasks
+    other = plan_backfill(to, 900).tasks  # has found the first one's plan
     assert other == tasks
     _, plan = to.folder.last_plan()
     assert plan is not None
@@ -228,7 +229,7 @@ def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
     log[-5] ^= 0xFF
     path.write_bytes(log)
     to = target(archive, tmp_path / "out")
-    tasks, _ = plan_backfill(to, 1_500)
+    tasks = plan_backfill(to, 1_500).tasks
     failures = [
         attempt(partial(backfill_range, to), task, lambda t: t.range.name) for task in tasks
     ]
@@ -241,10 +242,114 @@ def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
     assert not list((tmp_path / "out/_backfill/parts").iterdir())
 
 
+def test_what_was_skipped_is_written_once_it_is_mended(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    """Also where a run that does it again is killed between two files."""
+    out = tmp_path / "out"
+    to = target(archive, out, corruptBatches="skip", failOnDataLoss="false")
+    clean = tmp_path / "clean"
+    run(target(archive, clean, corruptBatches="skip"))
+    path = archive.path(archive.segments[1], SegmentFile.LOG)
+    missing = archive.path(archive.segments[2], SegmentFile.LOG)
+    sound, gone = path.read_bytes(), missing.read_bytes()
+    path.write_bytes(sound[:-5] + bytes([sound[-5] ^ 0xFF]) + sound[-4:])
+    missing.unlink()
+    done = run(to)
+    assert sum(m.passed_over for m in done) == 300 - len(rows(out)) == 110
+    assert sum(m.faults for m in done) == 3  # a batch, and the log in each of its two ranges
+    again = run(to)  # as it is still damaged: the same, and nothing else is done again
+    assert again == [m for m in done if not m.is_whole]
+    path.write_bytes(sound)
+    missing.write_bytes(gone)
+    for task in plan_backfill(to, 1_500).tasks:
+        with pytest.raises(KeyboardInterrupt):
+            backfill_range(_dying(to, 0), task)
+    assert sum(m.passed_over for m in run(to)) == 0
+    assert run(to) == []
+    to.folder.remove_parts()
+    assert files(out) == files(clean)
+
+
+def test_files_that_a_mended_range_has_not_any_more_go(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    """What is closed when, and so how many files a date has, depends on all that is written."""
+    to = target(archive, tmp_path / "out", corruptBatches="skip")
+    one = plan_backfill(to, 10**9).tasks[0].range
+    days = [START_MS + day * DAY_MS for day in range(OPEN_DATES_MAX + 1)]
+    for batches_of, faults in (([days, days], 1), ([days], 0)):
+        raw = to.folder.manifest(one.name)
+        before = None if raw is None else Manifest.decode(raw)
+        made = [batch_of(times) for times in batches_of]
+        passed_over = PassedOver(batches=faults)
+        done = parquet_range.write_range(to.folder, one, made, "snappy", passed_over, before)
+        there = {p.relative_to(tmp_path / "out").as_posix() for p in parquet_of(tmp_path / "out")}
+        assert there == {file.path for file in done.files}
+
+
+def parquet_of(out: Path) -> list[Path]:
+    return list(out.rglob("*.parquet"))
+
+
+def test_a_hole_is_in_no_range_and_is_filled_once_it_is_mended(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    metadata = archive.path(archive.segments[1], SegmentFile.METADATA)
+    content = metadata.read_bytes()
+    metadata.unlink()
+    to = target(archive, tmp_path / "out", failOnDataLoss="false")
+    run(to, 10**9)
+    assert [row["offset"] for row in rows(tmp_path / "out")] == [*range(100), *range(200, 300)]
+    metadata.write_bytes(content)
+    assert [m.rows for m in run(to, 10**9)] == [100]
+    assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(300))
+
+
+def test_a_partition_with_a_hole_stops_no_other(archive: WrittenArchive, tmp_path: Path) -> None:
+    other = TopicIdPartition(TIP.topic_id, TIP.topic, 1)
+    archive.add(batches(0), tip=other)
+    archive.path(archive.segments[1], SegmentFile.METADATA).unlink()
+    planned = plan_backfill(target(archive, tmp_path / "out"), 10**9)
+    assert [(f.what, f.error) for f in planned.left_out] == [
+        (
+            "orders-0",
+            "offsets 100 to 199 are in no segment, and nothing says if they ever were; with "
+            "failOnDataLoss=false it is passed over",
+        )
+    ]
+    assert {task.range.partition for task in planned.tasks} == {1}
+    planned = plan_backfill(target(archive, tmp_path / "out", failOnDataLoss="false"), 10**9)
+    assert planned.left_out == ()
+    assert {task.range.partition for task in planned.tasks} == {0, 1}
+
+
+def test_an_index_that_is_needed_for_cuts_and_is_gone_fails_its_own_range(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    archive.path(archive.segments[1], SegmentFile.INDEX).unlink()
+    to = target(archive, tmp_path / "out")
+    tasks = plan_backfill(to, 1_500).tasks
+    failed = [
+        task.range.first
+        for task in tasks
+        if attempt(partial(backfill_range, to), task, lambda t: t.range.name)[1] is not None
+    ]
+    assert failed == [100]
+    assert {row["offset"] for row in rows(tmp_path / "out")} == {*range(100), *range(200, 300)}
+
+
+def test_a_topic_that_is_not_there(archive: WrittenArchive, tmp_path: Path) -> None:
+    source = parse_options({"store": archive.url, "topics": "orders,oders"})
+    with pytest.raises(ConfigError, match="oders"):
+        plan_backfill(Target(source, OutputFolder(str(tmp_path / "out")), "snappy"), 1_500)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_missing_object_is_named(archive: WrittenArchive, tmp_path: Path) -> None:
     archive.path(archive.segments[0], SegmentFile.LOG).unlink()
     to = target(archive, tmp_path / "out")
-    tasks, _ = plan_backfill(to, 10**9)
+    tasks = plan_backfill(to, 10**9).tasks
     with pytest.raises(ObjectNotFound, match="orders-0, offsets 0 to 99"):
         backfill_range(to, tasks[0])
 
@@ -256,8 +361,15 @@ def test_what_was_planned_and_deleted_since_is_a_loss(
     plan_backfill(to, 1_500)
     first = archive.segments[0]
     archive.path(first, SegmentFile.METADATA).unlink()
-    with pytest.raises(DataLoss, match="the archive begins at 100 now"):
-        plan_backfill(to, 1_500)
+    planned = plan_backfill(to, 1_500)
+    assert planned.left_out
+    assert {f.error for f in planned.left_out} == {
+        "it was planned and is not written, and the archive begins at 100 now; with "
+        "failOnDataLoss=false what is gone is passed over"
+    }
+    for task in planned.tasks:
+        backfill_range(to, task)
+    assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(100, 300))
     lenient = target(archive, tmp_path / "out", failOnDataLoss="false")
     run(lenient)
     assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(100, 300))
@@ -266,10 +378,12 @@ def test_what_was_planned_and_deleted_since_is_a_loss(
 def test_more_dates_at_once_than_files_may_be_open(archive: WrittenArchive, tmp_path: Path) -> None:
     """Timestamps go round and round over more days than that."""
     to = target(archive, tmp_path / "out")
-    tasks, _ = plan_backfill(to, 10**9)
+    tasks = plan_backfill(to, 10**9).tasks
     days = OPEN_DATES_MAX + 3
     batch = batch_of([START_MS + day * DAY_MS for day in range(days)])
-    manifest = parquet_range.write_range(to.folder, tasks[0].range, [batch] * 4, "snappy")
+    manifest = parquet_range.write_range(
+        to.folder, tasks[0].range, [batch] * 4, "snappy", PassedOver()
+    )
     assert len(manifest.files) == 4 * days
     assert len({file.path for file in manifest.files}) == 4 * days
     found = ds.dataset(tmp_path / "out", format="parquet", partitioning="hive").to_table()
@@ -325,7 +439,7 @@ def test_a_day_that_no_calendar_has() -> None:
 
 def test_what_goes_over_the_pipe_comes_back(archive: WrittenArchive, tmp_path: Path) -> None:
     to = target(archive, tmp_path / "out")
-    tasks, _ = plan_backfill(to, 1_500)
+    tasks = plan_backfill(to, 1_500).tasks
     sent, task = pickle.loads(pickle.dumps((to, tasks[0])))
     manifest = backfill_range(sent, task)
     assert Manifest.decode(manifest.encode()) == manifest
@@ -345,13 +459,13 @@ def test_rows_can_be_iterated_only_once_they_are_all_there(
 ) -> None:
     """A range whose reading fails half-way shows nothing."""
     to = target(archive, tmp_path / "out")
-    tasks, _ = plan_backfill(to, 10**9)
+    tasks = plan_backfill(to, 10**9).tasks
 
     def half() -> Iterator[Any]:
         yield batch_of([0, 1, DAY_MS])
         raise ObjectNotFound("gone")
 
     with pytest.raises(ObjectNotFound):
-        parquet_range.write_range(to.folder, tasks[0].range, half(), "snappy")
+        parquet_range.write_range(to.folder, tasks[0].range, half(), "snappy", PassedOver())
     assert not list((tmp_path / "out").rglob("*.parquet*"))
     assert TIP.topic == tasks[0].range.topic

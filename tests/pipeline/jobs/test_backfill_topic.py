@@ -79,7 +79,7 @@ def target(
 
 
 def run(to: TopicTarget, kafka: KafkaServer) -> list[CopiedPartition]:
-    return [copy_partition(to, task) for task in plan_topic(config_of(kafka), to)]
+    return [copy_partition(to, task) for task in plan_topic(config_of(kafka), to)[0]]
 
 
 Row = tuple[bytes | None, bytes | None, int, tuple[Any, ...]]
@@ -137,7 +137,7 @@ def test_one_that_was_killed_goes_on_and_repeats_nothing(
         )
         assert killed.returncode == -signal.SIGKILL
     to = target(archive, kafka_server, topic)
-    done = copy_partition(to, plan_topic(config_of(kafka_server), to)[0])
+    done = copy_partition(to, plan_topic(config_of(kafka_server), to)[0][0])
     assert done.records == 300 - 2 * RECORDS_MAX
     assert read(kafka_server, topic, 0) == expected(0)
 
@@ -150,7 +150,7 @@ def test_a_target_that_has_records_of_others_is_not_touched(
     producer.produce(topic, b"there", partition=0)
     assert producer.flush(20) == 0
     to = target(archive, kafka_server, topic)
-    (task, _) = plan_topic(config_of(kafka_server), to)
+    (task, _), _ = plan_topic(config_of(kafka_server), to)
     with pytest.raises(ConfigError, match="has records, and nothing says"):
         copy_partition(to, task)
     appending = target(archive, kafka_server, topic, append=True)

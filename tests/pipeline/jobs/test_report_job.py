@@ -73,12 +73,32 @@ def test_batches_that_are_cut_at_the_samples_end_do_not_count() -> None:
 def test_growth_is_the_mean_of_four_weeks() -> None:
     assert bytes_per_day(held(40, 35, 20, 10, 1), NOW_MS) == 280 * 3 / 28
     assert bytes_per_day(held(40, 35), NOW_MS) == 0
-    assert bytes_per_day([], NOW_MS) == 0
 
 
 def test_a_young_archive_grows_as_it_has_grown_so_far() -> None:
     assert bytes_per_day(held(4, 2, 0), NOW_MS) == 280 * 3 / 4
-    assert bytes_per_day(held(0.1, 0), NOW_MS) == 560
+
+
+@pytest.mark.parametrize("days_ago", [(0.1, 0.0), (1.9, 1.0, 0.0), (0.0,), ()])
+def test_hours_of_history_give_no_forecast(days_ago: tuple[float, ...]) -> None:
+    ahead = forecast(held(*days_ago), Retention(remote_ms=DAY_MS), NOW_MS)
+    assert ahead.history_days == pytest.approx(max(days_ago, default=0.0))
+    assert (ahead.bytes_per_day, ahead.size_bytes) == (None, None)
+
+
+def test_a_forecast_says_what_it_stands_on() -> None:
+    assert forecast(held(40, 0), Retention(), NOW_MS).history_days == 28
+    assert forecast(held(3, 0), Retention(), NOW_MS).history_days == 3
+    for days, said in (
+        ([3, 3], "as in the last 3 days"),
+        ([3, 40], "as in the last 3 to 28 days"),
+        ([0.5, 0.25], "No forecast: the archive has 12 hours of history"),
+        ([0.5, 3], "Partitions with less history, taken as they are now: 1."),
+    ):
+        every = [figures("t", i, held(ago, 0)) for i, ago in enumerate(days)]
+        text = page([(f, forecast(f.held, Retention(), NOW_MS)) for f in every], NOW_MS)
+        assert said in text
+        assert ("+30 days" in text) == ("No forecast" not in said)
 
 
 def test_without_retention_it_only_grows() -> None:
@@ -122,7 +142,8 @@ def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> N
     found = report_partition(config_of(tmp_path), TIP)
     assert found.records == 40
     assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
-    assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 10)
+    assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 0)
+    assert (found.missing_offsets, found.not_known_offsets) == (10, 0)
     assert found.samples_unreadable == 1
     assert [(c.codec, c.batches) for c in found.codecs] == [("none", 3)]
     assert found.newest_ms == NOW_MS + DAY_MS + 9
@@ -137,7 +158,7 @@ def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None
         assert {len(row) for row in rows[name]} == {len(schema.split(", "))}
     names = [column.split()[0] for column in SCHEMAS["partitions"].split(", ")]
     row = dict(zip(names, rows["partitions"][0], strict=True))
-    assert (row["segments"], row["records"], row["gap_offsets"]) == (3, 40, 10)
+    assert (row["segments"], row["records"], row["missing_offsets"]) == (3, 40, 10)
     assert row["next_deletion_ms"] == found.oldest_ms + DAY_MS  # type: ignore[operator]
     assert [day[2].isoformat() for day in rows["days"]] == ["2024-10-04", "2024-10-05"]
 
@@ -156,20 +177,23 @@ class Links(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in ("href", "src")]
 
 
-def figures(topic: str, partition: int, days: int) -> PartitionFigures:
+def figures(topic: str, partition: int, found: list[Held]) -> PartitionFigures:
     return PartitionFigures(
         TopicIdPartition(UUID(int=1), topic, partition),
         0,
-        10 * days,
+        10 * len(found),
         7,
-        tuple(held(*range(days, 0, -1))),
+        3,
+        1,
+        tuple(found),
         (CodecFigures("zstd", 3, 100, 400),),
         1,
     )
 
 
 def test_the_page_is_whole_and_needs_nothing_else() -> None:
-    every = [figures("a<b>", 0, 100), figures("a<b>", 1, 3), figures("none", 0, 0)]
+    long, short = held(*range(100, 0, -1)), held(3, 2, 1)
+    every = [figures("a<b>", 0, long), figures("a<b>", 1, short), figures("none", 0, [])]
     text = page([(f, forecast(f.held, Retention(), NOW_MS)) for f in every], NOW_MS)
     links = Links()
     links.feed(text)
@@ -177,6 +201,8 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert "a&lt;b&gt;" in text
     assert "a<b>" not in text
     assert "14 offsets were lost" in text
+    assert "6 offsets were archived and are in no segment" in text
+    assert "2 offsets are in no segment, and nothing says" in text
     assert "25 %" in text
     for chart in text.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + chart.split("</svg>")[0] + "</svg>")

@@ -179,6 +179,40 @@ def test_a_store_that_does_not_answer_is_said_to(archive: WrittenArchive) -> Non
     assert "Traceback" not in done.stderr
 
 
+def test_a_backfill_tells_what_it_skips_and_writes_it_once_it_is_mended(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    path = archive.path(archive.segments[3], SegmentFile.LOG)
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-9] + bytes([sound[-9] ^ 1]) + sound[-8:])
+    job = ["backfill", "--store", archive.url, "--topics", "orders"]
+    job += ["--parquet", str(tmp_path / "out"), "--option", "corruptBatches=skip"]
+    done = pipeline(*job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("5,990 records in ")
+    assert "passed over: orders: up to 10 records of 1 damaged or missing object" in done.stdout
+    path.write_bytes(sound)
+    done = pipeline(*job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed over" not in done.stdout
+    assert records(tmp_path / "out") == EVERY_RECORD
+    assert pipeline(*job).stdout.startswith("0 records in 0 ranges written")
+
+
+def test_a_hole_in_one_topic_does_not_stop_the_others(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    archive.path(archive.segments[3], SegmentFile.METADATA).unlink()
+    job = ["backfill", "--store", archive.url, "--topics", "orders"]
+    job += ["--parquet", str(tmp_path / "out")]
+    done = pipeline(*job)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("failed: "))
+    assert "orders-0: offsets 300 to 399 are in no segment" in line
+    assert "with --option failOnDataLoss=false" in line
+    assert records(tmp_path / "out") == [one for one in EVERY_RECORD if one[0] == 1]
+
+
 def test_a_corrupt_segment_and_a_missing_object_are_named(
     archive: WrittenArchive, tmp_path: Path
 ) -> None:

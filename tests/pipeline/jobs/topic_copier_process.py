@@ -29,7 +29,7 @@ def main(store: str, bootstrap: str, topic: str, after: str) -> None:
     config = load_config(None, {}, [Setting("cluster.bootstrap", bootstrap, "test")])
     options = parse_options({"store": store, "topics": "orders"})
     to = job.TopicTarget(config.cluster, topic, options)
-    job.copy_partition(to, job.plan_topic(config, to)[0])
+    job.copy_partition(to, job.plan_topic(config, to)[0][0])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""What is asked for and not there: a gap only where one is on record, as `verify` has it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from made_batches import Record, made_batch
+from written_archive import TIP, WrittenArchive
+
+from fetchproxy.metadata.finished_offsets_json import (
+    FinishedOffsets,
+    encode_archive_gap,
+    encode_finished_offsets,
+)
+from fetchproxy.pipeline.holes import ALL_OFFSETS, Holes, holes_of
+from fetchproxy.pipeline.source.archive_reading import ArchiveReading
+from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.remote_log.verification.expected_offsets import NotHeld, Offsets
+from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    """Offsets 0 to 99, 200 to 299, 300 to 399; nothing is on record yet."""
+    made = WrittenArchive(tmp_path / "archive")
+    for base in (0, 200, 300):
+        made.add([made_batch(base, [Record()] * 100)])
+    return made
+
+
+async def state(archive: WrittenArchive, end: int, gap: Offsets | None = None) -> None:
+    async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
+        stated = FinishedOffsets(TIP, 0, end, 0)
+        await rsm.records.put_finished_offsets(TIP, encode_finished_offsets(stated))
+        if gap is not None:
+            await rsm.records.put_archive_gap(TIP, *gap, encode_archive_gap(TIP, *gap))
+
+
+async def holes(
+    archive: WrittenArchive, asked: Offsets = ALL_OFFSETS, *, of_store: bool = True
+) -> Holes:
+    options = parse_options({"store": archive.url, "topics": "orders"})
+    async with ArchiveReading(options) as reading:
+        views = await reading.views()
+        found = await holes_of(
+            reading.rsm, views.values(), dict.fromkeys(views, asked), views_of_store=of_store
+        )
+    return found.get(TIP, Holes(NotHeld()))
+
+
+async def test_without_a_record_nobody_knows(archive: WrittenArchive) -> None:
+    found = await holes(archive)
+    assert found.found == NotHeld(not_known=((100, 199),))
+    assert found.in_words() == (
+        "offsets 100 to 199 are in no segment, and nothing says if they ever were"
+    )
+
+
+async def test_a_hole_is_a_gap_where_it_is_on_record_and_else_a_fault(
+    archive: WrittenArchive,
+) -> None:
+    await state(archive, 399)
+    found = await holes(archive)
+    assert found.found == NotHeld(missing=((100, 199),))
+    assert "offsets 100 to 199 were archived and are in no segment any more" in str(
+        found.in_words()
+    )
+    await state(archive, 399, (100, 199))
+    found = await holes(archive)
+    assert found.found == NotHeld(gaps=((100, 199),))
+    assert found.in_words() == "offsets 100 to 199 were lost before they could be archived"
+
+
+@pytest.mark.parametrize("of_store", [True, False])
+async def test_what_vanished_at_the_start_and_at_the_end_is_missing(
+    archive: WrittenArchive, of_store: bool
+) -> None:
+    await state(archive, 399, (100, 199))
+    for segment in (archive.segments[0], archive.segments[2]):
+        for file in (SegmentFile.METADATA, SegmentFile.LOG, SegmentFile.INDEX):
+            archive.path(segment, file).unlink()
+    found = await holes(archive, of_store=of_store)
+    # Cache files may be older than the store: what is behind their end is not missing yet.
+    assert found.found.missing == (((0, 99), (300, 399)) if of_store else ((0, 99),))
+    assert found.found.gaps == ((100, 199),)
+
+
+async def test_only_what_is_asked_for_counts(archive: WrittenArchive) -> None:
+    await state(archive, 399)
+    assert (await holes(archive, (0, 99))).in_words() is None
+    assert (await holes(archive, (150, 250))).found.missing == ((150, 199),)
+
+
+async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
+    archive: WrittenArchive,
+) -> None:
+    await state(archive, 399, (100, 199))
+    archive.path(archive.segments[1], SegmentFile.METADATA).write_bytes(b"{")
+    found = await holes(archive, (150, 399))
+    assert found.uncertain == (200,)
+    assert found.found.missing == ()
+
+
+async def test_an_archive_that_grows_meanwhile_has_no_hole(archive: WrittenArchive) -> None:
+    """Its end is stated behind the view that is held against it."""
+    options = parse_options({"store": archive.url, "topics": "orders"})
+    await state(archive, 399, (100, 199))
+    async with ArchiveReading(options) as reading:
+        views = await reading.views()
+        await asyncio.to_thread(archive.add, [made_batch(400, [Record()] * 100)])
+        await state(archive, 499)
+        found = await holes_of(reading.rsm, views.values(), {TIP: (200, ALL_OFFSETS[1])})
+    assert found == {}

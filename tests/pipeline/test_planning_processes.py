@@ -1,0 +1,86 @@
+"""Many partitions are planned by several processes, with the result of one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from made_batches import Record, made_batch
+from written_archive import TIP, WrittenArchive
+
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline import planning_processes
+from fetchproxy.pipeline.planning_processes import PARTITIONS_EACH, PlanningProcesses, first_of
+from fetchproxy.pipeline.source.archive_reading import plan_input
+from fetchproxy.pipeline.source.options import SourceOptions, parse_options
+from fetchproxy.storage.layout import SegmentFile
+
+Views = dict[TopicIdPartition, PartitionView]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    """A partition more than is handed over at once, one of them with metadata to complain of."""
+    made = WrittenArchive(tmp_path / "archive")
+    for partition in range(PARTITIONS_EACH + 1):
+        tip = TopicIdPartition(TIP.topic_id, TIP.topic, partition)
+        made.add([made_batch(0, [Record()] * (partition + 1))], tip=tip)
+    made.add([made_batch(20, [Record()])], tip=tip)
+    made.path(made.segments[-1], SegmentFile.METADATA).write_bytes(b"{")
+    return made
+
+
+def options_of(archive: WrittenArchive) -> SourceOptions:
+    return parse_options({"store": archive.url, "topics": TIP.topic, "failOnDataLoss": "false"})
+
+
+async def read_elsewhere(options: SourceOptions, tips: list[TopicIdPartition]) -> Views:
+    views: Views = {}
+
+    async def nobody_here() -> None:
+        assert not tips, f"{len(tips)} partitions are left to this process"
+
+    others = PlanningProcesses(options, tips, views, nobody_here)
+    await others.read(asyncio.Event(), processes=2)
+    return views
+
+
+def said(views: Views) -> dict[TopicIdPartition, tuple[object, ...]]:
+    return {tip: (list(v.segments), v.unreadable, v.log_end_offset) for tip, v in views.items()}
+
+
+def test_what_other_processes_find_is_what_one_finds(
+    archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views, _ = plan_input(options_of(archive))
+    assert len(views) == PARTITIONS_EACH + 1
+    monkeypatch.setattr(planning_processes, "ALONE_S", 0.0)
+    found = asyncio.run(read_elsewhere(options_of(archive), list(views)))
+    assert said(found) == said(dict(views))
+    again, _ = plan_input(options_of(archive))
+    assert said(dict(again)) == said(dict(views))
+
+
+def test_an_error_of_theirs_is_raised_here(
+    archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(planning_processes, "ALONE_S", 0.0)
+    gone = parse_options(
+        {"store": (tmp_path / "gone").as_uri(), "topics": TIP.topic, "planMaxMs": "200"}
+    )
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(read_elsewhere(gone, [TIP]))
+    assert isinstance(first_of(raised.value), RemoteStorageError)
+
+
+def test_processes_that_do_not_start_cost_time_alone(
+    archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views, _ = plan_input(options_of(archive))
+    monkeypatch.setattr(planning_processes, "ALONE_S", 0.0)
+    monkeypatch.setattr(planning_processes.sys, "executable", "/bin/false")
+    again, _ = plan_input(options_of(archive))
+    assert said(dict(again)) == said(dict(views))
