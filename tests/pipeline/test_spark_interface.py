@@ -20,6 +20,8 @@ from fetchproxy.model import TopicIdPartition
 from lab.parts import PYSPARKS
 from lab.spark import pyspark
 
+pytestmark = pytest.mark.spark
+
 PROGRAM = Path(__file__).with_name("interface_program.py")
 PROJECT = Path(__file__).parents[2]
 

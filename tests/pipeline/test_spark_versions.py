@@ -19,6 +19,8 @@ from written_archive import WrittenArchive
 
 from fetchproxy.model import TopicIdPartition
 
+pytestmark = pytest.mark.spark
+
 SEGMENT = 10
 ONE = TopicIdPartition(UUID(int=1), "orders", 0)
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
