@@ -62,8 +62,8 @@ def rows_of(measured: Measured) -> list[Row]:
         for percent in (50, 99):
             values = [percentile(samples, percent) for samples in rounds]
             rows.append(row(f"tail p{percent}, {listener}, {how}", "ms", values))
-    for listener, rounds in measured.memory_mib.items():
-        rows.append(row(f"memory of the proxy, {listener}", "MiB", [most for most, _ in rounds]))
+    for listener, seen in measured.memory_mib.items():
+        rows.append(row(f"memory of the proxy, {listener}", "MiB", [most for most, _ in seen]))
     rows.append(row("harm done", "times", [measured.harm.total()]))
     return rows
 
