@@ -13,9 +13,9 @@ sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
 import pytest
 from folder_fixture import folder_fixture
 from spark_program import SparkProgram
+from spark_versions import VERSIONS, check_set_up
 
-from lab.errors import PartMissing
-from lab.parts import PARTS, PYSPARKS, is_cached
+from lab.parts import PYSPARKS
 
 
 def started_where_it_is_set_up() -> SparkProgram:
@@ -23,17 +23,6 @@ def started_where_it_is_set_up() -> SparkProgram:
     check_set_up("spark")
     return SparkProgram()
 
-
-def check_set_up(part: str) -> None:
-    if not is_cached(PARTS[part]):
-        raise PartMissing(part, "it is not set up", f"Run `python -m lab setup {part}`.")
-
-
-# The first and the last one are in short tests, each minor in `make test-all`.
-VERSIONS = [
-    pytest.param(part, marks=[pytest.mark.slow] * (part not in ("spark-oldest", "spark-newest")))
-    for part in PYSPARKS
-]
 
 FindSpark = Callable[[str, Callable[[], SparkProgram]], SparkProgram]
 

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from conftest import VERSIONS, check_set_up
 from made_batches import Record, made_batch
+from spark_versions import VERSIONS, check_set_up
 from written_archive import WrittenArchive
 
 from fetchproxy.model import TopicIdPartition
