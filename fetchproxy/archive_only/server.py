@@ -149,8 +149,11 @@ class ArchiveOnlyServer:
             await self._archive.load()
             listen = parse_host_port(self._config.listen)
             # Bound before there are tasks: a group of errors would hide that the port is taken.
+            make_protocol: Callable[
+                [], asyncio.BaseProtocol
+            ]  # needs the tasks; nobody connects yet
             self._server = await asyncio.get_running_loop().create_server(
-                self._protocol_factory(listen.host),
+                lambda: make_protocol(),
                 listen.host,
                 listen.port,
                 backlog=1024,
@@ -158,6 +161,7 @@ class ArchiveOnlyServer:
             )
             opened.callback(self._server.close)
             self._tasks = await opened.enter_async_context(asyncio.TaskGroup())
+            make_protocol = self._protocol_factory(listen.host)
             await self._server.start_serving()
             self._own_tasks = [
                 self._tasks.create_task(self._archive.run(), name="archive-watch"),

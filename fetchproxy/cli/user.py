@@ -31,7 +31,7 @@ Groups = Annotated[
 ]
 
 
-def user(name: Name, topics: Topics = None, groups: Groups = None) -> None:
+def user(user_name: Name, topic_patterns: Topics = None, group_patterns: Groups = None) -> None:
     """Print a user's lines for the file that `archive_only.users_file` names.
 
     Asks for the password, or takes the first line of stdin. The lines hold salted hashes of it
@@ -40,7 +40,7 @@ def user(name: Name, topics: Topics = None, groups: Groups = None) -> None:
     Exit codes: 0; 2 the name, a pattern or the password cannot be used.
     """
     with users_errors():
-        lines = user_lines(name, _password(), topics or [], groups or [])
+        lines = user_lines(user_name, _password(), topic_patterns or [], group_patterns or [])
     typer.echo(lines, nl=False)
 
 
