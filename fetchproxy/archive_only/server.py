@@ -151,7 +151,7 @@ class ArchiveOnlyServer:
             # Bound before there are tasks: a group of errors would hide that the port is taken.
             make_protocol: Callable[
                 [], asyncio.BaseProtocol
-            ]  # needs the tasks; nobody connects yet
+            ]
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: make_protocol(),
                 listen.host,
