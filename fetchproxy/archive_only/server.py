@@ -149,9 +149,7 @@ class ArchiveOnlyServer:
             await self._archive.load()
             listen = parse_host_port(self._config.listen)
             # Bound before there are tasks: a group of errors would hide that the port is taken.
-            make_protocol: Callable[
-                [], asyncio.BaseProtocol
-            ]
+            make_protocol: Callable[[], asyncio.BaseProtocol]
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: make_protocol(),
                 listen.host,
