@@ -45,7 +45,7 @@ test: check  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients spark-oldest spark-newest
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; real=0; alone=0; \
 	echo 'pytest -m "not ($(REAL_PARTS))" runs beside this; its output follows at the end'; \
-	nice -n 10 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" >"$$log" 2>&1 & beside=$$!; \
+	nice -n 19 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" >"$$log" 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest -m "not slow and ($(REAL_PARTS))" || real=$$?; \
 	wait $$beside || alone=$$?; cat "$$log"; \
 	exit $$((real | alone))
