@@ -214,7 +214,7 @@ class PartitionRead:
 
 
 def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
-    """Of what was read of them all that says something of a segment."""
+    """Each segment's metadata that was read: its key, its version, and the metadata."""
     for partition in partitions:
         for key, (version, content) in list(partition.objects.items()):
             if isinstance(content, RemoteLogSegmentMetadata):

@@ -1,8 +1,8 @@
 """Logins by SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. Before one nothing else is answered.
 
-A connection has one attempt, as with a broker: who fails is told so, and let go. Attempts from one
-address are judged one after the other, and after failures not before a while: clients that are let
-go unheard come again twenty times a second.
+A connection has one attempt, as with a broker: a failed one is answered, and the connection closes.
+Attempts from one address are judged one after the other, and after failures not before a while:
+clients that are let go unheard come again twenty times a second.
 """
 
 from __future__ import annotations

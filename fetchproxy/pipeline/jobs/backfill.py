@@ -67,8 +67,8 @@ class PlannedBackfill:
 class Backfilled:
     """`manifests`: of what this run has written; `frame`: these, as a DataFrame of MANIFEST_SCHEMA.
 
-    `ranges_before`: ranges that earlier runs have written. `failures`: also of partitions that
-    were left out, as the archive lacks some of what was asked for.
+    `ranges_before`: ranges that earlier runs have written. `failures`: includes partitions that
+    were left out because the archive lacks some of their offsets.
     """
 
     manifests: tuple[Manifest, ...]
