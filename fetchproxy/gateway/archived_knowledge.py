@@ -8,22 +8,26 @@ was never archived is not touched by an outage, however long, and nobody waits f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from uuid import UUID
+
+from cachetools import LRUCache
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import IN_USE_S
 from fetchproxy.observability.sparing_warnings import SparingWarnings
 
-# Look-ups may miss for so long that another process has begun to archive a topic. Where an offset
-# is out of range, the list is read again.
+# Look-ups by time may miss for so long that another process has begun to archive a topic. Where an
+# offset is out of range, or a log begins where it did not, the list is read again.
 LIST_AGE_MAX_S = 5.0
 # For IN_USE_S after somebody asked: the next one need not wait.
 LIST_INTERVAL_IN_USE_S = 4.0
 # While nobody asks: what an outage finds known is no older.
 LIST_INTERVAL_S = 30.0
+# Answers about where logs begin that are remembered: one is some 100 bytes.
+STARTS_SEEN_MAX = 10_000
 # Between two tries while the store does not answer.
 RETRY_PAUSE_S = 1.0
 # So long a caller waits for a list, where there is an older one and where there is none.
@@ -46,6 +50,7 @@ class ArchivedKnowledge:
         self._failure: Exception | None = None  # of the last try
         self._wanted = asyncio.Event()
         self._asked_at = float("-inf")
+        self._starts_seen: LRUCache[Hashable, float] = LRUCache(STARTS_SEEN_MAX)
 
     async def may_be_archived(self, topic_id: UUID, not_older_than: float | None = None) -> bool:
         """False: a list of archived topics that is fresh does not have it, or the last one there
@@ -64,6 +69,15 @@ class ArchivedKnowledge:
         if known is not None and known[0].issuperset(topic_ids):
             return frozenset(topic_ids)
         return (await self.topics(not_older_than)).intersection(topic_ids)
+
+    def begin_there_since(self, starts: Hashable) -> float:
+        """Loop time at which logs were first seen to begin there: a list that old shows them all.
+
+        What is archived is archived before its broker drops it, so whatever lies below these
+        starts was in the archive by then. `starts`: anything equal for equal answers.
+        """
+        since: float = self._starts_seen.setdefault(starts, self._clock())
+        return since
 
     async def topics(self, not_older_than: float | None = None) -> frozenset[UUID]:
         """All that may be archived, as `may_be_archived` says."""

@@ -32,6 +32,12 @@ class ResultsOfAll:
         body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
         return wire.result_rows_in(body, self._version)
 
+    def digest(self) -> int:
+        """Nearly surely another one for other results, in this process. Raises WireError."""
+        body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
+        body.skip(4, "throttle time")
+        return hash(self._payload[body.pos :])
+
     async def that_begin_above_0(self) -> set[str]:
         """Names of the topics with such a partition: nothing can lie below the others."""
         found: set[str] = set()

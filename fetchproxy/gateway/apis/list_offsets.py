@@ -118,7 +118,7 @@ class ListOffsetsHandler:
         if not names:
             return payload
         lookup = ArchiveLookup(self._parts, self._parts.clock())
-        found = await lookup.identify(names)
+        found = await lookup.identify(names, every.digest())
         corrected = bytearray(payload)
         others = await self._about_to_have_an_archive(found.others.values())
         starts, oldest = self._parts.starts, self._parts.clock() - VIEW_AGE_MAX_S
@@ -158,7 +158,12 @@ class ListOffsetsHandler:
         if not results:
             return payload
         corrected = bytearray(payload)
-        found = await lookup.identify({result.topic for result, _ in results})
+        starts = frozenset(
+            (result.topic, result.partition, result.offset)
+            for result, timestamp in results
+            if timestamp == wire.EARLIEST
+        )
+        found = await lookup.identify({result.topic for result, _ in results}, starts or None)
         await self._patch(lookup, found, results, corrected, version)
         lookup.renew(found.archived.values())
         return corrected
