@@ -131,14 +131,16 @@ class MultipartUpload:
             await self._abort_after_failure(upload_id)
             raise
 
-    async def abort(self, upload_id: str) -> None:
-        """An upload that is gone already is no error."""
+    async def abort(self, upload_id: str) -> bool:
+        """False: it was gone already."""
         with translated(f"abort {self._what}"):
             try:
                 await self._client.abort_multipart_upload(**self._object, UploadId=upload_id)
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
                     raise
+                return False
+        return True
 
     async def _send_parts(
         self, upload_id: str, readers: Sequence[Callable[[], Awaitable[Part]]]
@@ -181,10 +183,15 @@ class MultipartUpload:
             log.warning("multipart_abort_failed", key=self._object["Key"], error=str(error))
 
     async def _abort_in_spite_of_parts(self, upload_id: str) -> None:
-        """A server may fail to abort while it still works on a part that was cancelled here."""
+        """Until it is gone: the server may still work on a part that was cancelled here.
+
+        Then it may fail to abort, or the upload is there again with that part (AWS, on
+        AbortMultipartUpload: "it might be necessary to abort multiple times").
+        """
         for pause_s in _ABORT_PAUSES_S:
             try:
-                return await self.abort(upload_id)
+                if not await self.abort(upload_id):
+                    return
             except RemoteStorageError as error:
                 if not error.retriable:
                     raise

@@ -332,13 +332,17 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
     assert "DELETE uploadId=u1" in requests
 
 
-async def test_an_upload_is_aborted_again_if_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([error("500 Internal Server Error", "InternalError")], id="that fails"),
+        pytest.param([http("204 No Content", b"")] * 2, id="a late part brings it back"),
+    ],
+)
+async def test_an_upload_is_aborted_until_it_is_gone(tmp_path: Path, answers: list[bytes]) -> None:
     path = tmp_path / "segment"
     path.write_bytes(bytes(6 * MiB))
-    aborts = [
-        error("500 Internal Server Error", "InternalError"),
-        error("404 Gone", "NoSuchUpload"),
-    ]
+    aborts = [*answers, error("404 Gone", "NoSuchUpload")]
 
     def server(head: str) -> bytes:
         method = head.split(" ")[0]
