@@ -8,13 +8,12 @@ is some seconds old serves every connection. Decides nothing about what clients 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from fetchproxy.cluster.client import TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, RemoteStorageError
-from fetchproxy.gateway.archived_knowledge import LIST_AGE_MAX_S
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.judgement import COMPARE_WAIT_MAX_S
 from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS
@@ -73,8 +72,9 @@ class ArchiveLookup:
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
         self._failures: dict[TopicIdPartition, Exception] = {}
 
-    async def identify(self, names: Collection[str], starts: Hashable | None = None) -> Identified:
-        """`starts`: where the answer says that logs begin, if that is what it says."""
+    async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
+        """`starts`: a hash of where the answer says that logs begin, if it says that."""
+        knowledge = self._parts.knowledge
         found = Identified({}, {}, {})
         for name, topic in (await self._topics(names)).items():
             if isinstance(topic, TopicInfo):
@@ -83,7 +83,8 @@ class ArchiveLookup:
                 found.unknown[name] = topic
         ids = {topic.topic_id for topic in found.others.values()}
         try:
-            archived = await self._archived_among(ids, starts)
+            since = None if starts is None else knowledge.list_for(starts)
+            archived = await knowledge.archived_among(ids, since)
         except RemoteStorageError as error:
             found.unknown.update(dict.fromkeys(found.others, error))
             found.others.clear()
@@ -91,16 +92,6 @@ class ArchiveLookup:
         for name in [name for name, t in found.others.items() if t.topic_id in archived]:
             found.archived[name] = found.others.pop(name)
         return found
-
-    async def _archived_among(
-        self, ids: Collection[UUID], starts: Hashable | None
-    ) -> Collection[UUID]:
-        knowledge = self._parts.knowledge
-        if starts is None:
-            return await knowledge.archived_among(ids)
-        recent = self.answered_at - LIST_AGE_MAX_S
-        since = max(knowledge.begin_there_since(starts), recent)
-        return await knowledge.archived_among(ids, since)
 
     async def _topics(self, names: Collection[str]) -> Mapping[str, TopicInfo | ClusterError]:
         cluster = self._parts.cluster

@@ -8,7 +8,7 @@ was never archived is not touched by an outage, however long, and nobody waits f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from uuid import UUID
 
@@ -50,7 +50,7 @@ class ArchivedKnowledge:
         self._failure: Exception | None = None  # of the last try
         self._wanted = asyncio.Event()
         self._asked_at = float("-inf")
-        self._starts_seen: LRUCache[Hashable, float] = LRUCache(STARTS_SEEN_MAX)
+        self._starts_seen: LRUCache[int, float] = LRUCache(STARTS_SEEN_MAX)
 
     async def may_be_archived(self, topic_id: UUID, not_older_than: float | None = None) -> bool:
         """False: a list of archived topics that is fresh does not have it, or the last one there
@@ -70,14 +70,15 @@ class ArchivedKnowledge:
             return frozenset(topic_ids)
         return (await self.topics(not_older_than)).intersection(topic_ids)
 
-    def begin_there_since(self, starts: Hashable) -> float:
-        """Loop time at which logs were first seen to begin there: a list that old shows them all.
+    def list_for(self, starts: int) -> float:
+        """How old a list (loop time, s) may be for logs that begin there: read since that was seen.
 
-        What is archived is archived before its broker drops it, so whatever lies below these
-        starts was in the archive by then. `starts`: anything equal for equal answers.
+        What is archived is archived before its broker drops it, so that list shows whatever lies
+        below. `starts`: a hash of which partitions begin where.
         """
-        since: float = self._starts_seen.setdefault(starts, self._clock())
-        return since
+        now = self._clock()
+        first_seen: float = self._starts_seen.setdefault(starts, now)
+        return max(first_seen, now - LIST_AGE_MAX_S)
 
     async def topics(self, not_older_than: float | None = None) -> frozenset[UUID]:
         """All that may be archived, as `may_be_archived` says."""

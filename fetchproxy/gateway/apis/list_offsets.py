@@ -147,6 +147,7 @@ class ListOffsetsHandler:
         lookup = ArchiveLookup(self._parts, self._parts.clock())
         body = response_body(payload, ApiKey.LIST_OFFSETS, version)
         results: list[tuple[OffsetResult, int]] = []
+        starts: list[tuple[str, int, int]] = []
         of_all = asked if isinstance(asked, int) else None
         by_partition = {} if isinstance(asked, int) else asked
         async for result in each_of(wire.results_in(body, version)):
@@ -155,15 +156,13 @@ class ListOffsetsHandler:
                 timestamp = by_partition.get((result.topic, result.partition), wire.LATEST)
             if may_change(result, timestamp):
                 results.append((result, timestamp))
+                if timestamp == wire.EARLIEST:
+                    starts.append((result.topic, result.partition, result.offset))
         if not results:
             return payload
         corrected = bytearray(payload)
-        starts = frozenset(
-            (result.topic, result.partition, result.offset)
-            for result, timestamp in results
-            if timestamp == wire.EARLIEST
-        )
-        found = await lookup.identify({result.topic for result, _ in results}, starts or None)
+        digest = hash(tuple(starts)) if starts else None
+        found = await lookup.identify({result.topic for result, _ in results}, digest)
         await self._patch(lookup, found, results, corrected, version)
         lookup.renew(found.archived.values())
         return corrected
