@@ -17,6 +17,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
+    suppress,
 )
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -35,6 +36,7 @@ from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError
 from fetchproxy.event_loop_time import publish_event_loop_time
 from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator, spare_collections
+from fetchproxy.gateway.first_looks import FIRST_LOOKS_WAIT_MAX_S
 from fetchproxy.gateway.leader_views import LeaderViews
 from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.gateway.told_addresses import in_words
@@ -175,7 +177,6 @@ async def run_server(config: Config, *, create: bool = False) -> None:
             tasks.create_task(keep_running("console", collector.run, parts.random), name="console")
         if archives:
             tasks.create_task(_keep_archiving(parts), name="archiver")
-        tasks.create_task(gateway.look_ahead(), name="first looks")
         tasks.create_task(parts.own_archive.run(), name="own archive")
         tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         tasks.create_task(_watch_process(parts), name="process watch")
@@ -298,7 +299,13 @@ async def _gateway(parts: Parts, positions: ArchiverPositions) -> AsyncIterator[
         parts.is_archiving,
         tls=(parts.listener_tls, parts.upstream_tls),
     )
-    async with AsyncExitStack() as opened:
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as opened:
+        tried = asyncio.Event()
+        looking = tasks.create_task(gateway.look_ahead(tried), name="first looks")
+        opened.callback(looking.cancel)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOKS_WAIT_MAX_S):
+                await tried.wait()
         try:
             await opened.enter_async_context(gateway)
         except OSError as error:

@@ -36,6 +36,13 @@ class _Topic:
     tips: dict[int, TopicIdPartition] = field(default_factory=dict)
     starts: dict[int, tuple[PartitionView, tuple[int, int]]] = field(default_factory=dict)
 
+    def tip(self, topic: TopicInfo, partition: int) -> TopicIdPartition:
+        """The same object each time: what is looked up by it is found faster."""
+        tip = self.tips.get(partition)
+        if tip is None:
+            tip = self.tips[partition] = TopicIdPartition(topic.topic_id, topic.name, partition)
+        return tip
+
 
 class ArchiveStarts:
     """One per gateway. `views`: of `rlmm`."""
@@ -53,11 +60,7 @@ class ArchiveStarts:
         view_of, settled = self._rlmm.view, self._views.settled
 
         def start_of(partition: int) -> tuple[int, int] | None:
-            tip = known.tips.get(partition)
-            if tip is None:
-                tip = TopicIdPartition(topic.topic_id, topic.name, partition)
-                known.tips[partition] = tip
-            view = view_of(tip)
+            view = view_of(known.tip(topic, partition))
             if view is None or view.read_at < oldest:
                 return None
             kept = known.starts.get(partition)
@@ -68,10 +71,19 @@ class ArchiveStarts:
                 return None
             start = archive_start(shown)
             known.starts[partition] = view, start
-            known.tips[partition] = view.tip  # the same object is found faster
+            known.tips[partition] = view.tip
             return start
 
         return start_of
+
+    def view_of(self, topic: TopicInfo, partition: int, oldest: float) -> PartitionView | None:
+        """As clients may see it, read at or after `oldest`; None: that takes a longer look."""
+        known = self._topics.get((topic.topic_id, topic.name)) or self._kept(topic)
+        view = self._rlmm.view(known.tip(topic, partition))
+        if view is None or view.read_at < oldest or not view.segments:
+            return None
+        known.tips[partition] = view.tip
+        return self._views.settled(view)
 
     def _kept(self, topic: TopicInfo) -> _Topic:
         """For the leaders that are known now: an answer of a moment ago may not know the last."""

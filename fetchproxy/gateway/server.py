@@ -184,9 +184,9 @@ class GatewayServer:
         await self._closed()
         await self._stack.aclose()
 
-    async def look_ahead(self) -> None:
-        """Look up what the archive has, before clients ask; ends when that is done."""
-        await look_at_archived_topics(self._parts)
+    async def look_ahead(self, tried: asyncio.Event) -> None:
+        """Look up what the archive has; may begin before this is entered. See `first_looks`."""
+        await look_at_archived_topics(self._parts, tried)
 
     @property
     def port(self) -> int:

@@ -19,6 +19,7 @@ from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.errors import OffsetLost, OffsetNotArchived, StorageUnavailable
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.metadata.api import PartitionViews
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     DELAYED_REMOTE_FETCH_EXPIRES,
@@ -138,6 +139,7 @@ class RemoteFetchPurgatory:
         self._read_ahead = ReadAheadLoads(
             self._config, self._reader, self._memory, self._pool, self._loads
         )
+        self._by_time = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
         self._closed = False
         return self
 
@@ -151,6 +153,7 @@ class RemoteFetchPurgatory:
         self._closed = True
         for fetch in [*self._unwatched, *self._entries]:
             self._complete(fetch, CompletionReason.CANCELLED, {})
+        self._by_time.close()
         self._pending.cancel_all()
         self._pool.cancel_all()
         if self._tasks is not None:
@@ -209,8 +212,13 @@ class RemoteFetchPurgatory:
         """See `TimestampLookup`. Raises StorageUnavailable when closed."""
         if self._closed:
             raise StorageUnavailable("the read side is closed")
-        lookup = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
-        return await lookup.first_offset_at_or_after(tip, timestamp_ms)
+        return await self._by_time.first_offset_at_or_after(tip, timestamp_ms)
+
+    def first_offset_in_memory(
+        self, view: PartitionView, timestamp_ms: int
+    ) -> tuple[int, int, int] | None:
+        """See `TimestampLookup.in_memory`. Raises CorruptSegment."""
+        return None if self._closed else self._by_time.in_memory(view, timestamp_ms)
 
     def status(self) -> RemoteFetchStatus:
         """What is going on now, for the console."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.api import PartitionViews
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remote_fetch.archive_memory import (
     ArchiveMemory,
@@ -48,6 +49,10 @@ class TimestampLookup:
         self._unasked_max_s = unasked_max_s
         self._threads = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search by time")
 
+    def close(self) -> None:
+        """A search that runs goes to its end; nobody waits for it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     async def first_offset_at_or_after(
         self, tip: TopicIdPartition, timestamp_ms: int
     ) -> FoundRecord | None:
@@ -69,6 +74,28 @@ class TimestampLookup:
             return await self._search(tip, timestamp_ms)
         except ObjectNotFound as error:
             raise CorruptSegment(f"an object of {tip} is lost: {error}") from error
+
+    def in_memory(self, view: PartitionView, timestamp_ms: int) -> FoundRecord | None:
+        """The same record, where it lies in the first chunk that may have it and that is at hand.
+
+        None: only the longer way can tell. `view` is one that may be shown. Raises CorruptSegment.
+        """
+        index = view.index_at_or_after_timestamp(timestamp_ms)
+        if index is None:
+            return None
+        metadata = view.segments[index]
+        layout = self._memory.layout(metadata.segment_id.id.int)
+        if layout is None:
+            return None
+        from_offset = max(metadata.start_offset, view.raised_log_start)
+        first = layout.chunk_at_or_after(from_offset)
+        number = layout.first_chunk_with_timestamp(timestamp_ms, first)
+        if number is None or layout.first_offsets[number] > metadata.end_offset:
+            return None
+        chunk = self._memory.chunks.find(NeedChunk(metadata, layout, number).key)
+        if chunk is None or not _is_short(chunk, timestamp_ms):
+            return None
+        return _search_chunk(chunk, metadata, timestamp_ms, from_offset)
 
     async def _search(self, tip: TopicIdPartition, timestamp_ms: int) -> FoundRecord | None:
         view = self._rlmm.view(tip)
@@ -96,10 +123,10 @@ class TimestampLookup:
             if number is None or layout.first_offsets[number] > metadata.end_offset:
                 break
             chunk = await self._chunk(NeedChunk(metadata, layout, number))
-            search = partial(_search_chunk, chunk, metadata, timestamp_ms, from_offset)
             if _is_short(chunk, timestamp_ms):
-                found = search()
+                found = _search_chunk(chunk, metadata, timestamp_ms, from_offset)
             else:
+                search = partial(_search_chunk, chunk, metadata, timestamp_ms, from_offset)
                 found = await asyncio.get_running_loop().run_in_executor(self._threads, search)
             if found is not None:
                 return found

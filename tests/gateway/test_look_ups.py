@@ -113,6 +113,8 @@ class Gateway:
     cluster: FakeCluster
     other: StoreBackedRemoteLogMetadataManager  # another process, that archives
     looked_at: list[tuple[TopicIdPartition, int]]
+    # What a search in memory finds: offset, timestamp and epoch, by partition and timestamp.
+    at_hand: dict[tuple[TopicIdPartition, int], tuple[int, int, int]]
     later_s: float = 0.0
 
     def clock(self) -> float:
@@ -245,6 +247,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
     rlmm = StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), MetadataConfig())
     other = StoreBackedRemoteLogMetadataManager(RemoteStorageManager(inner), MetadataConfig())
     looked_at: list[tuple[TopicIdPartition, int]] = []
+    at_hand: dict[tuple[TopicIdPartition, int], tuple[int, int, int]] = {}
     async with rlmm, other:
         for number in range(archived):
             await copied(other, segment(number + 1, 0, BROKER_START - 1, tip=tip_of(number)))
@@ -266,6 +269,11 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             inside = view.log_end_offset is not None and timestamp_ms < view.log_end_offset
             return (timestamp_ms, timestamp_ms, 0) if inside else None
 
+        def first_offset_in_memory(
+            view: PartitionView, timestamp_ms: int
+        ) -> tuple[int, int, int] | None:
+            return at_hand.get((view.tip, timestamp_ms))
+
         async def look(age_max_s: float) -> None:
             """No archiver says anything."""
 
@@ -277,14 +285,17 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             cluster=cluster,
             rlmm=rlmm,
             views=views,
-            purgatory=SimpleNamespace(first_offset_at_or_after=first_offset_at_or_after),
+            purgatory=SimpleNamespace(
+                first_offset_at_or_after=first_offset_at_or_after,
+                first_offset_in_memory=first_offset_in_memory,
+            ),
             clock=clock,
             warnings=warnings,
             is_archiving=lambda tip: tip.topic == NEVER,
             knowledge=ArchivedKnowledge(rlmm, clock, warnings),
             starts=ArchiveStarts(cast("Cluster", cluster), rlmm, views),
         )
-        gate = Gateway(cast("GatewayParts", parts), store, cluster, other, looked_at)
+        gate = Gateway(cast("GatewayParts", parts), store, cluster, other, looked_at, at_hand)
         await gate.parts.knowledge.topics()
         store.calls.clear()
         yield gate
@@ -382,13 +393,15 @@ async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int)
         assert gate.cluster.edges_asked.count(partitions) == 1
 
 
-@pytest.mark.parametrize(("timestamp", "looks"), [(EARLIEST, 1), (5, 2)])
+# By time: once where the record is at hand, else twice more on the longer way.
+@pytest.mark.parametrize(("timestamp", "looks"), [(EARLIEST, 1), (5, 3), (6, 1)])
 async def test_what_is_known_is_looked_up_once_for_each_partition(
     timestamp: int, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway(archived=20) as gate:
         asked = {ARCHIVED: range(20)}
         await gate.list_offsets(asked, timestamp)
+        gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(20)}
         looked, view = list[TopicIdPartition](), gate.parts.rlmm.view
 
         def counted(tip: TopicIdPartition) -> PartitionView | None:
@@ -397,7 +410,7 @@ async def test_what_is_known_is_looked_up_once_for_each_partition(
 
         monkeypatch.setattr(gate.parts.rlmm, "view", counted)
         # The stand-in for reading records looks each up once more.
-        reads = 20 * (timestamp >= 0)
+        reads = 20 * (timestamp == 5)
         await gate.list_offsets(asked, timestamp)
         assert len(looked) == 20 * looks + reads
 
@@ -522,6 +535,34 @@ async def test_records_are_looked_for_side_by_side() -> None:
     async with gateway(archived=100) as gate:
         await gate.list_offsets({ARCHIVED: range(100)}, 5)
         assert sorted(gate.looked_at) == [(tip_of(n), 5) for n in range(100)]
+
+
+async def test_records_that_are_at_hand_take_no_longer_look() -> None:
+    async with gateway(archived=100) as gate:
+        # A view that was not held against its leader is not shown: the first question does that.
+        await gate.list_offsets({ARCHIVED: range(100)}, 5)
+        gate.looked_at.clear()
+        gate.store.calls.clear()
+        gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(98)}
+        gate.at_hand[tip_of(98), 6] = (BROKER_START, 6, 0)  # where the broker's own begins
+        found = await gate.list_offsets({ARCHIVED: range(100)}, 6)
+        assert found == {**every(ARCHIVED, 100, 0, 6), (ARCHIVED, 98): (0, BROKER_START)}
+        assert gate.looked_at == [(tip_of(99), 6)]
+        assert gate.store.calls == []
+
+
+async def test_nothing_is_taken_from_memory_that_another_leader_may_not_have() -> None:
+    async with gateway(archived=2) as gate:
+        gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(2)}
+        asked = {ARCHIVED: range(2)}
+        assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
+        assert gate.looked_at == [(tip_of(0), 6), (tip_of(1), 6)]  # not compared before
+        gate.looked_at.clear()
+        assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
+        assert gate.looked_at == []
+        gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
+        assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
+        assert len(gate.looked_at) == 2  # by a view that was read since
 
 
 # --- leader epochs ---

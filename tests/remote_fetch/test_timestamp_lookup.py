@@ -56,10 +56,30 @@ def test_finds_what_a_scan_finds(seed: int) -> None:
             for start in (0, *sorted(rng.sample(range(1, offset), 3))):
                 await side.rlmm.raise_log_start_offset(side.tip, start)
                 left = [(o, s) for o, s in records if o >= start]
+                at_hand = 0
                 for wanted in [0, 5_000, *range(990, 1_040 + offset)]:
                     expected = next(((o, s, 0) for o, s in left if s >= wanted), None)
                     found = await side.purgatory.first_offset_at_or_after(side.tip, wanted)
                     assert found == expected
+                    view = side.rlmm.view(side.tip)
+                    assert view is not None
+                    shorter = side.purgatory.first_offset_in_memory(view, wanted)
+                    assert shorter in (expected, None)
+                    at_hand += shorter is not None
+                assert at_hand > 10
+
+    run_virtual(main)
+
+
+def test_nothing_is_at_hand_before_it_was_read() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment([batch(0, [100], 0)])
+            view = await side.rlmm.refresh(side.tip, now())
+            assert side.purgatory.first_offset_in_memory(view, 50) is None
+            assert await side.purgatory.first_offset_at_or_after(side.tip, 50) == (0, 100, 0)
+            assert side.purgatory.first_offset_in_memory(view, 50) == (0, 100, 0)
+            assert side.purgatory.first_offset_in_memory(view, 101) is None
 
     run_virtual(main)
 
