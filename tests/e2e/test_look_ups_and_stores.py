@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -160,7 +161,24 @@ def test_a_proxy_that_begins_knows_where_many_partitions_begin(
         wait_for("what it read", lambda: operations(first, "put_collected_metadata") == 1)
         trim(first.bootstrap, data.topic, {3: 2})  # since it was collected
     with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as second:
-        # Nobody has asked yet.
+        # It listens when it knows them, though nobody has asked yet: on a busy machine a while
+        # before, as it waits no longer than its limit.
         wait_for("the first looks", lambda: operations(second, "get_collected_metadata") == 1)
         assert begins(second.bootstrap) == {**dict.fromkeys(every, 0), every[3]: 2}
         assert operations(second, "get_segment_metadata") == 0
+
+
+def test_a_store_that_never_answers_does_not_keep_a_proxy_from_listening(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = new_topic(kafka_server, "store-that-never-answers")
+    produce(kafka_server.bootstrap, data, 10)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connected to, and not read from
+        port = silent.getsockname()[1]
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "nobody")
+        store = f"s3://silent/archive?endpoint_url=http://127.0.0.1:{port}&region=here"
+        with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
+            assert list_offset(proxy.bootstrap, data.topic, EARLIEST, 9)[2] == 0
+            assert "gateway_listening" in proxy.log.read_text()
+            assert proxy.metric("fetchproxy_store_request_seconds_count", 'outcome="ok"') == 0
