@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,8 +34,8 @@ from fetchproxy.errors import (
 )
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
-from fetchproxy.gateway.apis.earliest_offsets import ResultsOfAll, patch_starts
 from fetchproxy.gateway.apis.offset_answers import edge_of_archive, found_at, not_known
+from fetchproxy.gateway.apis.offsets_at_hand import ResultsOfAll, patch_starts, patch_times
 from fetchproxy.gateway.archive_lookup import VIEW_AGE_MAX_S, ArchiveLookup, Identified, Looked
 from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.gateway_parts import GatewayParts
@@ -164,40 +163,11 @@ class ListOffsetsHandler:
         corrected = bytearray(payload)
         digest = hash(tuple(starts)) if starts else None
         found = await lookup.identify({result.topic for result, _ in results}, digest)
-        left = await self._patch_from_memory(found, results, corrected, version)
+        left = await patch_times(self._parts, found.archived, results, corrected, version)
         if left:
             await self._patch(lookup, found, left, corrected, version)
         lookup.renew(found.archived.values())
         return corrected
-
-    async def _patch_from_memory(
-        self,
-        found: Identified,
-        results: Sequence[tuple[OffsetResult, int]],
-        corrected: bytearray,
-        version: int,
-    ) -> list[tuple[OffsetResult, int]]:
-        """Times whose record is at hand: a short way for what is asked over and over.
-
-        Only where the archive holds all below what the broker has found. Returns what is left.
-        """
-        view_of, search = self._parts.starts.view_of, self._parts.purgatory.first_offset_in_memory
-        oldest = self._parts.clock() - VIEW_AGE_MAX_S
-        left: list[tuple[OffsetResult, int]] = []
-        async for result, timestamp in each_of(results, READ_AT_ONCE):
-            topic = found.archived.get(result.topic) if timestamp >= 0 else None
-            view = None if topic is None else view_of(topic, result.partition, oldest)
-            record = None
-            if view is not None and 0 <= result.offset <= (view.log_end_offset or -1):
-                with suppress(CorruptSegment):  # the longer way says so
-                    record = search(view, timestamp)
-            if record is None:
-                left.append((result, timestamp))
-            elif record[0] < result.offset:
-                offset, found_ms, epoch = record
-                place = result.position, result.error_code
-                wire.patch_at(corrected, version, *place, found_ms, offset, epoch)
-        return left
 
     async def _patch(
         self,

@@ -1,16 +1,21 @@
-"""An answer to "where does each of these partitions begin", as rows: thousands at once.
+"""Where thousands of partitions begin, or were at a time: what is in memory is written at once.
 
-Row by row what is known is written over the broker's. Decides nothing, and waits for nothing but
-the event loop: what is not known is left to the longer way.
+Result by result what is known is written over the broker's. Decides nothing, and waits for nothing
+but the event loop: what is not known is left to the longer way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
+from fetchproxy.cluster.client import TopicInfo
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.gateway.archive_lookup import VIEW_AGE_MAX_S
 from fetchproxy.gateway.archive_starts import StartOf
-from fetchproxy.many_items import pieces
+from fetchproxy.gateway.gateway_parts import GatewayParts
+from fetchproxy.many_items import each_of, pieces
 from protocol import list_offsets as wire
 from protocol.apis import ApiKey
 from protocol.headers import response_body
@@ -18,6 +23,8 @@ from protocol.list_offsets import OffsetResult, ResultRows
 
 # Some 2 µs each.
 ROWS_AT_ONCE = 400
+# Records that are searched for in memory, some 20 µs each.
+SEARCHED_AT_ONCE = 50
 
 
 class ResultsOfAll:
@@ -76,4 +83,35 @@ async def patch_starts(
             at += stride
         if len(piece) == ROWS_AT_ONCE:
             await asyncio.sleep(0)
+    return left
+
+
+async def patch_times(
+    parts: GatewayParts,
+    archived: Mapping[str, TopicInfo],
+    results: Sequence[tuple[OffsetResult, int]],
+    answer: bytearray,
+    version: int,
+) -> list[tuple[OffsetResult, int]]:
+    """Write what the archive has at a timestamp over results that say a later record.
+
+    Only where it holds all below the record that the broker has found. Gives back what is left,
+    with its timestamp, and all that was not asked for by time. `archived`: topics by name.
+    """
+    view_of, search = parts.starts.view_of, parts.purgatory.first_offset_in_memory
+    oldest = parts.clock() - VIEW_AGE_MAX_S
+    left: list[tuple[OffsetResult, int]] = []
+    async for result, timestamp in each_of(results, SEARCHED_AT_ONCE):
+        topic = archived.get(result.topic) if timestamp >= 0 else None
+        view = None if topic is None else view_of(topic, result.partition, oldest)
+        record = None
+        if view is not None and 0 <= result.offset <= (view.log_end_offset or -1):
+            with suppress(CorruptSegment):  # the longer way says so
+                record = search(view, timestamp)
+        if record is None:
+            left.append((result, timestamp))
+        elif record[0] < result.offset:
+            offset, found_ms, epoch = record
+            place = result.position, result.error_code
+            wire.patch_at(answer, version, *place, found_ms, offset, epoch)
     return left
