@@ -176,6 +176,19 @@ def test_several_readers_at_several_offsets_are_each_told() -> None:
     run_virtual(main)
 
 
+def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> None:
+    async def main() -> None:
+        async with running(Judge()) as held:
+            held.hold(Reader(), False, KEY, 7, HOLD)
+            held.hold(Reader(), True, (TIP.topic_id.bytes, 0), 7, HOLD)
+            assert in_metric() == 1
+            held.hold(Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, known=False))
+            held.hold(Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, known=False))
+            assert in_metric() == 3
+
+    run_virtual(main)
+
+
 def test_who_has_left_or_stays_away_is_not_judged_for() -> None:
     async def main() -> None:
         judge, gone, away = Judge(NOT_KNOWN), Reader(), Reader()
