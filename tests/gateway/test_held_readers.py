@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from uuid import UUID
 
 from virtual_loop import run_virtual
@@ -71,7 +72,8 @@ def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held
             assert not judge.looks
             keys = [(b"t", n) for n in range(1_000)]
             for key in keys:
-                held.hold(reader, False, key, 7, HOLD)
+                tip = replace(TIP, partition=key[1])
+                held.hold(reader, False, key, 7, Judgement(Verdict.HOLD, tip))
             assert in_metric() == 1_000
             await asyncio.sleep(5.5)
             assert len(judge.looks) == 5
