@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from socket import inet_aton
+
+# One part of a name between its dots, as resolvers take it; `_` is in the names of containers.
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_NAME_CHARS_MAX = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,28 @@ def parse_host(text: str) -> str:
             IPv6Address(host)
         except ValueError:
             raise ValueError("expected a host without a port") from None
+    elif not _is_name(host):
+        raise ValueError("expected a host name or an IP address")
     if is_any_address(host):
         raise ValueError("expected a host that clients can dial")
     return host
+
+
+def _is_name(host: str) -> bool:
+    """Whether some resolver can know it: a name that it can not leaves each client without a word
+    of what is wrong. One that ends in a number is an IPv4 address."""
+    labels = host.removesuffix(".").split(".")
+    if len(host) > _NAME_CHARS_MAX or not all(_LABEL.fullmatch(label) for label in labels):
+        return False
+    return not labels[-1].isdigit() or _is_ipv4(host)
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        inet_aton(host)
+    except OSError:
+        return False
+    return True
 
 
 def parse_bootstrap(text: str) -> list[HostPort]:
@@ -80,7 +104,4 @@ def is_any_address(host: str) -> bool:
         return ip_address(host).is_unspecified
     except ValueError:
         pass
-    try:
-        return inet_aton(host) == bytes(4)  # as the resolver reads `0`
-    except OSError:
-        return False
+    return _is_ipv4(host) and inet_aton(host) == bytes(4)  # as the resolver reads `0`

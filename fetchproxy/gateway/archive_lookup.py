@@ -46,15 +46,17 @@ class Looked(NamedTuple):
 
 
 class Identified(NamedTuple):
-    """Topics by name. Of those that are in none of the three their broker's answer is all there is:
+    """Topics by name. Of those that are in none of these their broker's answer is all there is:
     the proxy's own user may not describe them.
 
-    `others` have nothing in the archive; `unknown` says why that is not known.
+    `others` have nothing in the archive; `unknown` says why that is not known. Those of it whose
+    topic is known are `unlisted`: the store has never said what is archived.
     """
 
     archived: dict[str, TopicInfo]
     others: dict[str, TopicInfo]
     unknown: dict[str, Exception]
+    unlisted: dict[str, TopicInfo]
 
 
 class ArchiveLookup:
@@ -75,7 +77,7 @@ class ArchiveLookup:
     async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
         """`starts`: a hash of where the answer says that logs begin, if it says that."""
         knowledge = self._parts.knowledge
-        found = Identified({}, {}, {})
+        found = Identified({}, {}, {}, {})
         for name, topic in (await self._topics(names)).items():
             if isinstance(topic, TopicInfo):
                 found.others[name] = topic
@@ -87,8 +89,7 @@ class ArchiveLookup:
             archived = await knowledge.archived_among(ids, since)
         except RemoteStorageError as error:
             found.unknown.update(dict.fromkeys(found.others, error))
-            found.others.clear()
-            return found
+            return found._replace(others={}, unlisted=found.others)
         for name in [name for name, t in found.others.items() if t.topic_id in archived]:
             found.archived[name] = found.others.pop(name)
         return found

@@ -22,6 +22,7 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from protocol.error_codes import ErrorCode
 from protocol.fetch_request import PartitionKey, TopicRef
 from protocol.fetch_response import LogStarts
 
@@ -111,7 +112,10 @@ class ArchivedTopics:
         )
         for name, key in keys.items():
             topic = topics[key]
-            if not isinstance(topic, ClusterError):
+            if isinstance(topic, ClusterError):
+                if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                    self._note(name, None)  # all that clients hear of it is its broker's
+            else:
                 with suppress(RemoteStorageError):  # counted already; shown as before
                     self._note(name, await self._starts_of(topic))
 

@@ -187,10 +187,10 @@ class HeldReaders:
                 self._remove(where, reader)
 
     def _waiting(self) -> int:
-        """Partitions with a reader that waits for the archiver."""
+        """Partitions with a reader that waits for the archiver, by whatever name it asks."""
         return len(
             {
-                (by_id, key)
+                held.judgement.tip or (by_id, key)
                 for (by_id, key, _), held in self._held.items()
                 if held.judgement.verdict is Verdict.HOLD
             }

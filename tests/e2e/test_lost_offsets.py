@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from protocol.record_batch import walk
 pytestmark = pytest.mark.kafka
 
 OUT_OF_RANGE = 1
+STORAGE_ERROR = 56
 VERSIONS = [4, 7, 10, 12, 16]
 # Long enough that no look at the store is cut short, and what is said is said in the one answer.
 WAIT_MS = 20_000
@@ -204,14 +206,25 @@ def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
     """Nobody can tell a folder that is not made yet from a mount that is missing; no need to."""
     name = "store-never-seen"
     data = new_topic(kafka_server, name)
-    produce(kafka_server.bootstrap, data, 100)
+    produce(kafka_server.bootstrap, data, 50)
+    time.sleep(0.01)
+    produce(kafka_server.bootstrap, data, 50)
     with ProxyProcess(kafka_server.bootstrap, (tmp_path / "later").as_uri(), tmp_path) as proxy:
-        with RawConnection(proxy.bootstrap) as raw:
+        with RawConnection(proxy.bootstrap) as raw, RawConnection(kafka_server.bootstrap) as broker:
             assert raw.list_offset(6, name, -2) == (0, -1, 0)
             assert raw.fetch(12, name, None, 101, wait_ms=WAIT_MS).error == OUT_OF_RANGE
+            _, last_ms, last = broker.list_offset(7, name, -3)
+            assert last > 0
+            for timestamp in (0, last_ms, last_ms + 1, -3):
+                wanted = broker.list_offset(7, name, timestamp)
+                assert raw.list_offset(7, name, timestamp) == wanted
         more = {"auto.offset.reset": "earliest"}
         read = read_confluent(proxy.bootstrap, name, {0: 100}, **more)
         assert [offset for offset, _, _ in read[0]] == list(range(100))
+        # Of what the broker has deleted nobody knows whether it was archived.
+        trim(kafka_server.bootstrap, name, {0: 10})
+        with RawConnection(proxy.bootstrap) as raw:
+            assert raw.list_offset(7, name, last_ms)[0] == STORAGE_ERROR
 
 
 def _gathered_from(store: Path) -> set[int]:

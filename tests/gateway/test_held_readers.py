@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from uuid import UUID
 
 from virtual_loop import run_virtual
@@ -71,7 +72,8 @@ def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held
             assert not judge.looks
             keys = [(b"t", n) for n in range(1_000)]
             for key in keys:
-                held.hold(reader, False, key, 7, HOLD)
+                tip = replace(TIP, partition=key[1])
+                held.hold(reader, False, key, 7, Judgement(Verdict.HOLD, tip))
             assert in_metric() == 1_000
             await asyncio.sleep(5.5)
             assert len(judge.looks) == 5
@@ -172,6 +174,19 @@ def test_several_readers_at_several_offsets_are_each_told() -> None:
             assert judge.looks == [{KEY: 7}, {KEY: 9}]
             offsets = [[offset for _, offset, _ in reader.settled] for reader in readers]
             assert offsets == [[7], [7], [9]]
+
+    run_virtual(main)
+
+
+def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> None:
+    async def main() -> None:
+        async with running(Judge()) as held:
+            held.hold(Reader(), False, KEY, 7, HOLD)
+            held.hold(Reader(), True, (TIP.topic_id.bytes, 0), 7, HOLD)
+            assert in_metric() == 1
+            held.hold(Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, known=False))
+            held.hold(Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, known=False))
+            assert in_metric() == 3
 
     run_virtual(main)
 

@@ -1,4 +1,4 @@
-"""Look-ups of a topic that the proxy's own user may not describe: what the broker says passes."""
+"""A topic that the proxy's own user may not describe: what the broker says of it passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kafka.protocol.consumer import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
-from proxy_process import ProxyProcess
+from proxy_process import ProxyProcess, wait_for
 from secured_clients import SaslConnection
 from topic_data import TopicData, produce, trim
 
@@ -71,3 +71,20 @@ def test_the_brokers_answers_pass_with_one_warning(
         assert end_of_epoch(alice, name) == end_of_epoch(direct, name)
     warned = [line for line in proxy.logged("topic_not_described") if line["topic"] == name]
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("version", [12, 16])
+def test_a_fetch_shows_the_brokers_log_start(
+    undescribed: TopicData, secured: SecuredKafka, proxy: ProxyProcess, version: int
+) -> None:
+    with (
+        SaslConnection(secured.sasl, "alice") as direct,
+        SaslConnection(proxy.bootstrap, "alice") as alice,
+    ):
+        topic_id = direct.topic_id(undescribed.topic) if version >= 13 else None
+
+        def shown(by: SaslConnection) -> int:
+            return by.fetch(version, undescribed.topic, topic_id, LOG_START).log_start_offset
+
+        assert shown(direct) == LOG_START
+        wait_for("it to be looked up", lambda: shown(alice) == LOG_START)

@@ -13,7 +13,8 @@ Of a topic that was never archived the broker's answer passes, whatever the stor
 is asked about those alone that are in the list of archived topics (`archived_knowledge`), and not
 where the broker's log begins at 0. A client that asks for the earliest offset starts reading there,
 so of the others a broker's own log start is shown only on knowledge of the archive; without it the
-client gets a retriable error and asks again. Epochs are those of the very offset that is answered,
+client gets a retriable error and asks again. What it asks for by time is found without that
+knowledge where the broker has the whole log. Epochs are those of the very offset that is answered,
 or -1. The isolation level needs no look: nothing is archived that is not below the last stable
 offset. v0 answers with arrays of offsets, from before logs had timestamps; they are relayed.
 """
@@ -34,12 +35,12 @@ from fetchproxy.errors import (
 )
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
-from fetchproxy.gateway.apis.offset_answers import edge_of_archive, found_at, not_known
+from fetchproxy.gateway.apis.offset_answers import edge_of_archive, found_at, not_known, of_records
 from fetchproxy.gateway.apis.offsets_at_hand import ResultsOfAll, patch_starts, patch_times
 from fetchproxy.gateway.archive_lookup import VIEW_AGE_MAX_S, ArchiveLookup, Identified, Looked
 from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.many_items import each_of
+from fetchproxy.many_items import chosen, each_of
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
@@ -180,21 +181,39 @@ class ListOffsetsHandler:
         """Write what both tiers say over the broker's results, each with what was asked for."""
         archived: list[_Question] = []
         others: list[_Question] = []
+        unlisted: list[_Question] = []
         async for result, timestamp in each_of(results):
             topic, its = found.archived.get(result.topic), archived
             if topic is None:
                 topic, its = found.others.get(result.topic), others
+            if topic is None and of_records(timestamp):
+                topic, its = found.unlisted.get(result.topic), unlisted
             if topic is not None:
                 tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
                 its.append(_Question(result, timestamp, topic, tip))
             elif result.topic in found.unknown:
                 wire.patch(corrected, version, not_known(result))
+        async for question in each_of(await self._not_whole(lookup, unlisted)):
+            wire.patch(corrected, version, not_known(question.result))
         await self._look(lookup, archived, others)
         for answer in await self._about_to_be_archived(others):
             wire.patch(corrected, version, answer)
         asked_further = [*archived, *(q for q in others if q.edges is not None)]
         async for answer in each_of(await self._answers(asked_further)):
             wire.patch(corrected, version, answer)
+
+    async def _not_whole(
+        self, lookup: ArchiveLookup, unlisted: Sequence[_Question]
+    ) -> list[_Question]:
+        """Those of which the broker may have deleted records: of a whole log its word is enough."""
+        tips = [question.tip for question in unlisted]
+        edges = await self._parts.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
+
+        def has_lost_some(question: _Question) -> bool:
+            log = edges[question.tip]
+            return isinstance(log, ClusterError) or log.log_start_offset > 0
+
+        return await chosen(unlisted, has_lost_some)
 
     async def _about_to_be_archived(self, questions: Sequence[_Question]) -> list[OffsetResult]:
         """Logs that begin in an archiver's spool, below the broker's: their readers wait there."""
@@ -247,7 +266,7 @@ class ListOffsetsHandler:
         answers: list[OffsetResult] = []
         reading: list[_Question] = []
         async for question in each_of(questions, ANSWERED_AT_ONCE):
-            if question.timestamp >= 0 or question.timestamp == wire.MAX_TIMESTAMP:
+            if of_records(question.timestamp):
                 reading.append(question)
             else:
                 answers.append(await self._answer(question))

@@ -9,6 +9,11 @@ from protocol.error_codes import ErrorCode
 from protocol.list_offsets import OffsetResult
 
 
+def of_records(timestamp: int) -> bool:
+    """Whether records are asked for by their own timestamps. Pure."""
+    return timestamp >= 0 or timestamp == wire.MAX_TIMESTAMP
+
+
 def not_known(result: OffsetResult) -> OffsetResult:
     """Retriable: the client asks again."""
     return result._replace(
