@@ -62,7 +62,7 @@ class ArchiveReading:
         config = MetadataConfig(
             metadata_read_max_ms=options.plan_max_ms, metadata_reads_max=METADATA_READS_MAX
         )
-        self._rlmm = StoreBackedRemoteLogMetadataManager(self.rsm, config)
+        self._rlmm = StoreBackedRemoteLogMetadataManager(self.rsm, config, plans=True)
         self._opened = AsyncExitStack()
         self._known: Known = frozenset()
 
