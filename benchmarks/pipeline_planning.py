@@ -1,5 +1,6 @@
 """`python -m benchmarks.pipeline_planning FOLDER`: one planning from an archiver's cache files;
-with `store` behind it, of an archive in that folder, from the store alone.
+with `store` behind it, of an archive in that folder, from the store alone; with `collect` no
+planning, but what a proxy leaves in the archive of its metadata.
 
 In a process of its own, as Spark's planner is one. Prints JSON.
 """
@@ -18,9 +19,13 @@ import time
 from pathlib import Path
 from uuid import UUID
 
+import structlog
+
 from benchmarks.metadata import segments_of
 from benchmarks.process_usage import resident_mib
+from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.pipeline.source.archive_reading import plan_input
 from fetchproxy.pipeline.source.options import parse_options
@@ -41,13 +46,14 @@ async def _make_store(folder: Path) -> None:
         await rsm.identity.check_to_put()
 
 
-def write_store(folder: Path, partitions: int, segments: int) -> None:
+def write_store(folder: Path, partitions: int, segments: int, topics: int = 1) -> None:
     """An archive of `segments` in equal parts; of their objects only the metadata have content."""
     source = random.Random(1)
     folder.mkdir()
     (folder / LAYOUT_OBJECT).write_bytes(layout_text())
     for number in range(partitions):
-        tip = TopicIdPartition(UUID(int=1), "topic", number)
+        topic = 1 + number % topics
+        tip = TopicIdPartition(UUID(int=topic), f"topic-{topic}", number // topics)
         (folder / partition_folder("", tip)).mkdir(parents=True)
         for segment in segments_of(tip, segments // partitions, source):
             for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
@@ -66,16 +72,29 @@ def measure(cache: Path) -> dict[str, float]:
         return _planned({"store": url, "topicPattern": ".*", "metadataCacheDir": str(cache)})
 
 
+async def _collect(folder: Path) -> None:
+    """Of each topic, as `serve` does."""
+    async with (
+        RemoteStorageManager(FilesystemObjectStore(folder)) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), collects=True) as rlmm,
+    ):
+        for _, topic_id in await rsm.list_topics():
+            await rlmm.refresh_topic(topic_id, asyncio.get_running_loop().time())
+            while await rsm.collected.get_collected_metadata(topic_id) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)  # it is left while nobody waits
+
+
 def measure_store(folder: Path) -> dict[str, float]:
     """The time of one core has that of the processes that help, too."""
     found = _planned({"store": folder.as_uri(), "topicPattern": ".*"})
     helped = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = found["planning_cpu_s"] + helped.ru_utime + helped.ru_stime
     a_million = 1_000_000 / found["segments"]
+    name = "collected" if any(folder.glob("collected-metadata/*")) else "stored"
     return {
-        "stored_segments": found["segments"],
-        "stored_million_s": found["planning_s"] * a_million,
-        "stored_million_cpu_s": cpu * a_million,
+        f"{name}_segments": found["segments"],
+        f"{name}_million_s": found["planning_s"] * a_million,
+        f"{name}_million_cpu_s": cpu * a_million,
     }
 
 
@@ -100,5 +119,10 @@ def _planned(given: dict[str, str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    of_store = sys.argv[2:] == ["store"]
-    print(json.dumps((measure_store if of_store else measure)(Path(sys.argv[1]))))
+    given, what = Path(sys.argv[1]), sys.argv[2:]
+    if what == ["collect"]:
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+        asyncio.run(_collect(given))
+        print("{}")
+    else:
+        print(json.dumps((measure_store if what == ["store"] else measure)(given)))

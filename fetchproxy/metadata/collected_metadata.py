@@ -12,7 +12,8 @@ another version is read from where it stands.
       version  string (int16 length), as the store listed it
       length, type, version, data    as an entry of a cache file (`records`)
 
-Written by `store_backed` where it serves or archives; other programs neither write nor trust it.
+Written by `store_backed` where it serves or archives. Spark's planner reads it too; other programs
+neither write nor trust it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Iterable, Mapping
+from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 
 from fetchproxy.errors import CorruptSegment
@@ -29,7 +32,7 @@ from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.partition_objects import SegmentMetadataObject
 from protocol.errors import WireError
-from protocol.primitives import Cursor, encode_string
+from protocol.primitives import decode_uvarint, encode_string
 
 MAGIC = b"collected metadata 1\n"
 # Those of the first partitions by name; of the rest each is read by itself. 100 bytes each.
@@ -39,6 +42,8 @@ READ_ALONE_MIN = 64
 READ_ALONE_SHARE_MIN = 1 / 16
 PUT_INTERVAL_S = 300.0
 _LEVEL = 1
+_STRING_SIZE = Struct(">H")
+_DECODED_AT_ONCE = 500  # some 1 ms
 
 
 class CollectedEntry(NamedTuple):
@@ -67,20 +72,36 @@ async def decode_collected(raw: bytes) -> dict[str, CollectedEntry]:
         raise CorruptSegment("the object has another format")
     body = await asyncio.to_thread(_unpacked, raw[len(MAGIC) :])
     found: dict[str, CollectedEntry] = {}
-    cursor = Cursor(body)
-    try:
-        while cursor.remaining:
-            for _ in range(100):
-                if not cursor.remaining:
-                    break
-                key, version = cursor.string(False), cursor.string(False)
-                length = cursor.uvarint()
-                at = cursor.skip(length, "entry")
-                found[key] = CollectedEntry(version, body[at : at + length])
-            await asyncio.sleep(0)
-    except WireError as error:
-        raise CorruptSegment(str(error)) from None
+    at = 0
+    while at < len(body):
+        try:
+            at = _decode_some(body, at, found)
+        except (WireError, StructError, UnicodeDecodeError) as error:
+            raise CorruptSegment(str(error)) from None
+        await asyncio.sleep(0)
+    if at > len(body):
+        raise CorruptSegment("the last entry is cut")
     return found
+
+
+def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
+    """Entries from byte `at` on, and the byte behind them: past the end where the last one is cut.
+    Without a cursor, as that takes five times as long."""
+    end = len(body)
+    for _ in range(_DECODED_AT_ONCE):
+        if at >= end:
+            break
+        (size,) = _STRING_SIZE.unpack_from(body, at)
+        at += 2
+        key = body[at : at + size].decode()
+        at += size
+        (size,) = _STRING_SIZE.unpack_from(body, at)
+        at += 2
+        version = body[at : at + size].decode()
+        size, at = decode_uvarint(body, at + size)
+        found[key] = CollectedEntry(version, body[at : at + size])
+        at += size
+    return at
 
 
 def _unpacked(raw: bytes) -> bytes:

@@ -30,6 +30,45 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 log = structlog.get_logger(__name__)
 
 
+# Of topics that are read partition by partition. They come one after the other, and what was
+# collected of a large one takes 80 MB.
+TOPICS_KEPT_MAX = 4
+
+
+async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:
+    try:
+        raw = await rsm.collected.get_collected_metadata(topic_id)
+        return NOTHING if raw is None else await decode_collected(raw)
+    except (RemoteStorageError, CorruptSegment) as error:
+        # A store that is away is reported by whoever reads the objects themselves.
+        log.info("collected_metadata_not_read", topic_id=str(topic_id), error=str(error))
+        return NOTHING
+
+
+class CollectedOnce:
+    """For whoever reads the archive partition by partition: those of a topic share one read."""
+
+    def __init__(self, rsm: RemoteStorageManager) -> None:
+        self._rsm = rsm
+        self._topics: dict[UUID, _OneTopic] = {}  # the one that was asked for last is last
+
+    async def read(self, topic_id: UUID) -> Collected:
+        topic = self._topics.pop(topic_id, None) or _OneTopic()
+        self._topics[topic_id] = topic
+        if len(self._topics) > TOPICS_KEPT_MAX:
+            del self._topics[next(iter(self._topics))]
+        async with topic.reading:
+            if topic.found is None:
+                topic.found = await read_collected(self._rsm, topic_id)
+        return topic.found
+
+
+class _OneTopic:
+    def __init__(self) -> None:
+        self.reading = asyncio.Lock()
+        self.found: Collected | None = None
+
+
 class Collecting:
     """An async context manager that owns its writes; closing it gives them up."""
 
@@ -57,15 +96,6 @@ class Collecting:
         if tasks is not None:
             # Not the error of the body: the group would wrap it. The tasks themselves never raise.
             await tasks.__aexit__(None, None, None)
-
-    async def read(self, topic_id: UUID) -> Collected:
-        try:
-            raw = await self._rsm.collected.get_collected_metadata(topic_id)
-            return NOTHING if raw is None else await decode_collected(raw)
-        except (RemoteStorageError, CorruptSegment) as error:
-            # A store that is away is reported by whoever reads the objects themselves.
-            log.info("collected_metadata_not_read", topic_id=str(topic_id), error=str(error))
-            return NOTHING
 
     def read_alone(
         self, topic_id: UUID, alone: int, known: int, every: Callable[[], Iterable[Read]]

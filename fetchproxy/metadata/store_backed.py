@@ -21,14 +21,11 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.errors import (
-    RemoteStorageError,
-    StorageUnavailable,
-)
+from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.many_items import pieces
 from fetchproxy.metadata.api import MetadataProblem, RemoteLogMetadataManager
 from fetchproxy.metadata.collected_metadata import NOTHING, Collected
-from fetchproxy.metadata.collecting import Collecting
+from fetchproxy.metadata.collecting import CollectedOnce, Collecting, read_collected
 from fetchproxy.metadata.fresh_reads import FreshReads
 from fetchproxy.metadata.listed_reads import get_listed
 from fetchproxy.metadata.log_history_json import encode_log_history
@@ -37,11 +34,7 @@ from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.states import check_update
 from fetchproxy.metadata.stored_deletions import StoredPartitionDeletions
-from fetchproxy.metadata.stored_partition import (
-    PartitionRead,
-    StoredPartition,
-    segments_in,
-)
+from fetchproxy.metadata.stored_partition import PartitionRead, StoredPartition, segments_in
 from fetchproxy.model import (
     LogHistory,
     RemoteLogSegmentMetadata,
@@ -56,7 +49,6 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, Stan
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
-
 
 # Making a view of a few segments takes some 50 µs.
 VIEWS_AT_ONCE = 50
@@ -83,11 +75,18 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     """
 
     def __init__(
-        self, rsm: RemoteStorageManager, config: MetadataConfig, *, collects: bool = False
+        self,
+        rsm: RemoteStorageManager,
+        config: MetadataConfig,
+        *,
+        collects: bool = False,
+        plans: bool = False,
     ) -> None:
-        """`collects`: reads and leaves what is collected of topics (`collected_metadata`)."""
+        """`collects`: reads and leaves what is collected of topics (`collected_metadata`).
+        `plans`: reads it too, for partitions that are seen for the first time; leaves nothing."""
         self._rsm = rsm
         self._collecting = Collecting(rsm) if collects else None
+        self._collected_once = CollectedOnce(rsm) if plans else None
         self._config = config
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
@@ -275,16 +274,17 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return [tip for tip, p in self._partitions.items() if p.segments and p.put_at >= began_at]
 
     async def _read_partition(self, tip: TopicIdPartition, began_at: float) -> PartitionView:
-        read = PartitionRead(tip, self._partition(tip), began_at)
-
-        async with (
-            self._counted(began_at),
-            self._while_it_comes(f"metadata of {tip}") as it_came,
-        ):
+        partition, collected = self._partition(tip), NOTHING
+        read = PartitionRead(tip, partition, began_at)
+        what = f"metadata of {tip}"
+        async with self._counted(began_at), self._while_it_comes(what) as it_came:
             async for found in self._rsm.list_partition(tip):
                 it_came()
                 read.add(found)
-            await get_listed(self._rsm, [read], self._config.metadata_reads_max, it_came)
+            # Behind the listing: what is newer than the copy is not in it, and is read by itself.
+            if self._collected_once is not None and not partition.was_built:
+                collected = await self._collected_once.read(tip.topic_id)
+            await self._get_listed([read], it_came, collected)
         return read.land(self._views.entry(tip))
 
     async def _read_topic_views(
@@ -329,19 +329,19 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 listed = reading.create_task(self._list_topic(topic_id, began_at, take))
             if (failure := listed.result()) is not None:
                 raise failure
-            return await get_listed(
-                self._rsm,
-                reads.values(),
-                self._config.metadata_reads_max,
-                it_came,
-                collected.result(),
-            )
+            return await self._get_listed(reads.values(), it_came, collected.result())
+
+    async def _get_listed(
+        self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
+    ) -> int:
+        at_once = self._config.metadata_reads_max
+        return await get_listed(self._rsm, reads, at_once, it_came, collected)
 
     async def _collected(self, topic_id: UUID) -> Collected:
         """Once: later reads find nearly all of it in memory."""
         if self._collecting is None or self._topic_views.cached(topic_id) is not None:
             return NOTHING
-        return await self._collecting.read(topic_id)
+        return await read_collected(self._rsm, topic_id)
 
     async def _list_topic(
         self, topic_id: UUID, began_at: float, take: Callable[[TopicIdPartition, Standing], None]

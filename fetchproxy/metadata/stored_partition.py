@@ -61,6 +61,10 @@ class StoredPartition:
     def raised_log_start(self) -> int:
         return self.raised_log_starts.get(self.history.after_epoch, 0)
 
+    @property
+    def was_built(self) -> bool:
+        return self.built_at != float("-inf")
+
     def raise_log_start(self, offset: int, after_epoch: int) -> None:
         known = self.raised_log_starts.get(after_epoch, 0)
         self.raised_log_starts[after_epoch] = max(known, offset)

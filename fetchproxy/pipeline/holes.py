@@ -1,8 +1,9 @@
 """Which offsets that are asked for the archive does not have, and whether that is on record.
 
 The rule is that of `verify` (`remote_log.verification.expected_offsets`): a gap is one only where
-the archiver has put it on record; a hole without a record was archived and is gone. Where nothing
-is missing it costs one small object a partition.
+the archiver has put it on record; a hole without a record was archived and is gone. Data source and
+jobs ask it here. Where nothing is missing it costs one small object a partition, and nothing where
+what is asked for lies within the archive's ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fetchproxy.remote_log.verification.expected_offsets import Held, NotHeld, O
 from fetchproxy.storage.partition_records import PartitionRecords
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-PARTITIONS_AT_ONCE = 16
+PARTITIONS_AT_ONCE = 32
 ALL_OFFSETS: Offsets = (0, 2**63 - 1)
 
 
@@ -75,6 +76,8 @@ async def holes_of(
         # The first failure ends it; raised in here, the TaskGroup would wrap it.
         while waiting and not failures:
             view = waiting.pop()
+            if _has_all(view, asked.get(view.tip, ALL_OFFSETS)):
+                continue
             try:
                 holes = await _holes(rsm, view, views_of_store)
             except RemoteStorageError as error:
@@ -90,6 +93,18 @@ async def holes_of(
     if failures:
         raise failures[0]
     return found
+
+
+def _has_all(view: PartitionView, asked: Offsets) -> bool:
+    """Whether the view alone says so; where it does not, that may be known to the store."""
+    first, last = asked
+    if first > last:
+        return True
+    if view.unreadable or not view.segments:
+        return False
+    if first < (view.log_start_offset or 0) or last >= (view.log_end_offset or 0):
+        return False
+    return not any(start <= last and end >= first for start, end in view.gaps())
 
 
 async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool) -> NotHeld:

@@ -40,7 +40,7 @@ async def _answer(answers: int) -> None:
     )
     async with (
         opened_store(options) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, config) as rlmm,
+        StoreBackedRemoteLogMetadataManager(rsm, config, plans=True) as rlmm,
     ):
         while (tips := await received_or_none(asked)) is not None:
             send(told, await _read(rlmm, tips, options.plan_max_ms / 1000))

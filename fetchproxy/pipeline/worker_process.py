@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from functools import cache
 from zipimport import zipimporter
+
+_M_ARENA_MAX = -8  # of glibc's <malloc.h>
+
+
+@cache
+def share_one_heap() -> None:
+    """Once in a worker's life, before its first task: threads take memory from one heap.
+
+    Each task reads on threads of its own. glibc gives threads heaps of theirs, each of which keeps
+    what was freed in it: 30 MiB of a worker, and no query is faster for it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library
+        mallopt(_M_ARENA_MAX, 1)
 
 
 @cache

@@ -37,8 +37,9 @@ from fetchproxy.storage.hdfs_answers import (
     list_after,
     listed_page,
 )
-from fetchproxy.storage.hdfs_client import HdfsLocation, LongerThanWanted, WebHdfsClient
+from fetchproxy.storage.hdfs_client import LongerThanWanted, WebHdfsClient
 from fetchproxy.storage.hdfs_errors import NOT_FOUND, TAKEN, RemoteFault, translated
+from fetchproxy.storage.hdfs_location import HdfsLocation
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.plain_files import read_parts

@@ -13,7 +13,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
@@ -26,6 +25,7 @@ from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ConfigError, RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.storage.hdfs_answers import decoded
 from fetchproxy.storage.hdfs_errors import STANDBY, RemoteFault, remote_fault
+from fetchproxy.storage.hdfs_location import HdfsLocation
 
 _REDIRECTS = frozenset({301, 302, 307, 308})
 _NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken"})
@@ -42,16 +42,6 @@ class LongerThanWanted(Exception):
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"{size_bytes} bytes")
         self.size_bytes = size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class HdfsLocation:
-    """`addresses` are the NameNodes' host:port of HTTP; `folder` is absolute, without end slash."""
-
-    addresses: tuple[str, ...]
-    folder: str
-    tls: bool = False
-    user: str | None = None
 
 
 class WebHdfsClient:

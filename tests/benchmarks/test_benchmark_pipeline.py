@@ -21,8 +21,10 @@ PLANS = {
     "pickling_s": [2.0],
     "memory_mib": [500.0],
     "stored_segments": [1000.0],
-    "stored_million_s": [61.0],
-    "stored_million_cpu_s": [90.0],
+    "stored_million_s": [90.0],
+    "stored_million_cpu_s": [180.0],
+    "collected_million_s": [61.0],
+    "collected_million_cpu_s": [90.0],
 }
 
 
@@ -75,6 +77,8 @@ def test_planning_is_measured(tmp_path: Path) -> None:
     assert found["planning_cpu_s"][0] > 0
     assert found["stored_segments"] == [200]
     assert found["stored_million_cpu_s"][0] > found["planning_cpu_s"][0]
+    assert found["collected_segments"] == [200]
+    assert found["collected_million_cpu_s"][0] > found["planning_cpu_s"][0]
 
 
 @pytest.mark.kafka

@@ -18,6 +18,7 @@ from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.errors import CorruptSegment, StorageDenied
 from fetchproxy.metadata import collected_metadata, collecting
 from fetchproxy.metadata.collected_metadata import MAGIC, decode_collected, encode_collected
+from fetchproxy.metadata.collecting import CollectedOnce
 from fetchproxy.metadata.records import decode_entry
 from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -48,6 +49,14 @@ class Archive:
         """One that has just started; what others did is not counted."""
         manager = StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig(), collects=collects)
         async with manager:
+            self.store.calls.clear()
+            yield manager
+
+    @asynccontextmanager
+    async def planner(self) -> AsyncIterator[StoreBackedRemoteLogMetadataManager]:
+        async with StoreBackedRemoteLogMetadataManager(
+            self.rsm, MetadataConfig(), plans=True
+        ) as manager:
             self.store.calls.clear()
             yield manager
 
@@ -115,6 +124,54 @@ async def test_what_has_changed_since_is_read_from_where_it_stands(archive: Arch
         assert [s.start_offset for s in views[5].segments] == [5, 100]
         assert views[6].log_start_offset == 7
         assert archive.store.count("put") == 0  # too little has changed
+
+
+async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_nothing(
+    archive: Archive,
+) -> None:
+    wanted = await archive.shown(collects=False)
+    await archive.collected()
+    async with archive.process(collects=False) as writer:
+        await writer.refresh_topic(TOPIC_ID, now())
+        old = writer.list_remote_log_segments(tip_of(3))[0]
+        await writer.put(old.with_state(State.DELETE_SEGMENT_STARTED, 1))
+        await archive.rsm.delete_log_segment_data(wanted[4][0])
+        await copied(writer, segment(500, 100, 109, tip=tip_of(5)))
+        await writer.raise_log_start_offset(tip_of(6), 7)
+    async with archive.planner() as planner:
+        reading = [planner.refresh(tip_of(n), now()) for n in range(PARTITIONS)]
+        views = dict(enumerate(await asyncio.gather(*reading)))
+        assert archive.store.count("get", KEY) == 1
+        assert archive.reads == 2
+        assert not views[3].segments
+        assert not views[4].segments
+        assert [s.start_offset for s in views[5].segments] == [5, 100]
+        assert views[6].log_start_offset == 7
+        assert all(list(views[n].segments) == wanted[n] for n in range(7, PARTITIONS))
+        await asyncio.gather(*[planner.refresh(tip_of(n), now()) for n in range(PARTITIONS)])
+        assert archive.store.count("get", KEY) == 1  # a second look finds it in memory
+        assert archive.store.count("put") == 0
+
+
+async def test_who_plans_reads_each_by_itself_where_nothing_was_collected(
+    archive: Archive,
+) -> None:
+    wanted = await archive.shown(collects=False)
+    async with archive.planner() as planner:
+        views = [await planner.refresh(tip_of(n), now()) for n in range(PARTITIONS)]
+        assert [list(view.segments) for view in views] == [wanted[n] for n in range(PARTITIONS)]
+        assert archive.reads == PARTITIONS
+        assert archive.store.count("get", KEY) == 1
+        assert archive.store.count("put") == 0
+
+
+async def test_of_many_topics_the_last_ones_are_kept(archive: Archive) -> None:
+    once = CollectedOnce(archive.rsm)
+    archive.store.calls.clear()
+    others = [UUID(int=number) for number in range(2, 2 + collecting.TOPICS_KEPT_MAX)]
+    for topic_id in (TOPIC_ID, *others, others[0], TOPIC_ID):
+        await once.read(topic_id)
+    assert archive.store.count("get", "collected-metadata/") == len(others) + 2
 
 
 async def test_only_where_enough_is_read_alone_is_anything_left(archive: Archive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +13,14 @@ from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, StorageUnavailable
+from fetchproxy.metadata.finished_offsets_json import FinishedOffsets, encode_finished_offsets
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.pipeline.source.followed_archive import FollowedArchive, StreamOffset
 from fetchproxy.pipeline.source.options import parse_options
 from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, ReadTask
+from fetchproxy.storage.filesystem import FilesystemObjectStore
 from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
 
@@ -218,3 +222,40 @@ def test_what_was_deleted_before_it_was_read_is_a_loss(archive: WrittenArchive) 
         assert spans(lenient.tasks(start, end)) == [(0, OffsetSpan(10, 30))]
         with pytest.raises(DataLoss, match="gone-0 is not in the archive any more"):
             stream.tasks({"gone": {"0": 1}}, {"gone": {"0": 5}})
+
+
+async def state(archive: WrittenArchive, end: int) -> None:
+    async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
+        stated = FinishedOffsets(TIP, 0, end, 0)
+        await rsm.records.put_finished_offsets(TIP, encode_finished_offsets(stated))
+
+
+def forget(archive: WrittenArchive, number: int) -> None:
+    archive.path(archive.segments[number], SegmentFile.METADATA).unlink()
+
+
+def test_a_new_query_misses_what_vanished_at_the_start(archive: WrittenArchive) -> None:
+    asyncio.run(state(archive, 29))
+    forget(archive, 0)
+    said = "offsets 0 to 9 were archived and are in no segment any more"
+    with followed(archive) as stream, pytest.raises(DataLoss, match=said):
+        stream.initial()
+    for options in ({"startingOffsets": "latest"}, {"failOnDataLoss": "false"}):
+        with followed(archive, **options) as stream:
+            stream.initial()
+
+
+def test_a_batch_that_was_planned_misses_what_vanished_since(archive: WrittenArchive) -> None:
+    """Also after a restart: the checkpoint has its offsets."""
+    asyncio.run(state(archive, 29))
+    forget(archive, 1)
+    with followed(archive) as stream:
+        with pytest.raises(DataLoss, match="offsets 10 to 19 were archived and are in no segment"):
+            stream.tasks(at(_0=0), at(_0=30))
+        assert spans(stream.tasks(at(_0=20), at(_0=30))) == [(0, OffsetSpan(20, 30))]
+    forget(archive, 2)
+    said = "offset 29 is not in the archive any more, which ends"
+    with followed(archive) as stream, pytest.raises(DataLoss, match=said):
+        stream.tasks(at(_0=0), at(_0=30))
+    with followed(archive, failOnDataLoss="false") as lenient:
+        assert spans(lenient.tasks(at(_0=0), at(_0=30))) == [(0, OffsetSpan(0, 10))]

@@ -15,8 +15,9 @@ from fetchproxy.metadata.finished_offsets_json import (
     encode_finished_offsets,
 )
 from fetchproxy.pipeline.holes import ALL_OFFSETS, Holes, holes_of
-from fetchproxy.pipeline.source.archive_reading import ArchiveReading
+from fetchproxy.pipeline.source.archive_reading import ArchiveReading, plan_input
 from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.pipeline.source.planning import DataLoss
 from fetchproxy.remote_log.verification.expected_offsets import NotHeld, Offsets
 from fetchproxy.storage.filesystem import FilesystemObjectStore
 from fetchproxy.storage.layout import SegmentFile
@@ -103,6 +104,44 @@ async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
     found = await holes(archive, (150, 399))
     assert found.uncertain == (200,)
     assert found.found.missing == ()
+
+
+def planned(archive: WrittenArchive, **options: str) -> dict[int, tuple[int, int]]:
+    _, spans = plan_input(parse_options({"store": archive.url, "topics": "orders", **options}))
+    return {tip.partition: tuple(span) for tip, span in spans.items()}
+
+
+async def test_a_batch_asks_as_verify_does(archive: WrittenArchive) -> None:
+    await state(archive, 399)
+    for given, said in (
+        ({}, "orders-0: offsets 100 to 199 were archived and are in no segment any more"),
+        ({"startingOffsets": '{"orders": {"0": 5}}'}, "offsets 100 to 199 were archived"),
+        ({"startingTimestamp": "0"}, "offsets 100 to 199 were archived"),
+    ):
+        with pytest.raises(DataLoss, match=said):
+            await asyncio.to_thread(planned, archive, **given)
+    await state(archive, 399, (100, 199))
+    with pytest.raises(DataLoss, match="offsets 100 to 199 were lost before they could be"):
+        await asyncio.to_thread(planned, archive)
+    lenient = await asyncio.to_thread(planned, archive, failOnDataLoss="false")
+    assert lenient == {0: (0, 400)}
+    within = {"endingOffsets": '{"orders": {"0": 100}}'}
+    assert await asyncio.to_thread(planned, archive, **within) == {0: (0, 100)}
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+async def test_a_batch_up_to_the_ends_misses_what_vanished_there(
+    archive: WrittenArchive, gone: int
+) -> None:
+    await state(archive, 399, (100, 199))
+    segment = archive.segments[gone]
+    archive.path(segment, SegmentFile.METADATA).unlink()
+    left = '{"orders": {"0": %d}}'
+    said = f"offsets {segment.start_offset} to {segment.end_offset} were archived"
+    with pytest.raises(DataLoss, match=said):
+        await asyncio.to_thread(planned, archive)
+    named = {"startingOffsets": left % 200, "endingOffsets": left % 300}
+    assert await asyncio.to_thread(planned, archive, **named) == {0: (200, 300)}
 
 
 async def test_an_archive_that_grows_meanwhile_has_no_hole(archive: WrittenArchive) -> None:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +20,8 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.pipeline.source.planning import (
-    DataLoss,
     OffsetSpan,
     ReadTask,
-    check_no_loss,
     plan_tasks,
 )
 from fetchproxy.pipeline.source.pushed_filters import PushedFilters
@@ -138,22 +135,6 @@ def test_no_task_has_more_records_than_it_may(
     there = sorted({o for o in every if o >= view.raised_log_start})
     assert covered(tasks, view) == [o for o in there if span.start <= o < span.end]
     assert all(len(covered([task], view)) <= records_max for task in tasks)
-
-
-def test_a_gap_is_a_loss_only_where_it_is_asked_for() -> None:
-    view = build_view(TIP, [segment(0, 9, 100), segment(20, 29, 100)], 0.0)
-    check_no_loss(view, OffsetSpan(0, 10))
-    check_no_loss(view, OffsetSpan(20, 30))
-    with pytest.raises(DataLoss, match="orders-0: offsets 10 to 19 were lost"):
-        check_no_loss(view, OffsetSpan(5, 11))
-    with pytest.raises(DataLoss, match="offsets 10 to 19"):
-        check_no_loss(view, OffsetSpan(19, 25))
-
-
-def test_metadata_that_cannot_be_read_are_a_loss() -> None:
-    view = build_view(TIP, [segment(0, 9, 100), segment(20, 29, 100)], 0.0, unreadable=[10])
-    with pytest.raises(DataLoss, match="segment at offset 10 cannot be read"):
-        check_no_loss(view, OffsetSpan(5, 25))
 
 
 def filter_of(kind: str, name: str, value: Any = None) -> Any:

@@ -7,6 +7,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+from made_batches import Record, made_batch
+from written_archive import WrittenArchive
+
 PROGRAM = """
 import gc, importlib, sys
 from zipimport import zipimporter
@@ -40,3 +43,66 @@ def test_what_was_loaded_is_left_alone_and_zip_files_can_still_be_imported_from(
         [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["first", "second"], done.stderr
+
+
+HEAPS = """
+import ctypes, sys, threading
+from fetchproxy.pipeline.worker_process import share_one_heap
+
+if sys.argv[1] == "one":
+    share_one_heap()
+together = threading.Barrier(4)
+malloc = ctypes.CDLL(None).malloc
+
+def use() -> None:
+    together.wait()
+    for _ in range(1000):
+        malloc(1000)
+    together.wait()
+
+threads = [threading.Thread(target=use) for _ in range(4)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+ctypes.CDLL(None).malloc_stats()
+"""
+
+
+def heaps(how: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", HEAPS, how], capture_output=True, text=True, check=True
+    )
+    return done.stderr.count("Arena ")
+
+
+def test_threads_of_a_worker_share_one_heap() -> None:
+    assert heaps("many") > 1, "this C library has one heap anyway: the test shows nothing"
+    assert heaps("one") == 1
+
+
+READS = """
+import sys
+from fetchproxy.pipeline.source.archive_reading import plan_input
+from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.pipeline.source.planning import plan_tasks
+from fetchproxy.pipeline.source.task_reader import read_task
+
+options = parse_options({"store": sys.argv[1], "topics": "orders"})
+views, spans = plan_input(options)
+tasks = plan_tasks(views, spans, partition_bytes_max=1 << 20)
+rows = sum(batch.num_rows for task in tasks for batch in read_task(options, task, ["value"]))
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(rows, *sorted(loaded & {"aiobotocore", "aiohttp", "pandas"}))
+print(*sorted(name for name in sys.modules if name in ("pyarrow.dataset", "pyarrow.parquet")))
+"""
+
+
+def test_who_reads_files_loads_no_client_of_another_store(tmp_path: Path) -> None:
+    """Each worker and each planner would take their memory."""
+    archive = WrittenArchive(tmp_path / "archive")
+    archive.add([made_batch(0, [Record()] * 10)])
+    done = subprocess.run(
+        [sys.executable, "-c", READS, archive.url], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["10"], done.stdout + done.stderr

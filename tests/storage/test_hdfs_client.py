@@ -11,7 +11,8 @@ import pytest
 from yarl import URL
 
 from fetchproxy.config.sections import StoreConfig
-from fetchproxy.storage.hdfs_client import HdfsLocation, WebHdfsClient
+from fetchproxy.storage.hdfs_client import WebHdfsClient
+from fetchproxy.storage.hdfs_location import HdfsLocation
 
 SIZE_BYTES = 64 * 1024 * 1024  # more than all buffers on the way take
 

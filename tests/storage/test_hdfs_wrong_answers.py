@@ -25,7 +25,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.hdfs import HdfsObjectStore
-from fetchproxy.storage.hdfs_client import HdfsLocation
+from fetchproxy.storage.hdfs_location import HdfsLocation
 
 Answer = Callable[[web.Request], web.Response]
 FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}

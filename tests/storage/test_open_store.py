@@ -9,7 +9,7 @@ import pytest
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.hdfs_client import HdfsLocation
+from fetchproxy.storage.hdfs_location import HdfsLocation
 from fetchproxy.storage.open import FileLocation, S3Location, open_store, parse_store_url
 
 

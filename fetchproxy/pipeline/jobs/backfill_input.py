@@ -10,12 +10,16 @@ from typing import NamedTuple
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline.holes import ALL_OFFSETS, Holes, holes_of
+from fetchproxy.pipeline.holes import Holes, holes_of
 from fetchproxy.pipeline.jobs.spread import Failure
-from fetchproxy.pipeline.source.archive_reading import ArchiveReading, Spans, Views
+from fetchproxy.pipeline.source.archive_reading import (
+    PASSED_OVER,
+    ArchiveReading,
+    Spans,
+    Views,
+    asked_offsets,
+)
 from fetchproxy.pipeline.source.options import EARLIEST, LATEST, BoundKind, SourceOptions
-from fetchproxy.pipeline.source.planning import OffsetSpan
-from fetchproxy.remote_log.verification.expected_offsets import Offsets
 
 
 class BackfillInput(NamedTuple):
@@ -49,20 +53,10 @@ async def _planned(options: SourceOptions) -> BackfillInput:
         holes = await holes_of(
             reading.rsm,
             sound,
-            {view.tip: _asked(options, spans[view.tip]) for view in sound},
+            {view.tip: asked_offsets(options, spans[view.tip]) for view in sound},
             views_of_store=options.metadata_cache_dir is None,
         )
     return _without(views, spans, losses, holes)
-
-
-def _asked(options: SourceOptions, span: OffsetSpan) -> Offsets:
-    """Whoever asks for the archive's ends asks for what should be there too."""
-    first, last = ALL_OFFSETS
-    if options.starting.kind is not BoundKind.EARLIEST:
-        first = span.start
-    if options.ending.kind is not BoundKind.LATEST:
-        last = span.end - 1
-    return first, last
 
 
 def _outside(options: SourceOptions, view: PartitionView) -> str | None:
@@ -84,9 +78,8 @@ def _without(
     holes: Mapping[TopicIdPartition, Holes],
 ) -> BackfillInput:
     every = {**losses, **{tip: found.in_words() or "" for tip, found in holes.items()}}
-    hint = "with failOnDataLoss=false it is passed over"
     return BackfillInput(
         {tip: view for tip, view in views.items() if tip not in every},
         {tip: span for tip, span in spans.items() if tip not in every},
-        tuple(Failure(str(tip), f"{every[tip]}; {hint}", False) for tip in sorted(every)),
+        tuple(Failure(str(tip), f"{every[tip]}; {PASSED_OVER}", False) for tip in sorted(every)),
     )

@@ -24,10 +24,12 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.segment_table import SegmentTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.pipeline.holes import ALL_OFFSETS, holes_of
 from fetchproxy.pipeline.planning_processes import PlanningProcesses, first_of
 from fetchproxy.pipeline.source.options import EARLIEST, LATEST, Bound, BoundKind, SourceOptions
-from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, check_no_loss
+from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan
 from fetchproxy.pipeline.source.store_thread import opened_store, with_retries
+from fetchproxy.remote_log.verification.expected_offsets import Offsets
 from fetchproxy.storage.api import Content
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -41,6 +43,7 @@ PARTITIONS_AT_ONCE_MAX = 16
 FIRST_ANSWER_MAX_S = 10.0
 # Topics that an error names.
 TOPICS_NAMED_MAX = 5
+PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
 Views = Mapping[TopicIdPartition, PartitionView]
 # Topic and number of each partition that has a trace in the archive, also without a segment.
@@ -62,7 +65,7 @@ class ArchiveReading:
         config = MetadataConfig(
             metadata_read_max_ms=options.plan_max_ms, metadata_reads_max=METADATA_READS_MAX
         )
-        self._rlmm = StoreBackedRemoteLogMetadataManager(self.rsm, config)
+        self._rlmm = StoreBackedRemoteLogMetadataManager(self.rsm, config, plans=True)
         self._opened = AsyncExitStack()
         self._known: Known = frozenset()
 
@@ -161,10 +164,23 @@ class ArchiveReading:
         for tip, view in views.items():
             end = await _resolved(options.ending, options, self.rsm, view)
             span = OffsetSpan(starts[tip], view.log_end_offset or 0 if end is None else end)
-            if options.fail_on_data_loss:
-                check_no_loss(view, span)
             spans[tip] = span
+        await self.check_no_loss(
+            views, {tip: asked_offsets(options, span) for tip, span in spans.items()}
+        )
         return spans
+
+    async def check_no_loss(self, views: Views, asked: Mapping[TopicIdPartition, Offsets]) -> None:
+        """Raises DataLoss where one of them is not there, unless that is no failure by the
+        options; RemoteStorageError. One rule for holes, that of `pipeline.holes`."""
+        if not self._options.fail_on_data_loss:
+            return
+        of_store = self._options.metadata_cache_dir is None
+        looked_at = [views[tip] for tip in asked]
+        look = partial(holes_of, self.rsm, looked_at, asked, views_of_store=of_store)
+        max_s = self._options.plan_max_ms / 1000
+        for tip, holes in sorted((await with_retries("records of offsets", look, max_s)).items()):
+            raise DataLoss(f"{tip}: {holes.in_words()}; {PASSED_OVER}")
 
     async def starts(self, views: Views) -> dict[TopicIdPartition, int]:
         """Where reading begins. Raises as `spans`."""
@@ -210,6 +226,16 @@ class ArchiveReading:
             end = await _resolved(lenient.ending, lenient, self.rsm, view)
             ends[tip] = view.log_end_offset or 0 if end is None else end
         return ends
+
+
+def asked_offsets(options: SourceOptions, span: OffsetSpan) -> Offsets:
+    """Whoever asks for the archive's ends asks for what should be there too."""
+    first, last = ALL_OFFSETS
+    if options.starting.kind is not BoundKind.EARLIEST:
+        first = span.start
+    if options.ending.kind is not BoundKind.LATEST:
+        last = span.end - 1
+    return first, last
 
 
 def cache_of(options: SourceOptions) -> MetadataCache:

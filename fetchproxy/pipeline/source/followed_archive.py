@@ -10,17 +10,13 @@ from collections.abc import Mapping
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.pipeline.holes import ALL_OFFSETS
 from fetchproxy.pipeline.source.admission import Ends, admitted, waits_for_more
-from fetchproxy.pipeline.source.archive_reading import ArchiveReading, Views
-from fetchproxy.pipeline.source.options import SourceOptions
-from fetchproxy.pipeline.source.planning import (
-    DataLoss,
-    OffsetSpan,
-    ReadTask,
-    check_no_loss,
-    plan_tasks,
-)
+from fetchproxy.pipeline.source.archive_reading import PASSED_OVER, ArchiveReading, Views
+from fetchproxy.pipeline.source.options import BoundKind, SourceOptions
+from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.pipeline.source.store_thread import LoopThread
+from fetchproxy.remote_log.verification.expected_offsets import Offsets
 
 StreamOffset = dict[str, dict[str, int]]
 
@@ -48,6 +44,9 @@ class FollowedArchive:
         self._look()
         self._reading.check_topics()
         starts = self._loop.submit(self._reading.starts(self._views)).result()
+        if self._options.starting.kind is BoundKind.EARLIEST:
+            # Where the archive begins now may be behind where it has to begin.
+            self._check_no_loss({tip: (ALL_OFFSETS[0], start - 1) for tip, start in starts.items()})
         self._read_up_to = {(t.topic, t.partition): start for t, start in starts.items()}
         return as_offset(self._read_up_to)
 
@@ -92,8 +91,9 @@ class FollowedArchive:
             first = view.log_start_offset or 0
             span = OffsetSpan(begins.get(key, first), offset_end)
             if span.start < span.end and self._options.fail_on_data_loss:
-                self._check(view, span, first)
+                _check_ends(view, span, first)
             spans[tip] = span
+        self._check_no_loss({tip: (span.start, span.end - 1) for tip, span in spans.items()})
         self._read_up_to = ends
         return plan_tasks(
             self._views,
@@ -136,14 +136,23 @@ class FollowedArchive:
         self._batch_at = now
         return False
 
-    @staticmethod
-    def _check(view: PartitionView, span: OffsetSpan, first: int) -> None:
-        if span.start < first:
-            raise DataLoss(
-                f"{view.tip}: offset {span.start} is not in the archive any more, which begins at "
-                f"{first}; with failOnDataLoss=false reading goes on there"
-            )
-        check_no_loss(view, span)
+    def _check_no_loss(self, asked: Mapping[TopicIdPartition, Offsets]) -> None:
+        self._loop.submit(self._reading.check_no_loss(self._views, asked)).result()
+
+
+def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
+    """An earlier batch has planned `span`, or has read up to it: it was there."""
+    end = view.log_end_offset or 0
+    if span.start < first:
+        raise DataLoss(
+            f"{view.tip}: offset {span.start} is not in the archive any more, which begins at "
+            f"{first}; with failOnDataLoss=false reading goes on there"
+        )
+    if span.end > end:
+        raise DataLoss(
+            f"{view.tip}: offset {span.end - 1} is not in the archive any more, which ends at "
+            f"{end - 1}; {PASSED_OVER}"
+        )
 
 
 def as_offset(ends: Ends) -> StreamOffset:

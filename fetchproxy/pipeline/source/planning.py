@@ -186,20 +186,3 @@ def _pieces(
         yield SegmentPart(
             raw_id, start, stored_end, size, aborted, byte_from, byte_to, offset_from, offset_end
         )
-
-
-def check_no_loss(view: PartitionView, span: OffsetSpan) -> None:
-    """Raises DataLoss where the archive has a hole, or knows too little, within `span`."""
-    for first, last in view.gaps():
-        if first < span.end and last >= span.start:
-            raise DataLoss(
-                f"{view.tip}: offsets {first} to {last} were lost before they could be archived; "
-                "with failOnDataLoss=false they are passed over"
-            )
-    for base in view.unreadable:
-        if span.start <= base < span.end and not view.covers(base):
-            raise DataLoss(
-                f"{view.tip}: the metadata of the segment at offset {base} cannot be read; "
-                "`fetchproxy verify --repair` may mend it, and with failOnDataLoss=false it is "
-                "passed over"
-            )

@@ -27,6 +27,7 @@ from fetchproxy.pipeline.decoder.log_decoder import LogDecoder
 from fetchproxy.pipeline.source.options import SourceOptions
 from fetchproxy.pipeline.source.planning import ReadTask, SegmentPart
 from fetchproxy.pipeline.source.store_thread import StoreThread
+from fetchproxy.pipeline.worker_process import share_one_heap
 from fetchproxy.storage.api import Content
 from fetchproxy.storage.layout import SegmentFile
 
@@ -121,6 +122,7 @@ def read_task(
 
     Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
     """
+    share_one_heap()
     rows = rows or RowFilter()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
     passed_over = PassedOver() if passed_over is None else passed_over
