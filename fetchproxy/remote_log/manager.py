@@ -37,6 +37,7 @@ from fetchproxy.remote_log.archive_records import ArchiveRecords
 from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import SegmentCopier
 from fetchproxy.remote_log.discovery import TopicDiscovery
+from fetchproxy.remote_log.disk_troubles import DiskTroubles, for_people
 from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
 from fetchproxy.remote_log.leadership.open_leadership import open_leadership
 from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher
@@ -138,8 +139,13 @@ class RemoteLogManager:
         self._watch = PartitionWatch(config, self.concerns)
         self._wake = asyncio.Event()
         self._discovered = False
-        self._told = PublishedPositions(
-            rsm, uuid_factory(), lambda: self._partitions, self.gathered_from
+        self.disk = DiskTroubles(config.spool_dir, lambda t: self._watch.margin(t).deleted_in_ms)
+        self.told = PublishedPositions(
+            rsm,
+            uuid_factory(),
+            lambda: self._partitions,
+            self.gathered_from,
+            lambda topics: for_people(self.disk, map(self._discovery.topic_config, topics)),
         )
 
     async def run(self) -> None:
@@ -149,7 +155,7 @@ class RemoteLogManager:
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
             tasks.create_task(self._watch_forever(), name="archive watch")
             tasks.create_task(self._deletion.run(), name="deleted topics")
-            tasks.create_task(self._told.run(), name="archive positions")
+            tasks.create_task(self.told.run(), name="archive positions")
             tasks.create_task(self.concerns.run(), name="archive concerns")
             for number in range(self._config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
@@ -160,7 +166,7 @@ class RemoteLogManager:
 
     def status_of(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
         """None: it is not this archiver's. Never blocks."""
-        return self._status(tip) if tip in self._partitions else None
+        return self._status(tip) if self.manages(tip) else None
 
     @property
     def leads_and_follows(self) -> tuple[int, int]:
@@ -240,7 +246,7 @@ class RemoteLogManager:
             return
         if tip not in self._partitions:
             self._partitions[tip] = ManagedPartition(
-                tip, self._steps_for(tip, spool), self.concerns, self._warnings
+                tip, self._steps_for(tip, spool), self.concerns, self._warnings, self.disk
             )
             log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
         if not self._partitions[tip].given_up:
