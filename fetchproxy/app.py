@@ -120,7 +120,7 @@ class Parts:
 
     def headlines(self) -> list[str]:
         manager = self.manager
-        own = () if manager is None else manager.disk.sentences()
+        own = () if manager is None else manager.watch.disk.sentences()
         own_key = None if manager is None else manager.told.key
         others = [] if self.positions is None else self.positions.headlines(own_key)
         return [*self.brokers.headlines(), *self.own_archive.headlines(), *own, *others]

@@ -24,3 +24,7 @@ ARCHIVERS_SILENT = gauge(
     "Archivers that were killed, or cannot write to the store, and whose partitions no other one "
     "has; an alarm",
 )
+ARCHIVER_DISK_FAILING = gauge(
+    "fetchproxy_archiver_disk_failing",
+    "Partitions that are not archived as this archiver's own disk fails, or has no room; an alarm",
+)

@@ -39,6 +39,7 @@ from fetchproxy.observability.catch_metrics import CATCHES as CATCHES
 from fetchproxy.observability.catch_metrics import HELD_PARTITIONS as HELD_PARTITIONS
 from fetchproxy.observability.catch_metrics import OFFSETS_SKIPPED as OFFSETS_SKIPPED
 from fetchproxy.observability.catch_metrics import READERS_LED_ON as READERS_LED_ON
+from fetchproxy.observability.cluster_metrics import ARCHIVER_DISK_FAILING as ARCHIVER_DISK_FAILING
 from fetchproxy.observability.cluster_metrics import ARCHIVERS_HEARD as ARCHIVERS_HEARD
 from fetchproxy.observability.cluster_metrics import ARCHIVERS_SILENT as ARCHIVERS_SILENT
 from fetchproxy.observability.cluster_metrics import BROKERS_KNOWN as BROKERS_KNOWN
@@ -301,10 +302,6 @@ ARCHIVE_GROUP_LOST = _counter(
     "fenced or error",
     "reason",
     values=("expired", "fenced", "error"),
-)
-ARCHIVER_DISK_FAILING = _gauge(
-    "fetchproxy_archiver_disk_failing",
-    "Partitions that are not archived as this archiver's own disk fails, or has no room; an alarm",
 )
 ARCHIVE_OLDEST_COPY_SECONDS = _gauge(
     "fetchproxy_archive_oldest_copy_seconds",
