@@ -20,7 +20,6 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field
-from typing import TypeVar
 from uuid import uuid4
 
 import structlog
@@ -43,6 +42,7 @@ from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.gateway.told_addresses import in_words
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.keep_running import keep_running
+from fetchproxy.listening import listening
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.attached_topics import open_archive
@@ -67,8 +67,6 @@ from fetchproxy.tls.reloading import (
 )
 
 log = structlog.get_logger(__name__)
-
-Server = TypeVar("Server", GatewayServer, ArchiveOnlyServer)
 
 
 @dataclass(slots=True)
@@ -318,7 +316,7 @@ async def _gateway(parts: Parts, positions: ArchiverPositions) -> AsyncIterator[
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOKS_WAIT_MAX_S):
                 await tried.wait()
-        yield await opened.enter_async_context(_listening(parts.config, gateway))
+        yield await opened.enter_async_context(listening(parts.config.gateway.listen, gateway))
 
 
 def _archive_only(parts: Parts) -> AbstractAsyncContextManager[ArchiveOnlyServer]:
@@ -330,19 +328,7 @@ def _archive_only(parts: Parts) -> AbstractAsyncContextManager[ArchiveOnlyServer
         lambda prefix: f"{prefix}-{uuid4()}",
         tls=parts.listener_tls,
     )
-    return _listening(parts.config, server)
-
-
-@asynccontextmanager
-async def _listening(config: Config, server: Server) -> AsyncIterator[Server]:
-    async with AsyncExitStack() as opened:
-        try:
-            await opened.enter_async_context(server)
-        except OSError as error:
-            raise ConfigError(
-                f"gateway.listen = {config.gateway.listen}: cannot listen there: {error.strerror}"
-            ) from error
-        yield server
+    return listening(parts.config.gateway.listen, server)
 
 
 async def _keep_tls_fresh(parts: Parts) -> None:
