@@ -42,6 +42,7 @@ from fetchproxy.gateway.server import GatewayServer
 from fetchproxy.gateway.told_addresses import in_words
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.keep_running import keep_running
+from fetchproxy.listening import listening
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.attached_topics import open_archive
@@ -85,6 +86,7 @@ class Parts:
     purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
+    positions: ArchiverPositions | None = None
     brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # of the archive, as clients of a cluster may see it
 
@@ -115,7 +117,11 @@ class Parts:
         return [*listener, *self.brokers.missing()]
 
     def headlines(self) -> list[str]:
-        return [*self.brokers.headlines(), *self.own_archive.headlines()]
+        manager = self.manager
+        own = () if manager is None else manager.watch.disk.sentences()
+        own_key = None if manager is None else manager.told.key
+        others = [] if self.positions is None else self.positions.headlines(own_key)
+        return [*self.brokers.headlines(), *self.own_archive.headlines(), *own, *others]
 
     def listeners(self) -> list[str]:
         if self.gateway is None:
@@ -168,8 +174,8 @@ async def run_server(config: Config, *, create: bool = False) -> None:
             config.metadata.metadata_read_max_ms,
             asyncio.get_running_loop().time,
             parts.gathered_from if archives else None,
-        ) as positions,
-        _gateway(parts, positions) as gateway,
+        ) as parts.positions,
+        _gateway(parts, parts.positions) as gateway,
         asyncio.TaskGroup() as tasks,
     ):
         parts.gateway = gateway
@@ -213,6 +219,9 @@ async def run_archiver(config: Config, *, once: bool = False, create: bool = Fal
     async with (
         _open_parts(config, serves=False, writes=True, create=create) as parts,
         _console(parts) as collector,
+        ArchiverPositions(
+            parts.rsm, config.metadata.metadata_read_max_ms, asyncio.get_running_loop().time
+        ) as parts.positions,
         asyncio.TaskGroup() as tasks,
     ):
         showing = None
@@ -221,6 +230,7 @@ async def run_archiver(config: Config, *, once: bool = False, create: bool = Fal
         freshening = tasks.create_task(_keep_tls_fresh(parts), name="tls files")
         watching = tasks.create_task(_watch_process(parts), name="process watch")
         if not once:
+            tasks.create_task(parts.positions.run(), name="archivers")
             tasks.create_task(parts.own_archive.run(), name="own archive")
             async with _local_indexes(parts, True) as parts.local_indexes:
                 await _keep_archiving(parts)
@@ -306,18 +316,10 @@ async def _gateway(parts: Parts, positions: ArchiverPositions) -> AsyncIterator[
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOKS_WAIT_MAX_S):
                 await tried.wait()
-        try:
-            await opened.enter_async_context(gateway)
-        except OSError as error:
-            listen = parts.config.gateway.listen
-            raise ConfigError(
-                f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
-            ) from error
-        yield gateway
+        yield await opened.enter_async_context(listening(parts.config.gateway.listen, gateway))
 
 
-@asynccontextmanager
-async def _archive_only(parts: Parts) -> AsyncIterator[ArchiveOnlyServer]:
+def _archive_only(parts: Parts) -> AbstractAsyncContextManager[ArchiveOnlyServer]:
     assert parts.purgatory is not None  # it is entered before
     server = ArchiveOnlyServer(
         parts.config,
@@ -326,21 +328,12 @@ async def _archive_only(parts: Parts) -> AsyncIterator[ArchiveOnlyServer]:
         lambda prefix: f"{prefix}-{uuid4()}",
         tls=parts.listener_tls,
     )
-    async with AsyncExitStack() as opened:
-        try:
-            await opened.enter_async_context(server)
-        except OSError as error:
-            listen = parts.config.gateway.listen
-            raise ConfigError(
-                f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
-            ) from error
-        yield server
+    return listening(parts.config.gateway.listen, server)
 
 
 async def _keep_tls_fresh(parts: Parts) -> None:
     async def look() -> None:
-        contexts = (parts.listener_tls, parts.upstream_tls)
-        await keep_fresh(contexts, parts.config.tls, wall_clock_ms)
+        await keep_fresh((parts.listener_tls, parts.upstream_tls), parts.config.tls, wall_clock_ms)
 
     await keep_running("tls files", look, parts.random)
 

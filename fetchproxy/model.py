@@ -34,6 +34,10 @@ class TopicIdPartition:
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
+    def order(self) -> tuple[int, str, int]:
+        """As `<`, for sorting thousands: there UUID's own would take most of the time."""
+        return self.topic_id.int, self.topic, self.partition
+
     # Both are asked for two dozen times a fetch: UUID's own would take most of the time.
     def __hash__(self) -> int:
         return hash(self.topic_id.int + self.partition)

@@ -133,6 +133,7 @@ class StatusCollector:
         self._tips: list[TopicIdPartition] = []
         self._archived: tuple[TopicIdPartition, ...] = ()
         self._archive_looked_at = float("-inf")
+        self._probed: TopicIdPartition | None = None  # the smallest: listed soonest
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._stored: list[StoredConcern] = []
         self._health = PartitionsHealth(rsm.records, rlmm)
@@ -200,10 +201,10 @@ class StatusCollector:
         else:
             await self._probe_archive(now)
         wanted = await self._wanted()
-        tips = {*self._archived, *wanted}
-        if tips != self._shown.keys():  # sorting thousands holds the loop
-            # By name: ids are random, and whoever reads it looks for a name.
-            self._tips = await asyncio.to_thread(sorted, tips, key=_by_name)
+        # Hashing and sorting thousands holds the loop.
+        tips = await asyncio.to_thread(_by_name_if_new, (*self._archived, *wanted), self._shown)
+        if tips is not None:
+            self._tips = tips
             self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
         if self._cluster is not None:
             edges_s = self._config.metadata.refresh_interval_ms / 1000
@@ -218,8 +219,10 @@ class StatusCollector:
         try:
             self._archived = tuple(await self._rlmm.list_partitions())
             self._stored = await read_concerns(self._rsm.concerns, self._stored)
-            for _, tips in groupby(sorted(self._archived), lambda tip: tip.topic_id):
+            in_order = await asyncio.to_thread(sorted, self._archived)
+            for _, tips in groupby(in_order, lambda tip: tip.topic_id):
                 await self._refresh(list(tips), not_older_than)
+            await self._choose_probed()
         except RemoteStorageError as error:
             self._note_archive(error)
         else:
@@ -252,12 +255,18 @@ class StatusCollector:
 
     async def _probe_archive(self, now: float) -> None:
         try:
-            if self._archived:
-                await self._rlmm.refresh(min(self._archived, key=self._segment_count), now)
+            if self._probed is not None:
+                await self._rlmm.refresh(self._probed, now)
             else:
                 self._archived = tuple(await self._rlmm.list_partitions())
         except RemoteStorageError as error:
             self._note_archive(error)
+
+    async def _choose_probed(self) -> None:
+        self._probed, least = None, float("inf")
+        async for tip in each_of(self._archived):
+            if (count := self._segment_count(tip)) < least:
+                self._probed, least = tip, count
 
     def _segment_count(self, tip: TopicIdPartition) -> int:
         view = self._rlmm.view(tip)
@@ -344,6 +353,17 @@ class StatusCollector:
 
 def _by_name(tip: TopicIdPartition) -> tuple[str, int, int]:
     return tip.topic, tip.partition, tip.topic_id.int
+
+
+def _by_name_if_new(
+    tips: Iterable[TopicIdPartition], known: Mapping[TopicIdPartition, object]
+) -> list[TopicIdPartition] | None:
+    """None: they are those that are known. Ids are random, and whoever reads it looks for a name.
+
+    For a thread; the loop changes `known` at no other place than where this is awaited.
+    """
+    found = set(tips)
+    return None if found == known.keys() else sorted(found, key=_by_name)
 
 
 def _shown_in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

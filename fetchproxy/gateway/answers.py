@@ -31,6 +31,15 @@ class Answer:
     def __init__(self, correlation_id: int) -> None:
         self.correlation_id = correlation_id
 
+    def done(self) -> None:
+        """It has left whole."""
+        if (on_done := self.on_done) is not None:
+            self.let_go()
+            on_done()
+
+    def let_go(self) -> None:
+        """Nothing of it is wanted any more."""
+
     def passes(self, frame: memoryview) -> bool:
         """`frame` is the whole of it, and may leave as it lies (it was patched, where need be)."""
         return True
@@ -112,6 +121,11 @@ class FetchAnswer(Answer):
         """
         self._on_head, self._on_error, self.on_done = on_head, on_error, on_done
         self._withhold = withhold
+
+    def let_go(self) -> None:
+        """It is done with: what it would have called may hold it, and all of a large request."""
+        self._on_head = self._on_error = self._withhold = None
+        self.on_done = self.on_arrival = self.on_plain = None
 
     def passes(self, frame: memoryview) -> bool:
         """False: it is to be scanned."""

@@ -16,13 +16,13 @@ from cachetools import LRUCache
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.archiver_positions import IN_USE_S
 from fetchproxy.observability.sparing_warnings import SparingWarnings
 
 # Look-ups by time may miss for so long that another process has begun to archive a topic. Where an
 # offset is out of range, or a log begins where it did not, the list is read again.
 LIST_AGE_MAX_S = 5.0
-# For IN_USE_S after somebody asked: the next one need not wait.
+# For so long after somebody asked the next one need not wait.
+IN_USE_S = 60.0
 LIST_INTERVAL_IN_USE_S = 4.0
 # While nobody asks: what an outage finds known is no older.
 LIST_INTERVAL_S = 30.0

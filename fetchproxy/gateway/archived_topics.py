@@ -199,3 +199,7 @@ class TopicsOfConnection:
 
     def close(self) -> None:
         self._shared.leave(self)
+
+    def drop(self) -> None:
+        """Nothing is asked any more."""
+        self._keys = self._starts = None

@@ -246,8 +246,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._owner.write_to_client(view)
         RELAYED_BYTES_TO_CLIENT.total += len(view)
         self._finish()
-        if answer.on_done is not None:
-            answer.on_done()
+        answer.done()
         return True
 
     def _consume(self, view: memoryview) -> int:
@@ -329,8 +328,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             if scan.done:
                 self._scan = self._fetch = None
                 self._finish()
-                if answer.on_done is not None:
-                    answer.on_done()
+                answer.done()
             return pos + step
         held = self._held
         assert held is not None

@@ -148,20 +148,19 @@ class ClientSession(asyncio.BufferedProtocol):
             pass
         finally:
             self.close()
+            # A collection of garbage would find these late, and hold the loop while it looks.
+            self.link = self._tasks = None
+            self._requests.drop()
+            self.fetch.drop()
 
     async def _reach_broker(self) -> bool:
         transport = self._transport
         if transport is None:
             return False
+        frame_max, records = self._config.frame_bytes_max, self.parts.records
         try:
             self.link = await self._connect(
-                lambda: BrokerLink(
-                    self,
-                    self._receive,
-                    transport,
-                    self._config.frame_bytes_max,
-                    self.parts.records,
-                )
+                lambda: BrokerLink(self, self._receive, transport, frame_max, records)
             )
         except OSError as error:
             CONNECTIONS_REFUSED.labels("broker_unreachable").inc()

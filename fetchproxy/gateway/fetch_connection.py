@@ -55,6 +55,15 @@ class FetchConnection:
         self.topics.close()
         self.judging.close()
 
+    def drop(self) -> None:
+        """Nor is anything under way any more."""
+        if self.parked is not None:
+            self.parked.answer.let_go()
+        self.mirror.forget()
+        self.judging.drop()
+        self.topics.drop()
+        self.head = self.parked = None
+
     def split(self) -> Split:
         split = self.judging.split(self.mirror.asked, self.mirror.changed)
         if split is not NOTHING_WITHHELD or not self.mirror.in_lockstep:

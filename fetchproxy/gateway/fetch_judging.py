@@ -238,6 +238,10 @@ class FetchJudging:
         """The client is gone."""
         self._parts.held.leave(self)
 
+    def drop(self) -> None:
+        """Nothing is judged any more."""
+        self._asked, self._to_judge = {}, {}
+
     def refresh_edges(self, tip: TopicIdPartition) -> None:
         """Keep the shown watermarks current while the archive is read; off the fetch's path."""
         oldest = self._parts.clock() - EDGES_AGE_MAX_MS / 1000

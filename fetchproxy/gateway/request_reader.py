@@ -53,6 +53,10 @@ class RequestReader:
         """Of requests that are not whole, or not to be looked at yet."""
         return len(self._carry)
 
+    def drop(self) -> None:
+        """Nobody wants the rest any more."""
+        self._carry, self._passing = bytearray(), None
+
     def end(self) -> bool:
         """The client sends no more. True: some of what it asked for is still to be answered."""
         self.ended = True

@@ -5,13 +5,15 @@ over because the brokers had lost it, only the archiver knows. So each one leave
 store that says it, and `ArchiverPositions` reads all of them: below the position there is nothing
 to wait for, at and above it there is.
 
-    {"version": 1, "beat": 17, "positions": {"<topic id>": {"0": 1234, "1": -1}}}
+    {"version": 1, "beat": 17, "troubles": ["a sentence"], "retention": "the brokers delete …",
+     "positions": {"<topic id>": {"0": 1234, "1": -1}}}
 
-An archiver writes its object anew when a position has changed, and every `BEAT_INTERVAL_S` with
-another `beat`, so that one that was killed can be told from one that has nothing to say. No clock
-of another machine counts: what a reader sees unchanged for `SILENT_MAX_S` says nothing any more.
-Time in which the reader did not look does not count: an archiver may not have reached the store
-then either, and has its records still.
+An archiver writes its object anew when something in it has changed, and every `BEAT_INTERVAL_S`
+with another `beat`, so that one that was killed can be told from one that has nothing to say. No
+clock of another machine counts: what a reader sees unchanged for `SILENT_MAX_S` says nothing any
+more. Time in which the reader did not look does not count: an archiver may not have reached the
+store then either, and has its records still. People hear of a silent archiver sooner: three looks
+without a change are no accident.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -32,23 +34,29 @@ from fetchproxy.many_items import pieces
 from fetchproxy.metadata.fresh_reads import FreshReads
 from fetchproxy.metadata.json_fields import INT32, INT64, Fields, decode_document
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import ARCHIVERS_HEARD, ARCHIVERS_SILENT
 from fetchproxy.storage.layout import parse_uuid, uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
 VERSION = 1
-BEAT_INTERVAL_S = 10.0
-SILENT_MAX_S = 3 * BEAT_INTERVAL_S
+BEAT_INTERVAL_S = 2.0
+SILENT_MAX_S = 30.0
+# A small listing each time. With these three an archiver that was killed is named within 15 s.
+LOOK_INTERVAL_S = 3.0
+MISSED_AFTER_S = 3 * LOOK_INTERVAL_S
+# A look that comes later than that has failed in between, and the archiver may have failed too.
+LOOK_DELAY_MAX_S = 2.0
 
 # Between two looks further apart nobody has watched whether an archiver is silent.
 LOOKS_APART_MAX_S = SILENT_MAX_S / 2
 
-# So long a caller of `look` waits for a store that is slow, and a store that failed is left alone.
+# So long a caller of `look` waits for a store that is slow.
 LOOK_WAIT_MAX_S = 0.5
-LOOK_PAUSE_S = 5.0
-# So long after somebody asked it is looked again and again, so that the next one need not wait.
-IN_USE_S = 60.0
+# What an archiver says for people is from the store, and goes on a page.
+TROUBLES_MAX = 8
+SENTENCE_CHARS_MAX = 1_000
 # Of an archiver that has the partition, and has not found out yet where it goes on.
 NOT_KNOWN = -1
 
@@ -56,7 +64,18 @@ NOT_KNOWN = -1
 Positions = Mapping[tuple[UUID, int], int]
 
 
-async def encode_positions(positions: Positions, beat: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class ForPeople:
+    """What an archiver says beside its positions. `troubles`: what keeps it from archiving.
+    `retention`: what the brokers do with what nobody archives."""
+
+    troubles: tuple[str, ...] = ()
+    retention: str = ""
+
+
+async def encode_positions(
+    positions: Positions, beat: int, for_people: ForPeople = ForPeople()
+) -> bytes:
     """Topic by topic, as 10,000 partitions would hold the event loop for milliseconds."""
     topics: dict[UUID, dict[int, int]] = {}
     for (topic_id, partition), offset in positions.items():
@@ -65,16 +84,29 @@ async def encode_positions(positions: Positions, beat: int) -> bytes:
     for piece in pieces(sorted(topics)):
         texts += [f'"{uuid_text(topic_id)}":{_json(topics[topic_id])}' for topic_id in piece]
         await asyncio.sleep(0)
-    return f'{{"version":{VERSION},"beat":{beat},"positions":{{{",".join(texts)}}}}}\n'.encode()
+    said = f'"troubles":{_json(for_people.troubles)},"retention":{_json(for_people.retention)}'
+    return (
+        f'{{"version":{VERSION},"beat":{beat},{said},"positions":{{{",".join(texts)}}}}}\n'
+    ).encode()
 
 
-def _json(offsets: Mapping[int, int]) -> str:
-    return json.dumps(offsets, separators=(",", ":"), sort_keys=True)
+def _json(value: Mapping[int, int] | tuple[str, ...] | str) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
-def decode_positions(raw: bytes, key: str) -> dict[tuple[UUID, int], int]:
+def decode_positions(raw: bytes, key: str) -> tuple[dict[tuple[UUID, int], int], ForPeople]:
     """Raises CorruptSegment, naming `key`."""
-    return decode_document(raw, key, VERSION, lambda fields: dict(_entries(fields)))
+    return decode_document(raw, key, VERSION, lambda f: (dict(_entries(f)), _for_people(f)))
+
+
+def _for_people(fields: Fields) -> ForPeople:
+    """Cut to what a page can show. Older archivers say none of it."""
+    names = fields.names()
+    troubles = fields.texts("troubles")[:TROUBLES_MAX] if "troubles" in names else []
+    retention = fields.text("retention") if "retention" in names else ""
+    return ForPeople(
+        tuple(trouble[:SENTENCE_CHARS_MAX] for trouble in troubles), retention[:SENTENCE_CHARS_MAX]
+    )
 
 
 def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
@@ -93,12 +125,35 @@ def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one archiver has said: `version` of its object, and since when it is seen unchanged."""
+    """What one archiver has said: `version` of its object, and since when it is seen unchanged.
+
+    `watched_from`: from when on every look has come in time, and found it unchanged.
+    """
 
     version: str
     seen_at: float
     positions: Positions
     topics: frozenset[UUID]  # of which there are positions
+    for_people: ForPeople
+    watched_from: float
+
+
+@dataclass(frozen=True, slots=True)
+class SilentArchiver:
+    """`partitions` of its own that no other archiver has. `since`: loop time (s)."""
+
+    since: float
+    partitions: int
+    retention: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiversStatus:
+    """As of the last look, by the key of what each has said. `heard`: how many are at work."""
+
+    heard: int = 0
+    silent: Mapping[str, SilentArchiver] = field(default_factory=dict)
+    troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class ArchiverPositions:
@@ -122,7 +177,7 @@ class ArchiverPositions:
         self._said: dict[str, _Said] = {}
         self._looked_at = float("-inf")  # the last time that the store has answered
         self._failing = False
-        self._asked_at = float("-inf")
+        self.status = ArchiversStatus()
         self._reads = FreshReads[None, None](self._read)
 
     async def __aenter__(self) -> Self:
@@ -146,7 +201,6 @@ class ArchiverPositions:
 
     async def look(self, age_max_s: float) -> None:
         """As `refresh`, for callers that no outage may hold up: then what was last said counts."""
-        self._asked_at = self._clock()
         if self._failing:
             return  # `run` tries again
         with suppress(RemoteStorageError, TimeoutError):
@@ -155,12 +209,28 @@ class ArchiverPositions:
         self._failing = True
 
     async def run(self) -> None:
-        """For ever: look again after a failure, and while callers ask, so that few of them wait."""
+        """For ever: so callers seldom wait, and an archiver that falls silent is noticed."""
         while True:
-            await asyncio.sleep(LOOK_PAUSE_S)
-            if self._failing or self._clock() - self._asked_at < IN_USE_S:
-                with suppress(RemoteStorageError):  # counted by the store
-                    await self.refresh(self._clock())
+            with suppress(RemoteStorageError):  # counted by the store
+                await self.refresh(self._clock())
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def headlines(self, own_key: str | None = None) -> list[str]:
+        """What keeps archivers from archiving, but the one with `own_key`. Never blocks."""
+        others = [texts for key, texts in self.status.troubles.items() if key != own_key]
+        troubles = dict.fromkeys(text for texts in others for text in texts)
+        return [*troubles, *map(self._in_words, self.status.silent.values())]
+
+    def _in_words(self, silent: SilentArchiver) -> str:
+        count = silent.partitions
+        whose = "its partition is" if count == 1 else f"its {count} partitions are"
+        since_s = int(self._clock() - silent.since)
+        for_ = f"{since_s // 5 * 5} s" if since_s < 60 else f"{since_s // 60} min"
+        until = f"; {silent.retention}" if silent.retention else ""
+        return (
+            f"An archiver has not been heard of for {for_}: it was killed, or cannot write to the "
+            f"store. Until it is back, or another takes over, {whose} not archived{until}"
+        )
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
         """As of the last look; None: nobody says that it gathers the partition. Never blocks."""
@@ -191,6 +261,7 @@ class ArchiverPositions:
                 self._said = await self._read_all(began_at)
                 self._looked_at = began_at
                 self._failing = False
+                self._note(archivers_status(self._said, began_at))
         except TimeoutError:
             raise StorageUnavailable(
                 f"what archivers gather: not read within {self._read_max_ms} ms"
@@ -199,20 +270,61 @@ class ArchiverPositions:
     async def _read_all(self, began_at: float) -> dict[str, _Said]:
         listed = [stored async for stored in self._rsm.archivers.list()]
         said: dict[str, _Said] = {}
-        has_watched = began_at - self._looked_at <= LOOKS_APART_MAX_S
+        apart_s = began_at - self._looked_at
         for stored in listed:
             known = self._said.get(stored.key)
             if known is not None and known.version == stored.version:
-                said[stored.key] = known if has_watched else replace(known, seen_at=began_at)
+                said[stored.key] = _unchanged(known, began_at, apart_s)
                 continue
+            positions: Positions = {}
+            for_people = ForPeople()
             try:
                 raw = await self._rsm.archivers.get_archiver_positions(stored.key)
-                positions: Positions = decode_positions(raw, stored.key)
+                positions, for_people = decode_positions(raw, stored.key)
             except ObjectNotFound:
                 continue  # its archiver has ended since
             except CorruptSegment as error:
                 log.warning("archiver_positions_unreadable", key=stored.key, error=str(error))
-                positions = {}
             topics = frozenset(topic_id for topic_id, _ in positions)
-            said[stored.key] = _Said(stored.version, began_at, positions, topics)
+            said[stored.key] = _Said(
+                stored.version, began_at, positions, topics, for_people, began_at
+            )
         return said
+
+    def _note(self, status: ArchiversStatus) -> None:
+        before, self.status = self.status, status
+        ARCHIVERS_HEARD.set(status.heard)
+        ARCHIVERS_SILENT.set(len(status.silent))
+        for key, silent in status.silent.items():
+            if key not in before.silent:
+                silent_s = round(self._clock() - silent.since, 1)
+                log.warning(
+                    "archiver_silent", key=key, silent_s=silent_s, partitions=silent.partitions
+                )
+        for key in before.silent.keys() - status.silent.keys():
+            log.info("archiver_silent_no_more", key=key)
+
+
+def _unchanged(known: _Said, began_at: float, apart_s: float) -> _Said:
+    """`apart_s`: since the look before. The archiver may have had no store in a longer pause."""
+    if apart_s > LOOKS_APART_MAX_S:
+        return replace(known, seen_at=began_at, watched_from=began_at)
+    if apart_s > LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:
+        return replace(known, watched_from=began_at)
+    return known
+
+
+def archivers_status(said: Mapping[str, _Said], looked_at: float) -> ArchiversStatus:
+    """One whose partitions others have is missed by nobody."""
+    missed = {k: one for k, one in said.items() if looked_at - one.watched_from >= MISSED_AFTER_S}
+    heard = {key: one for key, one in said.items() if key not in missed}
+    taken: set[tuple[UUID, int]] = set()
+    for one in heard.values():
+        taken.update(one.positions)
+    silent = {
+        key: SilentArchiver(one.seen_at, left, one.for_people.retention)
+        for key, one in missed.items()
+        if (left := len(one.positions.keys() - taken))
+    }
+    troubles = {key: one.for_people.troubles for key, one in heard.items()}
+    return ArchiversStatus(len(heard), silent, troubles)

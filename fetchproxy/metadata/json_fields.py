@@ -88,6 +88,12 @@ class Fields:
             raise CorruptSegment(f"field {name} is no text")
         return value
 
+    def texts(self, name: str) -> list[str]:
+        value = self._field(name)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise CorruptSegment(f"field {name} is no list of texts")
+        return list(value)
+
     def uuid(self, name: str) -> UUID:
         value = parse_uuid(self.text(name))
         if value is None:

@@ -267,7 +267,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _read_archive(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
         async with self._while_it_comes("list of partitions") as it_came:
             listed = await self._rsm.list_partitions(it_came)
-        return tuple(sorted({*listed, *self._put_since(began_at)}))
+        return tuple(sorted({*listed, *self._put_since(began_at)}, key=TopicIdPartition.order))
 
     def _put_since(self, began_at: float) -> list[TopicIdPartition]:
         """Partitions that a listing begun then may have missed."""

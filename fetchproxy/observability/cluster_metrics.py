@@ -1,4 +1,4 @@
-"""Of brokers, as the proxy's own requests find them. Declared here, reached through `metrics`."""
+"""Of brokers and archivers, as this process finds them. Reached through `metrics`."""
 
 from __future__ import annotations
 
@@ -15,4 +15,16 @@ BROKERS_REACHABLE = gauge(
 CLUSTER_AUTHENTICATION_REFUSALS = counter(
     "fetchproxy_cluster_authentication_refusals",
     "Times that brokers or a token endpoint refused the proxy's own credentials",
+)
+ARCHIVERS_HEARD = gauge(
+    "fetchproxy_archivers_heard", "Archivers at work, in this process or another one"
+)
+ARCHIVERS_SILENT = gauge(
+    "fetchproxy_archivers_silent",
+    "Archivers that were killed, or cannot write to the store, and whose partitions no other one "
+    "has; an alarm",
+)
+ARCHIVER_DISK_FAILING = gauge(
+    "fetchproxy_archiver_disk_failing",
+    "Partitions that are not archived as this archiver's own disk fails, or has no room; an alarm",
 )

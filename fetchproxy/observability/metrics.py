@@ -39,6 +39,9 @@ from fetchproxy.observability.catch_metrics import CATCHES as CATCHES
 from fetchproxy.observability.catch_metrics import HELD_PARTITIONS as HELD_PARTITIONS
 from fetchproxy.observability.catch_metrics import OFFSETS_SKIPPED as OFFSETS_SKIPPED
 from fetchproxy.observability.catch_metrics import READERS_LED_ON as READERS_LED_ON
+from fetchproxy.observability.cluster_metrics import ARCHIVER_DISK_FAILING as ARCHIVER_DISK_FAILING
+from fetchproxy.observability.cluster_metrics import ARCHIVERS_HEARD as ARCHIVERS_HEARD
+from fetchproxy.observability.cluster_metrics import ARCHIVERS_SILENT as ARCHIVERS_SILENT
 from fetchproxy.observability.cluster_metrics import BROKERS_KNOWN as BROKERS_KNOWN
 from fetchproxy.observability.cluster_metrics import BROKERS_REACHABLE as BROKERS_REACHABLE
 from fetchproxy.observability.cluster_metrics import (

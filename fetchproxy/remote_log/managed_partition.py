@@ -10,6 +10,7 @@ from fetchproxy.errors import CompactedLog, FetchProxyError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.sparing_warnings import SparingWarnings
 from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
+from fetchproxy.remote_log.disk_troubles import DiskTroubles
 from fetchproxy.remote_log.partition_steps import PartitionSteps
 
 log = structlog.get_logger(__name__)
@@ -21,6 +22,7 @@ class ManagedPartition:
     steps: PartitionSteps
     concerns: ArchiverConcerns
     warnings: SparingWarnings
+    disk: DiskTroubles
     last_error: str | None = None
     last_success_ms: int | None = None
     stopped: bool = False
@@ -38,6 +40,8 @@ class ManagedPartition:
 
     def note_failure(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
+        if isinstance(error, OSError):
+            self.disk.failed(self.tip, error)
         if self.stopped:
             return  # that is what somebody must hear of, whatever keeps us from looking again
         # A store that fails does so for all: one line a minute, not one for each partition.
@@ -60,6 +64,7 @@ class ManagedPartition:
                 partition=self.tip.partition,
             )
         self.stopped = False
+        self.disk.over(self.tip)
         if self.steps.leads:
             self.concerns.release(Concern.PARTITION_STOPPED, self.tip)
         else:  # what its leader says of it stands
@@ -70,5 +75,6 @@ class ManagedPartition:
     async def drop(self) -> None:
         """Another archiver's from now on, or nobody's."""
         self.concerns.forget(self.tip, Concern.PARTITION_STOPPED)
+        self.disk.over(self.tip)
         log.info("partition_unassigned", topic=self.tip.topic, partition=self.tip.partition)
         await self.steps.release()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from uuid import UUID
 
 import structlog
@@ -29,7 +29,7 @@ from fetchproxy.errors import (
 from fetchproxy.index.local_indexes import LocalIndexes
 from fetchproxy.many_items import chosen
 from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.archiver_positions import NOT_KNOWN
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.observability.sparing_warnings import SparingWarnings
@@ -37,6 +37,7 @@ from fetchproxy.remote_log.archive_records import ArchiveRecords
 from fetchproxy.remote_log.concerns import ArchiverConcerns
 from fetchproxy.remote_log.copier import SegmentCopier
 from fetchproxy.remote_log.discovery import TopicDiscovery
+from fetchproxy.remote_log.disk_troubles import for_people
 from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
 from fetchproxy.remote_log.leadership.open_leadership import open_leadership
 from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher
@@ -135,11 +136,11 @@ class RemoteLogManager:
         self._leadership = leadership or open_leadership(config, cluster, rng)
         self._leadership.on_change(self._leadership_changed)
         self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
-        self._watch = PartitionWatch(config, self.concerns)
+        self.watch = PartitionWatch(config, self.concerns)
         self._wake = asyncio.Event()
         self._discovered = False
-        self._told = PublishedPositions(
-            rsm, uuid_factory(), lambda: self._partitions, self.gathered_from
+        self.told = PublishedPositions(
+            rsm, uuid_factory(), lambda: self._partitions, self.gathered_from, self._for_people
         )
 
     async def run(self) -> None:
@@ -149,7 +150,7 @@ class RemoteLogManager:
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
             tasks.create_task(self._watch_forever(), name="archive watch")
             tasks.create_task(self._deletion.run(), name="deleted topics")
-            tasks.create_task(self._told.run(), name="archive positions")
+            tasks.create_task(self.told.run(), name="archive positions")
             tasks.create_task(self.concerns.run(), name="archive concerns")
             for number in range(self._config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
@@ -160,7 +161,7 @@ class RemoteLogManager:
 
     def status_of(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
         """None: it is not this archiver's. Never blocks."""
-        return self._status(tip) if tip in self._partitions else None
+        return self._status(tip) if self.manages(tip) else None
 
     @property
     def leads_and_follows(self) -> tuple[int, int]:
@@ -183,6 +184,9 @@ class RemoteLogManager:
         if partition.stopped or not partition.steps.leads:
             return None
         return partition.steps.archiver.position
+
+    def _for_people(self, topics: Iterable[UUID]) -> ForPeople:
+        return for_people(self.watch.disk, map(self._discovery.topic_config, topics))
 
     @property
     def refused_topics(self) -> dict[str, str]:
@@ -240,7 +244,7 @@ class RemoteLogManager:
             return
         if tip not in self._partitions:
             self._partitions[tip] = ManagedPartition(
-                tip, self._steps_for(tip, spool), self.concerns, self._warnings
+                tip, self._steps_for(tip, spool), self.concerns, self._warnings, self.watch.disk
             )
             log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
         if not self._partitions[tip].given_up:
@@ -283,7 +287,7 @@ class RemoteLogManager:
     async def _drop(self, tip: TopicIdPartition) -> None:
         partition = self._partitions.pop(tip)
         withdraw(tip)
-        self._watch.forget(tip)
+        self.watch.forget(tip)
         await partition.drop()
 
     async def _watch_forever(self) -> None:
@@ -291,7 +295,7 @@ class RemoteLogManager:
             await asyncio.sleep(WATCH_INTERVAL_S)
             await self._read_edges()
             now = asyncio.get_running_loop().time()
-            await self._watch.look(self._watched(), now, self._wall_clock_ms())
+            await self.watch.look(self._watched(), now, self._wall_clock_ms())
 
     async def _read_edges(self) -> None:
         """Where the brokers' logs begin and end: turns do not get that far while copies fail."""
@@ -388,6 +392,6 @@ class RemoteLogManager:
             last_error=partition.last_error or self._local_retention.refusal(tip.topic),
             last_success_ms=partition.last_success_ms,
             stopped=partition.stopped,
-            margin=self._watch.margin(tip),
+            margin=self.watch.margin(tip),
             edges=self._cluster.cached_log_edges(tip),
         )

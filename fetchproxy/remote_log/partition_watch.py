@@ -23,6 +23,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.remote_log import margin
 from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
+from fetchproxy.remote_log.disk_troubles import DiskTroubles
 from fetchproxy.remote_log.status import STALLED_SHARE, PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
@@ -67,6 +68,7 @@ class PartitionWatch:
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._warn_share = config.margin_warn_share
         self._watched: dict[TopicIdPartition, _Watched] = {}
+        self.disk = DiskTroubles(config.spool_dir, lambda tip: self.margin(tip).deleted_in_ms)
 
     def margin(self, tip: TopicIdPartition) -> margin.Margin:
         """As last looked at."""

@@ -7,7 +7,7 @@ harms no archiving: readers then wait a little longer, or are told of a loss a l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from uuid import UUID
 
 import structlog
@@ -17,6 +17,7 @@ from fetchproxy.many_items import pieces
 from fetchproxy.metadata.archiver_positions import (
     BEAT_INTERVAL_S,
     SILENT_MAX_S,
+    ForPeople,
     Positions,
     encode_positions,
 )
@@ -26,6 +27,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
+# So long a store may take to answer. After an outage a request that hangs must be over before
+# readers miss this archiver.
+_WRITE_MAX_S = 4.0
 # A change is written no sooner than this after the last one: 10,000 partitions are 150 KB.
 _CHANGE_INTERVAL_S = 1.0
 # What a killed archiver left is removed by those that run; long after readers ignore it.
@@ -36,7 +40,10 @@ _WITHDRAW_MAX_S = 2.0
 
 
 class PublishedPositions:
-    """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions."""
+    """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
+
+    `for_people`: what it says of itself, given the topics that it gathers.
+    """
 
     def __init__(
         self,
@@ -44,11 +51,14 @@ class PublishedPositions:
         instance: UUID,
         tips: Callable[[], Iterable[TopicIdPartition]],
         gathered_from: Callable[[TopicIdPartition], int | None],
+        for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople(),
     ) -> None:
         self._rsm = rsm
         self._instance = instance
+        self.key = rsm.archivers.key(instance)  # of what it says
         self._tips = tips
         self._gathered_from = gathered_from
+        self._for_people = for_people
         self._beat = 0
         self._failing = False
         self._others: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
@@ -56,13 +66,13 @@ class PublishedPositions:
     async def run(self) -> None:
         """For ever."""
         clock = asyncio.get_running_loop().time
-        told: Positions | None = None
+        told: tuple[Positions, ForPeople] | None = None
         told_at = looked_at = float("-inf")
         try:
             while True:
                 current = await self._current()
                 due = current != told or clock() - told_at >= BEAT_INTERVAL_S
-                if due and await self._tell(current):
+                if due and await self._tell(*current):
                     told, told_at = current, clock()
                 if clock() - looked_at >= _REMOVAL_INTERVAL_S:
                     looked_at = clock()
@@ -71,7 +81,7 @@ class PublishedPositions:
         finally:
             await self._withdraw()
 
-    async def _current(self) -> Positions:
+    async def _current(self) -> tuple[Positions, ForPeople]:
         found: dict[tuple[UUID, int], int] = {}
         for piece in pieces(list(self._tips())):
             for tip in piece:
@@ -79,13 +89,13 @@ class PublishedPositions:
                 if at is not None:
                     found[tip.topic_id, tip.partition] = at
             await asyncio.sleep(0)
-        return found
+        return found, self._for_people({topic_id for topic_id, _ in found})
 
-    async def _tell(self, positions: Positions) -> bool:
+    async def _tell(self, positions: Positions, for_people: ForPeople) -> bool:
         self._beat += 1
         try:
-            async with asyncio.timeout(BEAT_INTERVAL_S):
-                content = await encode_positions(positions, self._beat)
+            async with asyncio.timeout(_WRITE_MAX_S):
+                content = await encode_positions(positions, self._beat, for_people)
                 await self._rsm.archivers.put_archiver_positions(self._instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage
@@ -99,7 +109,7 @@ class PublishedPositions:
         """Of archivers that were killed; harmless, and nobody else would ever remove it."""
         now = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(BEAT_INTERVAL_S):
+            async with asyncio.timeout(_WRITE_MAX_S):
                 listed = [stored async for stored in self._rsm.archivers.list()]
                 for stored in self._abandoned(listed, now):
                     await self._rsm.archivers.delete_archiver_positions(stored.key)
@@ -112,17 +122,15 @@ class PublishedPositions:
             version, since = self._others.get(stored.key, ("", now))
             seen[stored.key] = (stored.version, since if version == stored.version else now)
         self._others = seen
-        own = self._rsm.archivers.key(self._instance)
         return [
             stored
             for stored in listed
-            if stored.key != own and now - seen[stored.key][1] >= _ABANDONED_AFTER_S
+            if stored.key != self.key and now - seen[stored.key][1] >= _ABANDONED_AFTER_S
         ]
 
     async def _withdraw(self) -> None:
-        key = self._rsm.archivers.key(self._instance)
         try:
             async with asyncio.timeout(_WITHDRAW_MAX_S):
-                await self._rsm.archivers.delete_archiver_positions(key)
+                await self._rsm.archivers.delete_archiver_positions(self.key)
         except (RemoteStorageError, TimeoutError) as error:
             log.info("archiver_positions_kept", error=str(error) or "time-out")

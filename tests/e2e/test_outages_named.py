@@ -3,81 +3,29 @@ each is named, with what it means; and none is named where there is none."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.parse import quote
 
 import pytest
+from archive_process import archive_process
 from archived_topics import SETTINGS
+from page_watcher import Watcher
 from proxy_process import ProxyProcess, wait_for
-from topic_data import TopicData, produce
+from small_disk import SmallDisk, mount_small_disk
+from topic_data import TopicData, archived_ends, produce
 
 from benchmarks.fault_relay import NO_FAULT, Fault, FaultRelay
 from lab.browser import Browser, find_browser
+from lab.kafka import KafkaServer
 from lab.kafka_cluster import KafkaCluster
 from lab.s3 import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.s3]
 
 TOPIC = "seen"
-# Kept by whoever wants to look at the page.
-PICTURES = os.environ.get("PICTURES_OF_THE_PAGE")
-
-
-class Watcher:
-    """Somebody who sees the page, the metrics and the log of one process."""
-
-    def __init__(self, page: Browser, proxy: ProxyProcess) -> None:
-        self._page, self._proxy = page, proxy
-        page.open(f"http://127.0.0.1:{proxy.console_port}/")
-
-    def sees(self, *words: str) -> bool:
-        text = self._page.text("main")
-        return all(word in text for word in words)
-
-    def alarms(self) -> list[str]:
-        """Everything on the page that says that something is wrong."""
-        found = self._page.evaluate(
-            "[...document.querySelectorAll('.banner.bad:not([hidden]), .banner.warn:not([hidden]),"
-            " .tiles .alarm, #partitions .fault')].map((node) => node.innerText)"
-        )
-        return list(found)
-
-    def metric(self, name: str, labels: str = "") -> float:
-        return self._proxy.metric(name, labels)
-
-    def lines(self, event: str, **values: object) -> list[dict[str, object]]:
-        return [line for line in self._proxy.logged(event) if values.items() <= line.items()]
-
-    def logged(self, event: str, **values: object) -> bool:
-        return bool(self.lines(event, **values))
-
-    def store_fails(self, operation: str) -> bool:
-        return self.metric("fetchproxy_store_up", f'operation="{operation}"') == 0
-
-    def is_ready(self) -> bool:
-        try:
-            self._proxy.get("/readyz")
-        except HTTPError:
-            return False
-        return True
-
-    def is_calm(self) -> bool:
-        return self.sees("The store answers", "leads 1 of 1") and not self.alarms()
-
-    def waits(self, name: str, begun_at: float, signs: Mapping[str, Callable[[], bool]]) -> None:
-        """Until each sign is there; how long it took is printed."""
-        for sign, is_there in signs.items():
-            wait_for(f"{name}: {sign}", is_there)
-            print(f"{name}: {sign} after {time.monotonic() - begun_at:.1f} s")
-        self.picture(name)
-
-    def picture(self, name: str) -> None:
-        if PICTURES:
-            self._page.screenshot(Path(PICTURES) / f"{name}.png")
 
 
 @pytest.fixture
@@ -167,3 +115,104 @@ def see_brokers_fail(watcher: Watcher, cluster: KafkaCluster) -> None:
         "log": lambda: watcher.logged("brokers_away"),
         "readiness": lambda: not watcher.is_ready(),
     })  # fmt: skip
+
+
+# --- an archiver that is another process --------------------------------------------------------
+@pytest.fixture
+def small_disk(find_part, tmp_path: Path) -> Iterator[SmallDisk]:
+    with ExitStack() as mounted:
+        yield find_part("small disk", lambda: mounted.enter_context(mount_small_disk(tmp_path)))
+
+
+def test_what_befalls_an_archiver_elsewhere_is_named_here(
+    browser: Browser, own_kafka_server: KafkaServer, small_disk: SmallDisk, tmp_path: Path
+) -> None:
+    kafka, name = own_kafka_server, "elsewhere"
+    kafka.create_topic(name, 1)
+    data = TopicData(name)
+    produce(kafka.bootstrap, data, 300)
+    store = (tmp_path / "store").as_uri()
+    spool = {"archive.spool_dir": small_disk.folder}
+    archiver = archive_process(kafka.bootstrap, store, name, tmp_path, spool)
+    archiver.start()
+    try:
+        wait_for("an archive", lambda: archived_ends(store, name) == data.ends(kafka.bootstrap))
+        with ProxyProcess(kafka.bootstrap, store, tmp_path) as proxy:
+            watcher = Watcher(browser, proxy)
+            heard = {"metric": lambda: watcher.metric("fetchproxy_archivers_heard") == 1}
+            watcher.waits("calm-elsewhere", time.monotonic(), heard)
+            assert watcher.alarms() == []
+            begun_at = time.monotonic()
+            archiver.kill()
+            watcher.waits("archiver-killed", begun_at, {
+                "metric": lambda: watcher.metric("fetchproxy_archivers_silent") == 1,
+                "page": lambda: watcher.sees(
+                    "An archiver has not been heard of", "not archived", "the brokers delete"
+                ),
+                "log": lambda: watcher.logged("archiver_silent"),
+            })  # fmt: skip
+            archiver.start()
+            wait_for("calm with another archiver", lambda: not watcher.alarms())
+            wait_for("its word", lambda: watcher.metric("fetchproxy_archivers_heard") == 1)
+
+            begun_at = time.monotonic()
+            sees = ("The archiver's disk fails", "No space left", "not archived", "the brokers")
+            watcher.waits("disk-full-elsewhere", begun_at, {
+                "page": lambda: filled(small_disk, kafka, data) and watcher.sees(*sees),
+            })  # fmt: skip
+            small_disk.free()
+            wait_for("calm with room", lambda: not watcher.alarms())
+            wait_for("all of it", lambda: archived_ends(store, name) == data.ends(kafka.bootstrap))
+    finally:
+        archiver.stop()
+
+
+def filled(disk: SmallDisk, kafka: KafkaServer, data: TopicData) -> bool:
+    """True. There is always something to archive, and never a place that was freed meanwhile."""
+    produce(kafka.bootstrap, data, 20)
+    disk.fill()
+    return True
+
+
+@pytest.mark.parametrize("full", ["spool", "store"])
+def test_a_full_disk_is_named(
+    browser: Browser, own_kafka_server: KafkaServer, small_disk: SmallDisk, tmp_path: Path,
+    full: str,
+) -> None:  # fmt: skip
+    kafka, name = own_kafka_server, f"full-{full}"
+    kafka.create_topic(name, 1)
+    data = TopicData(name)
+    produce(kafka.bootstrap, data, 300)
+    places = {"spool": tmp_path / "spool", "store": tmp_path / "store"}
+    places[full] = small_disk.folder / full
+    settings = {**SETTINGS, "archive.spool_dir": places["spool"]}
+    with ProxyProcess(
+        kafka.bootstrap, places["store"].as_uri(), tmp_path, archive=name, settings=settings
+    ) as proxy:
+        watcher = Watcher(browser, proxy)
+        wait_for("a calm page", watcher.is_calm)
+        begun_at = time.monotonic()
+        signs: dict[str, Callable[[], bool]] = {
+            "metric": lambda: (
+                filled(small_disk, kafka, data)
+                and watcher.metric("fetchproxy_archiver_disk_failing") == 1
+            ),
+            "page": lambda: watcher.sees("The archiver's disk fails", "No space left", "brokers"),
+            "log": lambda: watcher.logged("archiver_disk_failing"),
+        }
+        if full == "store":
+            signs = {
+                "metric": lambda: (
+                    filled(small_disk, kafka, data) and watcher.store_fails("write")
+                ),
+                "page": lambda: watcher.sees(
+                    "The store's writes have been failing", "Nothing is being archived",
+                    "the brokers", "No space left",
+                ),
+                "log": lambda: watcher.logged("store_failing", operation="write"),
+            }  # fmt: skip
+        watcher.waits(f"disk-full-{full}", begun_at, signs)
+        small_disk.free()
+        wait_for("calm with room", watcher.is_calm)
+        ends = data.ends(kafka.bootstrap)
+        wait_for("all of it", lambda: archived_ends(places["store"].as_uri(), name) == ends)

@@ -9,17 +9,21 @@ from random import Random
 from uuid import UUID
 
 import pytest
-from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
+from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
 from fetchproxy.metadata.archiver_positions import (
     BEAT_INTERVAL_S,
-    IN_USE_S,
+    LOOK_INTERVAL_S,
     LOOK_WAIT_MAX_S,
+    MISSED_AFTER_S,
     NOT_KNOWN,
+    SENTENCE_CHARS_MAX,
     SILENT_MAX_S,
+    TROUBLES_MAX,
     ArchiverPositions,
+    ForPeople,
     decode_positions,
     encode_positions,
 )
@@ -75,8 +79,18 @@ async def now() -> float:
 def test_positions_come_back_as_they_were_written() -> None:
     positions = {(UUID(int=i), p): i * p - 1 for i in range(30) for p in range(30)}
     raw = asyncio.run(encode_positions(positions, 17))
-    assert decode_positions(raw, "key") == positions
+    assert decode_positions(raw, "key") == (positions, ForPeople())
     assert asyncio.run(encode_positions(positions, 18)) != raw, "a beat is a change"
+
+
+def test_sentences_for_people_are_cut_to_what_a_page_shows() -> None:
+    said = ForPeople(('no "room"', "x" * 5_000) * TROUBLES_MAX, "y" * 5_000)
+    read = decode_positions(asyncio.run(encode_positions({}, 1, said)), "key")[1]
+    assert len(read.troubles) == TROUBLES_MAX
+    assert read.troubles[:2] == ('no "room"', "x" * SENTENCE_CHARS_MAX)
+    assert len(read.retention) == SENTENCE_CHARS_MAX
+    older = b'{"version": 1, "beat": 1, "positions": {}}'
+    assert decode_positions(older, "key") == ({}, ForPeople())
 
 
 @pytest.mark.parametrize(
@@ -92,6 +106,9 @@ def test_positions_come_back_as_they_were_written() -> None:
         b'{"version": 1, "positions": {"AAAAAAAAAAAAAAAAAAAABw": {"0": -2}}}',
         b'{"version": 1, "positions": {"AAAAAAAAAAAAAAAAAAAABw": {"0": 1e3}}}',
         b'{"version": 1, "positions": {"AAAAAAAAAAAAAAAAAAAABw": [1]}}',
+        b'{"version": 1, "positions": {}, "troubles": "none"}',
+        b'{"version": 1, "positions": {}, "troubles": [1]}',
+        b'{"version": 1, "positions": {}, "retention": 1}',
     ],
 )
 def test_what_is_no_such_object_names_its_key(raw: bytes) -> None:
@@ -232,24 +249,112 @@ def test_a_store_that_hangs_is_an_error_in_time_and_holds_up_no_look() -> None:
     run_virtual(main)
 
 
-def test_for_a_while_after_somebody_asked_nobody_has_to_wait() -> None:
+def test_while_it_runs_nobody_has_to_wait() -> None:
     async def main() -> None:
         world = World()
         world.store.faults = Faults(latency_s_min=0.1, latency_s_max=0.1)
-
-        async def waited(reader: ArchiverPositions) -> bool:
-            begun = await now()
-            await reader.look(BEAT_INTERVAL_S)
-            return await now() > begun
-
         async with world.reader() as reader, asyncio.TaskGroup() as tasks:
             running = tasks.create_task(reader.run())
-            assert await waited(reader)
-            for _ in range(3):
-                await asyncio.sleep(0.9 * IN_USE_S)
-                assert not await waited(reader)
-            await asyncio.sleep(IN_USE_S + 2 * BEAT_INTERVAL_S)
-            assert await waited(reader), "the store is left alone meanwhile"
+            await asyncio.sleep(1)
+            for _ in range(30):
+                begun = await now()
+                await reader.look(LOOK_INTERVAL_S + 1)
+                assert await now() == begun
+                await asyncio.sleep(0.7 * LOOK_INTERVAL_S)
             running.cancel()
+
+    run_virtual(main)
+
+
+# --- what people hear of archivers -------------------------------------------------------------
+@asynccontextmanager
+async def watched(world: World) -> AsyncIterator[ArchiverPositions]:
+    async with world.reader() as reader, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(reader.run())
+        yield reader
+        running.cancel()
+
+
+async def silent_after(reader: ArchiverPositions) -> float:
+    begun = await now()
+    for _ in range(1_000):
+        if reader.status.silent:
+            break
+        await asyncio.sleep(0.1)
+    return await now() - begun
+
+
+@pytest.mark.parametrize("killed_after_s", [0.6, 3.3, 4.1, 20.0, 31.9])
+def test_one_that_is_killed_is_named_within_15_s_until_it_is_back(killed_after_s: float) -> None:
+    async def main() -> None:
+        world = World()
+        async with watched(world) as reader:
+            async with world.archiver({T0: 100, T1: 5}) as task:
+                await asyncio.sleep(killed_after_s)
+                assert reader.headlines() == []
+                await world.kill(task)
+            assert await silent_after(reader) < 14
+            (sentence,) = reader.headlines()
+            assert "its 2 partitions are not archived" in sentence
+            assert reader.status.heard == 0
+            async with world.archiver({T0: 100, T1: 5}, number=2):
+                await asyncio.sleep(2 * LOOK_INTERVAL_S)
+                assert (reader.status.heard, reader.headlines()) == (1, [])
+
+    run_virtual(main)
+
+
+def test_none_is_named_that_writes_slowly_or_whose_partitions_another_has() -> None:
+    async def main() -> None:
+        world = World()
+        async with watched(world) as reader, world.archiver({T0: 100}, number=2):
+            async with world.archiver({T0: 90}) as task:
+                await world.kill(task)
+            world.store.faults = Faults(latency_s_min=0.9, latency_s_max=0.9)
+            for _ in range(200):
+                await asyncio.sleep(1)
+                assert reader.headlines() == []
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("faults", [OUTAGE, HANG], ids=["refuses", "hangs"])
+@pytest.mark.parametrize("outage_s", [2, 5, 7, 9, 11, 13, 16, 40])
+def test_none_is_named_in_an_outage_nor_after_it(outage_s: int, faults: Faults) -> None:
+    """Of the store: neither side has reached it."""
+
+    async def main() -> None:
+        world = World()
+        async with watched(world) as reader, world.archiver({T0: 100}):
+            for _ in range(10):
+                await asyncio.sleep(7.3)
+                world.store.faults = faults
+                await asyncio.sleep(outage_s)
+                world.store.faults = NO_FAULTS
+                for _ in range(150):
+                    await asyncio.sleep(0.1)
+                    assert reader.headlines() == []
+
+    run_virtual(main)
+
+
+def test_what_an_archiver_says_is_shown_elsewhere() -> None:
+    async def main() -> None:
+        world, said = World(), [ForPeople(("The disk fails",), "the brokers delete nothing")]
+        told = PublishedPositions(
+            world.rsm, UUID(int=1), lambda: [T0], lambda tip: 100, lambda topics: said[0]
+        )
+        async with watched(world) as reader:
+            task = asyncio.create_task(told.run())
+            await asyncio.sleep(1 + LOOK_INTERVAL_S)
+            assert reader.headlines() == ["The disk fails"]
+            assert reader.headlines(told.key) == [], "by itself it says it itself"
+            said[0] = ForPeople((), "the brokers delete nothing")
+            await asyncio.sleep(2 + LOOK_INTERVAL_S)
+            assert reader.headlines() == []
+            await world.kill(task)
+            await asyncio.sleep(MISSED_AFTER_S + 2 * LOOK_INTERVAL_S)
+            (sentence,) = reader.headlines()
+            assert sentence.endswith("its partition is not archived; the brokers delete nothing")
 
     run_virtual(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 from collections import Counter
 from typing import Any
@@ -19,6 +20,7 @@ from fetchproxy.gateway import request_reader
 from fetchproxy.gateway.apis import fetch as fetch_api
 from fetchproxy.gateway.breathing import MESSAGES_A_TURN
 from fetchproxy.gateway.client_session import ClientSession
+from protocol.fetch_request import FetchPartition
 from protocol.headers import RequestHead
 
 VERSION = 12
@@ -79,6 +81,38 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
 
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
     assert steps >= PARTITIONS / 500
+
+
+def of_type(kind: type) -> int:
+    """How many there are, garbage included."""
+    return sum(isinstance(each, kind) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["answered", "gone before the answer"])
+def test_what_a_connection_held_is_free_when_it_is_over(heard: bool) -> None:
+    """Without a collection of garbage, which would look at all that lives while others wait."""
+
+    async def main(replay: Replay) -> None:
+        request = fetch_of(PARTITIONS)
+        request.session_epoch = 0
+        for number in range(3):
+            connection = await connected(f"wide-{number}")
+            asked = connection.ask(request, FETCH_RESPONSE, VERSION)
+            if heard:
+                await asked
+            else:
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            await connection.close()
+        await asyncio.sleep(2)
+        assert of_type(FetchPartition) == 0
+
+    gc.collect()
+    gc.disable()
+    try:
+        run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+    finally:
+        gc.enable()
 
 
 def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(

@@ -66,7 +66,7 @@ function consequences(failing, status) {
   if (status.archiver && failing.join() !== "delete") {
     const left = status.topics.map((t) => t.deleted_in_seconds).filter((s) => s !== null);
     const least = left.length ? Math.min(...left) : null;
-    texts.push("Nothing is being archived; " + (least === null ? "how long the brokers keep it is not known yet."
+    texts.push("Nothing is being archived; " + (least === null ? "no time is known at which the brokers delete it."
       : least > 0 ? `the brokers begin to delete what is not archived in about ${span(Math.ceil(least / 60) * 60)}.`
         : "the brokers are deleting what is not archived."));
   }

@@ -51,6 +51,7 @@ class FetchHandler:
         self._read: FetchRequest | None = None  # a large one, that was read in steps
         self._idle = asyncio.Event()
         self.close = self._on.close
+        self.drop = self._on.drop
         self.discard_parked = self._on.discard_parked
 
     @property

@@ -27,12 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fetchproxy.cluster.client import TopicInfo
-from fetchproxy.errors import (
-    ClusterError,
-    ClusterUnavailable,
-    CorruptSegment,
-    RemoteStorageError,
-)
+from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.gateway.answers import Answer, HeldAnswer
 from fetchproxy.gateway.apis.behaviour import Api, Behaviour, Held, Treatment
 from fetchproxy.gateway.apis.offset_answers import edge_of_archive, found_at, not_known, of_records
@@ -41,7 +36,6 @@ from fetchproxy.gateway.archive_lookup import VIEW_AGE_MAX_S, ArchiveLookup, Ide
 from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.many_items import chosen, each_of
-from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
@@ -55,6 +49,8 @@ if TYPE_CHECKING:
     from fetchproxy.gateway.client_session import ClientSession
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
+# What archivers gather changes slowly; `positions` is looked at more often anyway.
+POSITIONS_AGE_MAX_S = 10.0
 # Answers made between two breaths of the event loop: the lineage of a partition is looked through.
 ANSWERED_AT_ONCE = 50
 # And those whose records are looked for in memory, some 50 µs each.
@@ -139,7 +135,7 @@ class ListOffsetsHandler:
         """Names of those of which an archiver gathers anything: see `_about_to_be_archived`."""
         positions = self._parts.positions
         if topics:
-            await positions.look(BEAT_INTERVAL_S)
+            await positions.look(POSITIONS_AGE_MAX_S)
         return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
 
     async def _correct(self, payload: bytes, version: int, asked: Asked | int) -> Buffer:
@@ -220,7 +216,7 @@ class ListOffsetsHandler:
         earliest = [q for q in questions if q.timestamp == wire.EARLIEST]
         positions = self._parts.positions
         if earliest:
-            await positions.look(BEAT_INTERVAL_S)
+            await positions.look(POSITIONS_AGE_MAX_S)
         found = []
         async for question in each_of(earliest):
             begin, shown = positions.gathered_from(question.tip), question.result
