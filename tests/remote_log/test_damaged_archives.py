@@ -111,8 +111,6 @@ class Trial:
             return True  # after the worst of it little more can be told
         (own,) = (s for s in self.archive.segments if self.archive.key(s, LOG).startswith(stem))
         held = self.finished(objects)
-        if key.endswith(METADATA) and self.is_told_by_the_next_one(key, objects, report):
-            return True
         if own.segment_id not in {segment.segment_id for segment in held}:
             log_start = self.log_start(objects)
             wanted = [o for o in offsets(own) if o >= log_start]
@@ -123,14 +121,6 @@ class Trial:
         # the segment has no batch does nothing.
         log = self.sound[f"{stem}.{LOG}"]
         return bool(named) or hidden(log, self.sound[key]) == hidden(log, objects.get(key))
-
-    def is_told_by_the_next_one(self, key: str, objects: Objects, report: VerifyReport) -> bool:
-        """What is stale ends too high: that shows by the segment above it alone, if by anything."""
-        found = self.means(objects, key)
-        return isinstance(found, RemoteLogSegmentMetadata) and any(
-            fault.object_key.endswith(METADATA) and fault.offset in offsets(found)
-            for fault in report.faults
-        )
 
     def log_start(self, objects: Objects) -> int:
         every = (parse_log_start_key("archive/", key) for key in objects)

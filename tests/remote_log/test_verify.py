@@ -295,6 +295,30 @@ async def test_overlapping_segments_of_two_lineages() -> None:
     assert "overlaps the segment from 20, whose leader epoch is newer from 20 on" in told
 
 
+async def test_a_later_segment_tells_where_an_older_leaders_log_was_cut() -> None:
+    """Of the one that took its place there the metadata are lost."""
+    archive = PlantedArchive()
+    lineage = (EpochStart(0, 0), EpochStart(1, 20))
+    stale = await archive.add([batch(0), batch(10), batch(20)])
+    await archive.restate(replace(stale.clipped(19), max_timestamp_ms=19))
+    await archive.add([batch(20, epoch=1)], lineage=lineage)
+    await archive.add([batch(30, epoch=1)], lineage=lineage)
+    assert (await archive.verify()).faults == ()
+    await archive.restate(stale)
+    lost = archive.key(archive.segments[1], METADATA)
+    await archive.store.put(lost, b"{}")
+    faults = {fault.object_key: fault for fault in (await archive.verify()).faults}
+    found = faults.pop(archive.key(stale, METADATA))
+    assert found.offset == 20
+    assert "older than in the leader epochs of the segment from 30" in found.what
+    assert set(faults) == {lost}
+    async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+        await rlmm.put_log_history(TIP, LogHistory(-1, kept_below=30, kept_epoch=0))
+    assert archive.key(stale, METADATA) not in {
+        fault.object_key for fault in (await archive.verify()).faults
+    }
+
+
 async def test_a_first_batch_below_the_start_is_right_only_after_a_trim() -> None:
     trimmed = PlantedArchive()
     await trimmed.add([batch(0), batch(10)], start=4)

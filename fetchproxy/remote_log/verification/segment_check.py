@@ -287,6 +287,24 @@ def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
     return found
 
 
+def first_newer(
+    segment: RemoteLogSegmentMetadata, lineage: Sequence[EpochStart], from_offset: int
+) -> int | None:
+    """The first of its offsets, from that one on, that `lineage` has of a newer epoch; None: none.
+
+    Below its first entry the lineage says nothing, and a segment without epochs is believed.
+    """
+    if not lineage or not segment.segment_leader_epochs:
+        return None
+    first = max(segment.start_offset, lineage[0].start_offset, from_offset)
+    for offset in sorted({first, *(entry.start_offset for entry in lineage)}):
+        if first <= offset <= segment.end_offset and epoch_at(lineage, offset) > epoch_at(
+            segment.segment_leader_epochs, offset
+        ):
+            return offset
+    return None
+
+
 def clip_epochs(
     lineage: Sequence[EpochStart], start_offset: int, end_offset: int
 ) -> tuple[EpochStart, ...]:

@@ -17,7 +17,7 @@ from fetchproxy.index.kafka_index_files import (
 from fetchproxy.index.leader_epochs import decode_epochs
 from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.index.transaction_index import ENTRY_BYTES, clip_aborted, decode_aborted
-from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentMetadata
+from fetchproxy.model import AbortedTxn, ByteRange, EpochStart, RemoteLogSegmentMetadata
 from fetchproxy.remote_log.verification.segment_check import Next, SegmentCheck, clip_epochs
 from fetchproxy.remote_log.verification.txn_check import TxnCheck
 from fetchproxy.remote_log.verification.verify_report import Fault
@@ -26,7 +26,10 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
 class SegmentVerifier:
-    """One segment; `faults` are complete after `verify`."""
+    """One segment; `faults` are complete after `verify`.
+
+    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class SegmentVerifier:
         self._on_bytes = on_bytes
         self._reached = 0  # bytes of the log that count as done
         self.faults: list[Fault] = []
+        self.lineage: tuple[EpochStart, ...] | None = None
 
     async def verify(self, *, continues: bool) -> None:
         metadata = self._metadata
@@ -119,6 +123,8 @@ class SegmentVerifier:
         # Batches without an epoch leave none in the metadata, but do not end the lineage.
         if found != stated and (stated or len(found) > 1):
             self._fault(SegmentFile.EPOCHS, None, None, f"has {found}, metadata have {stated}")
+        else:
+            self.lineage = lineage
 
     async def _kafka_files(self) -> None:
         """A broker's own files; only segments from `log-dirs` have them, and not all of those."""

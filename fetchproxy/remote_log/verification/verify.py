@@ -17,6 +17,7 @@ from fetchproxy.metadata.overlaps import first_difference
 from fetchproxy.metadata.segment_json import decode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
+    EpochStart,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     TopicIdPartition,
@@ -25,7 +26,7 @@ from fetchproxy.remote_log.concerns import Finding, in_order
 from fetchproxy.remote_log.verification.completeness import CompletenessCheck, refreshed
 from fetchproxy.remote_log.verification.histories import Segments, by_history, finished
 from fetchproxy.remote_log.verification.partitions_at_once import for_each
-from fetchproxy.remote_log.verification.segment_check import epoch_at
+from fetchproxy.remote_log.verification.segment_check import epoch_at, first_newer
 from fetchproxy.remote_log.verification.segment_verifier import SegmentVerifier
 from fetchproxy.remote_log.verification.txn_check import TxnCheck
 from fetchproxy.remote_log.verification.unnamed_objects import look_at_unnamed
@@ -176,6 +177,8 @@ class _Run:
         chains: dict[int, TxnCheck] = {}
         expected: int | None = None
         before: RemoteLogSegmentMetadata | None = None  # the one that reaches up to `expected`
+        unconfirmed: Segments = []  # since the last one whose `.epochs` tell of the log before it
+        told: set[str] = set()  # by its object's key, whose end is known to be wrong
         for metadata in segments:
             start = metadata.start_offset
             # Where a person had the archive count below, another log goes on: of its batches one
@@ -188,13 +191,20 @@ class _Run:
             segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.progress)
             if expected is not None and before is not None and start < expected:
                 self.segments_overlapping += 1
-                self._report(overlap_faults(self.rsm, before, metadata, settled))
+                overlaps = overlap_faults(self.rsm, before, metadata, settled)
+                told.update(fault.object_key for fault in overlaps)
+                self._report(overlaps)
             await segment.verify(continues=continues)
             self.segments += 1
             if segment.faults and await self._is_gone(metadata):
                 self.segments -= 1
                 segment.faults.clear()
             self._report(segment.faults)
+            if segment.lineage is not None:
+                found = lineage_faults(self.rsm, unconfirmed, metadata, segment.lineage, settled)
+                self._report([fault for fault in found if fault.object_key not in told])
+                unconfirmed = []
+            unconfirmed.append(metadata)
             if expected is None or metadata.end_offset >= expected:
                 expected, before = metadata.end_offset + 1, metadata
 
@@ -213,6 +223,28 @@ class _Run:
         for fault in faults:
             self.faults.append(fault)
             self.on_fault(fault)
+
+
+def lineage_faults(
+    rsm: RemoteStorageManager,
+    before: Segments,
+    metadata: RemoteLogSegmentMetadata,
+    lineage: Sequence[EpochStart],
+    settled: int,
+) -> list[Fault]:
+    """Segments `before` one that hold what the log, as `lineage` tells of it, got from a newer
+    leader: they should end there. Below `settled` a person has said which counts."""
+    faults = []
+    for older in before:
+        parted = first_newer(older, lineage, settled)
+        if parted is not None:
+            what = (
+                f"its leader epoch from {parted} on is older than in the leader epochs of the "
+                f"segment from {metadata.start_offset}"
+            )
+            tip, key = older.topic_id_partition, rsm.object_key(older, SegmentFile.METADATA)
+            faults.append(Fault(tip.topic, tip.partition, key, None, parted, what))
+    return faults
 
 
 def overlap_faults(
