@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import FetchProxyError, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import (
+    FetchProxyError,
+    ObjectNotFound,
+    RemoteStorageError,
+    StorageUnavailable,
+)
 from fetchproxy.index.leader_epochs import encode_epochs
 from fetchproxy.index.transaction_index import encode_aborted
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import (
+    ByteRange,
     EpochStart,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -153,9 +159,31 @@ class SegmentCopier:
                 await self._record(finished)
         except FetchProxyError as error:
             self._count_failure(metadata, error)
+            await self._has_taken_back(metadata)
             raise
+        late = asyncio.get_running_loop().time() >= deadline
+        if late and await self._has_taken_back(metadata):
+            raise StorageUnavailable(f"copy of {segment.tip} was finished too late")
         REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
         return finished
+
+    async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """Said too late, it may name what another archiver took for a dangling attempt and deleted.
+
+        Best effort: what stays is told by `verify`, and goes once others have its offsets.
+        """
+        try:
+            async with asyncio.timeout(self._copy_max_ms / 1000):
+                await self._rsm.fetch_log_segment(metadata, ByteRange(0, 1))
+        except ObjectNotFound as error:
+            self._note("segment_finished_too_late", metadata, error)
+            with suppress(RemoteStorageError, TimeoutError):
+                async with asyncio.timeout(self._copy_max_ms / 1000):
+                    await self._rsm.delete_log_segment_data(metadata)
+            return True
+        except (RemoteStorageError, TimeoutError) as error:
+            self._note("segment_not_looked_at", metadata, error)
+        return False
 
     @asynccontextmanager
     async def _in_time(self, segment: GatheredSegment, deadline: float) -> AsyncIterator[None]:

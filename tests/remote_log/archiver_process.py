@@ -2,7 +2,7 @@
 
 Arguments: BOOTSTRAP STORE_DIR SPOOL_DIR TOPIC [CHANGES [LABEL]]. CHANGES are ArchiveConfig's keys
 as JSON; at the step LABEL (see `labelled_store`) the process kills itself, or stops itself once
-with `stop LABEL`.
+with `stop LABEL`, or within the last call of it with `within LABEL`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import sys
 from pathlib import Path
 
 from archive_harness import open_archive, running_archiver
-from labelled_store import LabelledStore, kill_at, stop_at
+from labelled_store import LabelledStore, kill_at, stop_at, stop_within_rename
 
 from fetchproxy.storage.filesystem import FilesystemObjectStore
 
 SMALL = '{"segment_bytes_max": 4096, "fetch_bytes_max": 16384}'
 STOP = "stop "
+WITHIN = "within "
 
 
 async def main(
     bootstrap: str, store: str, spool: str, topic: str, changes: str = SMALL, label: str = ""
 ) -> None:
+    if label.startswith(WITHIN):
+        stop_within_rename(label.removeprefix(WITHIN))
     stops = label.startswith(STOP)
     reached = stop_at(label.removeprefix(STOP)) if stops else kill_at(label)
     labelled = LabelledStore(FilesystemObjectStore(Path(store), create=True), reached)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from itertools import product
 from pathlib import Path
@@ -58,6 +59,23 @@ def stop_at(label: str) -> Callable[[str], None]:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     return reached
+
+
+def stop_within_rename(label: str) -> None:
+    """As `stop_at`, where a file store has asked for the last time whether it still may: between
+    that and the rename which makes an object visible. Label: `put metadata` and the state."""
+    rename, stopped = Path.replace, []
+    state = label.removeprefix("put metadata ").encode()
+
+    def replace(self: Path, target: Path) -> Path:
+        if not stopped and target.suffix == ".metadata" and state in self.read_bytes():
+            stopped.append(label)
+            print("stopped", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1.0)  # a thread may go on for a moment before the signal reaches it
+        return rename(self, target)
+
+    Path.replace = replace  # type: ignore[assignment, method-assign]
 
 
 class LabelledStore(ObjectStore):

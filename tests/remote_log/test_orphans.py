@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from uuid import UUID
 
+import pytest
 from planted_archive import TIP, batch
 from retention_world import QUICK, State, World, turns, virtually
 
@@ -118,3 +119,25 @@ def test_a_log_whose_metadata_were_lost_is_kept_until_its_offsets_are_archived_a
         assert set(logs) & world.store.objects() == {logs[0]}
 
     virtually(life)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_word_of_a_copy_that_the_metadata_topic_has_deleted_is_an_orphan(alone: bool) -> None:
+    """Whoever said it was killed before the topic could refuse it; others have its offsets."""
+
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(2)
+        sound = world.store.objects()
+        late = replace(world.planted.segments[0], segment_id=RemoteLogSegmentId(TIP, UUID(int=77)))
+        await world.planted.restate(late)
+        left = {world.planted.key(late, SegmentFile.METADATA)}
+        if not alone:
+            left |= await orphan(world, 77, SegmentFile.INDEX)
+        settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 10_000}
+        expirer, _ = await world.start(opened, **settings)
+        await turns(expirer, 9)
+        assert world.store.objects() == sound | left
+        await turns(expirer, 30)
+        assert world.store.objects() == (sound if alone else sound | left)
+
+    virtually(life, "topic")

@@ -126,6 +126,51 @@ def test_a_second_copy_stays_where_the_first_is_damaged(manager: str) -> None:
 
 
 @with_both
+@pytest.mark.parametrize("left", [None, SegmentFile.INDEX, SegmentFile.EPOCHS])
+def test_of_what_is_a_word_alone_the_whole_one_takes_the_place(
+    manager: str, left: SegmentFile | None
+) -> None:
+    """Said to be finished when it had been deleted. Where any object is left, a person decides."""
+
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(2)
+        first = world.planted.segments[0]
+        copy = await world.add(0, event_timestamp_ms=world.wall_clock_ms())
+        for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
+            if file is not left:
+                await world.store.delete(world.planted.key(first, file))
+        expirer, rlmm = await world.start(opened)
+        await turns(expirer, 400)
+        view = rlmm.view(TIP)
+        assert view is not None
+        gone = left is None
+        assert view.segments[0].segment_id == (copy if gone else first).segment_id
+        key = world.planted.key(first, SegmentFile.METADATA)
+        assert (key in world.store.objects()) != gone
+        assert world.planted.key(copy, SegmentFile.LOG) in world.store.objects()
+        assert len(world.told()) == (not gone)
+        expirer.forget(TIP)
+
+    virtually(life, manager)
+
+
+def test_a_word_alone_stays_where_others_have_not_all_of_it() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        long = await world.planted.add([batch(0), batch(10)])
+        await world.add(0, event_timestamp_ms=world.wall_clock_ms())
+        for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
+            await world.store.delete(world.planted.key(long, file))
+        expirer, _ = await world.start(opened)
+        await turns(expirer, 400)
+        assert world.planted.key(long, SegmentFile.METADATA) in world.store.objects()
+        [headline] = world.told()
+        assert "is missing" in headline
+        expirer.forget(TIP)
+
+    virtually(life)
+
+
+@with_both
 @pytest.mark.parametrize("begun", [True, False])
 def test_an_attempt_stays_while_it_is_the_last_that_is_whole(manager: str, begun: bool) -> None:
     """Where a finished copy of its offsets is damaged, or they were lost before another copy."""

@@ -129,6 +129,26 @@ async def test_a_copy_that_may_count_is_never_removed(
     assert SegmentFile.LOG in await store.files()
 
 
+async def test_a_copy_that_was_deleted_before_it_was_finished_is_taken_back(
+    archive: Archive, store: HeldStore, tmp_path: Path
+) -> None:
+    """By another archiver, from the last look at it until the store had the word."""
+
+    async def late(key: str, content: bytes) -> None:
+        if FINISHED.name.encode() in content:
+            for found in list(store._objects):
+                await store.delete(found)
+        await MemoryObjectStore.put(store, key, content)
+        if FINISHED.name.encode() in content:
+            await asyncio.sleep(3_600)
+
+    store.put = late  # type: ignore[method-assign]
+    store.go_on.set()
+    with pytest.raises(StorageUnavailable, match="took over 500 ms"):
+        await copier(archive, copy_max_ms=500).copy(gathered(tmp_path / "log"), (), confirmed)
+    assert await store.files() == set()
+
+
 def rewrite(path: Path) -> None:
     path.write_bytes(batch(0))
 

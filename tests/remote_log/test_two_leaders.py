@@ -8,6 +8,7 @@ there is no group; test_leadership_kafka.py has one, in which the woken process 
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,19 @@ from archive_harness import (
     until_true,
 )
 from structlog.testing import capture_logs
-from two_archivers import MEETING_COUNT, OVERTAKEN_TOO_LATE, SMALL, meet, produce, readable
+from two_archivers import (
+    MEETING_COUNT,
+    OVERTAKEN_TOO_LATE,
+    SMALL,
+    archiver_process,
+    meet,
+    produce,
+    readable,
+)
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
 from lab.mock_cluster import MockCluster
 
@@ -70,6 +80,46 @@ async def test_two_that_do_not_know_of_each_other(
     # The other copies are taken back where they are confirmed, all but by a chance.
     assert finished > seen or label != OVERTAKEN_TOO_LATE, "no range was copied twice"
     await tidied(mock_cluster.bootstrap, TOPIC, tmp_path)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_finished_when_its_objects_had_been_deleted(
+    mock_cluster: MockCluster, tmp_path: Path, lives: bool
+) -> None:
+    """Stopped in the last call of its copy, and woken when the other one has copied the same and
+    removed the attempt: its word stands in the store, and nothing else of the segment."""
+    produce(mock_cluster.bootstrap, TOPIC, 1, MEETING_COUNT)
+    quick = {**SMALL, "copy_max_ms": 5_000, "retention_check_interval_ms": 100}
+    label = "within put metadata COPY_SEGMENT_FINISHED"
+    store = tmp_path / "store"
+    with archiver_process(mock_cluster.bootstrap, tmp_path, TOPIC, label, **quick) as other:
+        await asyncio.to_thread(other.wait_for, "stopped")
+        await until_true(lambda: other.stopped)
+        (attempt,) = store.rglob("*.metadata")
+        async with (
+            open_archive(store) as archive,
+            running_archiver(
+                mock_cluster.bootstrap, archive, TOPIC, spool_dir=tmp_path / "spool", **quick
+            ) as (manager, cluster),
+        ):
+            await until(manager, archived_up_to(TOPIC, {0: MEETING_COUNT}))
+            await until_true(lambda: not attempt.exists())
+            other.send(signal.SIGCONT)
+            if not lives:
+                await until_true(attempt.exists)
+                other.send(signal.SIGKILL)
+            tip = (await tips(cluster, TOPIC))[0]
+            if not lives:
+                view = await archive.view(tip)
+                first = archive.rsm.object_key(view.segments[0], SegmentFile.METADATA)
+                assert first == str(attempt.relative_to(store)), "readers are not sent there"
+            else:
+                await asyncio.sleep(2)  # it is awake, and has said it
+            await until_true(lambda: not attempt.exists())
+            expected = await broker_batches(cluster, tip, 0, MEETING_COUNT)
+            assert await readable(archive, tip) == expected
+            report = await verify_archive(archive.rsm, archive.rlmm)
+            assert report.clean, report.faults
 
 
 class SlowStore(MemoryObjectStore):

@@ -59,7 +59,7 @@ from fetchproxy.remote_log.retention.retention_settings import (
 )
 from fetchproxy.remote_log.retention.retention_step import RetentionBrake
 from fetchproxy.remote_log.retention.segment_looks import SegmentLooks
-from fetchproxy.remote_log.retention.spare_copies import Segments, holders
+from fetchproxy.remote_log.retention.spare_copies import Segments, held_by_others, holders
 from fetchproxy.remote_log.retention.steady_clock import SteadyClock
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -250,10 +250,15 @@ class Expirer:
         self, step: _Step, segment: RemoteLogSegmentMetadata, removals: Removals
     ) -> bool:
         """Unless it is the last that has its offsets; then it stays, and that is told."""
-        why = await self._why_kept(segment, removals.stand_ins.get(segment.segment_id.id, ()))
+        stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
+        why = await self._why_kept(segment, stand_ins)
         if why is None:
             await step(segment)
             return True
+        for other in stand_ins or ():
+            if await self._is_word_alone(other):
+                await self._hide(other)
+                return True
         tip = segment.topic_id_partition
         self._concerns.hold(
             Concern.REPLACED_SEGMENT_KEPT,
@@ -272,6 +277,15 @@ class Expirer:
             return "it is whole, and no other has all of its offsets" if whole else None
         damage = await self._looks.damage(stand_ins)
         return None if damage is None else f"of what replaces it {damage}"
+
+    async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Readers are sent to what is not there, and whole segments have all of its offsets."""
+        tip = segment.topic_id_partition
+        view = self._rlmm.view(tip)
+        if view is None or not await self._looks.only_metadata_left(segment):
+            return False
+        others = held_by_others(segment, self._rlmm.list_remote_log_segments(tip), view)
+        return others is not None and await self._looks.damage(others) is None
 
     def _settle_kept(self, tip: TopicIdPartition) -> None:
         """All that may go was looked at: what was wrong before is mended."""

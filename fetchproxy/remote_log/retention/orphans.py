@@ -8,7 +8,7 @@ stores' clocks differ, and not all tell. So a restart begins anew, and nothing i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -19,8 +19,13 @@ from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.segment_json import decode_segment
-from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
 from fetchproxy.observability.metrics import ORPHAN_OBJECTS_DELETED
+from fetchproxy.remote_log.retention.spare_copies import held_by_others
 from fetchproxy.storage.api import StoredObject
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -60,12 +65,13 @@ async def find_orphans(
     listed: dict[UUID, Objects] = {}
     async for key, stored in rsm.list_segment_objects(tip):
         listed.setdefault(key.segment_id.id, {})[key.file] = stored
-    await rlmm.refresh(tip, asyncio.get_running_loop().time())
-    named = {s.segment_id.id for s in rlmm.list_remote_log_segments(tip)}
+    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+    segments = rlmm.list_remote_log_segments(tip)
+    named = {s.segment_id.id for s in segments}
     return {
         segment_id: objects
         for segment_id, objects in listed.items()
-        if segment_id not in named and await _is_orphan(rsm, tip, objects)
+        if segment_id not in named and await _is_orphan(rsm, view, segments, objects)
     }
 
 
@@ -114,11 +120,18 @@ async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int
     return key.base_offset, last
 
 
-async def _is_orphan(rsm: RemoteStorageManager, tip: TopicIdPartition, objects: Objects) -> bool:
+async def _is_orphan(
+    rsm: RemoteStorageManager,
+    view: PartitionView,
+    segments: Iterable[RemoteLogSegmentMetadata],
+    objects: Objects,
+) -> bool:
     """A finished segment is none, whatever the metadata manager says: it may be wrong.
 
     A metadata topic that was lost, or is another cluster's, names nothing at all; the `.metadata`
-    object beside a segment still says what it is, and an archive is rebuilt from those.
+    object beside a segment still says what it is, and an archive is rebuilt from those. Where that
+    object is all there is of it, and others have its offsets, it was said of a copy that had been
+    deleted.
     """
     stored = objects.get(SegmentFile.METADATA)
     if stored is None:
@@ -130,10 +143,12 @@ async def _is_orphan(rsm: RemoteStorageManager, tip: TopicIdPartition, objects: 
     except CorruptSegment:
         return False  # `verify` reports it
     if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+        if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:
+            return True
         log.warning(
             "finished_segment_not_in_metadata",
-            topic=tip.topic,
-            partition=tip.partition,
+            topic=view.tip.topic,
+            partition=view.tip.partition,
             segment_id=str(metadata.segment_id.id),
             base_offset=metadata.start_offset,
         )

@@ -52,6 +52,30 @@ class SegmentLooks:
             self._sound_at[segment.segment_id.id] = now
         return None
 
+    async def only_metadata_left(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Nothing of it is in the store but that it was finished: it was deleted, and whoever made
+        it said so later, from a pause or by a request that was long on its way.
+
+        Raises RemoteStorageError: nobody knows.
+        """
+        try:
+            await self._rsm.fetch_log_segment(segment, ByteRange(0, 1))
+        except ObjectNotFound:
+            pass
+        except RangeNotSatisfiable:
+            return False
+        else:
+            return False
+        for file in (SegmentFile.INDEX, SegmentFile.EPOCHS):
+            try:
+                await self._rsm.fetch_index(segment, file)
+            except ObjectNotFound:
+                continue
+            except CorruptSegment:
+                return False
+            return False
+        return True
+
     async def _damage(self, segment: RemoteLogSegmentMetadata) -> str | None:
         file = SegmentFile.LOG
         try:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from uuid import UUID
 
 from fetchproxy.metadata.overlaps import first_difference
-from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 Segments = Sequence[RemoteLogSegmentMetadata]
@@ -58,6 +58,27 @@ def stand_ins(segment: RemoteLogSegmentMetadata, view: PartitionView) -> Segment
     if found and any(first_difference(other, segment) is not None for other in found):
         return ()
     return found
+
+
+def held_by_others(
+    segment: RemoteLogSegmentMetadata,
+    segments: Iterable[RemoteLogSegmentMetadata],
+    view: PartitionView,
+) -> Segments | None:
+    """Finished ones of `segments` that hold all of its offsets of the same log; None: they do not.
+
+    `segments` are all that the metadata name, as old as `view`.
+    """
+    others = build_view(
+        view.tip,
+        [s for s in segments if s.segment_id != segment.segment_id],
+        view.read_at,
+        view.unreadable,
+        view.raised_log_start,
+        view.history,
+    )
+    found = stand_ins(segment, others)
+    return found if found and found[-1].end_offset >= segment.end_offset else None
 
 
 def holders(first: int, last: int, view: PartitionView) -> Segments | None:
