@@ -158,11 +158,11 @@ def is_accounted_for(
     return False
 
 
-@pytest.mark.parametrize("seed", [19_477, 24_652, 26_479])
+@pytest.mark.parametrize("seed", [19_477, 24_652, 26_479, 46_329])
 def test_rare_damage(seed: int) -> None:
     """A transaction index in the place of one whose transactions no later segment of its chain
     tells of; metadata from before a clip, below a segment of which nothing can be told; a leader
-    epoch of a batch that lies above a clipped segment's end."""
+    epoch of a batch that lies above a clipped segment's end; a negative one of the only batch."""
     run(range(seed, seed + 1))
 
 

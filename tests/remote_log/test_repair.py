@@ -366,6 +366,37 @@ async def test_a_log_that_goes_on_is_not_made_a_longer_segment() -> None:
     assert done.repairs == []
 
 
+@pytest.mark.parametrize("metadata_lost", [False, True])
+@pytest.mark.parametrize("flipped", [(12, 0x80), (12, 0xFF)])
+async def test_a_log_that_lost_its_only_leader_epoch_makes_nothing_poorer(
+    flipped: tuple[int, int], metadata_lost: bool
+) -> None:
+    """It looks as one that was written before there were epochs."""
+    archive = PlantedArchive()
+    await archive.add([batch(0)])
+    alone = await archive.add([batch(10)])
+    await archive.change(alone, LOG, flip(*flipped))
+    if metadata_lost:
+        await archive.store.delete(archive.key(alone, METADATA))
+    before = await contents(archive)
+    _, done = await repair(archive)
+    assert await contents(archive) == before
+    assert len(done.refusals) == 1
+
+
+async def test_metadata_with_epochs_outweigh_a_log_without_them() -> None:
+    archive = PlantedArchive()
+    alone = await archive.add([batch(0, epoch=-1)])
+    before = await contents(archive)
+    found, done = await repair(archive)
+    assert found.faults == ()  # a log without epochs contradicts nobody
+    await archive.restate(replace(alone, max_timestamp_ms=77))
+    before = await contents(archive)
+    _, done = await repair(archive)
+    assert await contents(archive) == before
+    assert "leader epochs" in done.refusals[0]
+
+
 async def test_right_epochs_are_not_made_poorer_by_what_is_lost_before_them() -> None:
     """Epoch 1 was in a segment that is gone: only the epochs beside the last one still say it."""
     archive = PlantedArchive()

@@ -76,7 +76,7 @@ def _check_epochs(log: GatheredSegment, witnesses: Witnesses) -> None:
     if beside is None:
         if known is None:
             return  # nobody contradicts it
-    elif agrees(beside, own):
+    elif beside == own or (known is None and agrees(beside, own)):
         return
     raise CorruptSegment(f"the log has {own}, and what else says its leader epochs does not")
 

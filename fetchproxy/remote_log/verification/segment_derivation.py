@@ -63,7 +63,8 @@ async def derive_segment(
 
 
 def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
-    """A base offset is not covered by the batch's CRC: only the one before it confirms it.
+    """Neither base offset nor leader epoch is covered by the batch's CRC: of the one the batch
+    before it tells, of the other that it is none or a number from 0 on.
 
     The first batch may begin below the segment, as DeleteRecords can trim a log inside a batch.
     """
@@ -71,6 +72,10 @@ def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
     is_first = summary.first_timestamp_ms is None
     if base < expected and not (is_first and header.last_offset >= expected):
         raise CorruptSegment(f"batch begins at offset {base}, expected {expected}")
+    if header.partition_leader_epoch < -1:
+        raise CorruptSegment(
+            f"batch at offset {base} has leader epoch {header.partition_leader_epoch}"
+        )
 
 
 async def checked_batches(
