@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import structlog
+
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.many_items import each_of
 from fetchproxy.metadata.api import RemoteLogMetadataManager
@@ -17,8 +19,10 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import FIRST_HISTORY, TopicIdPartition
 from fetchproxy.remote_log.archive_health import partition_health
 from fetchproxy.remote_log.archive_records import read_finished_offsets
-from fetchproxy.remote_log.concerns import Finding
+from fetchproxy.remote_log.concerns import Concern, Finding, in_order
 from fetchproxy.storage.partition_records import PartitionRecords
+
+log = structlog.get_logger(__name__)
 
 # Of very many partitions the others follow at the next looks.
 STATED_ENDS_READ_MAX = 200
@@ -56,10 +60,15 @@ class PartitionsHealth:
                 or await self._may_end_early(tip, view)
             ):
                 looked[tip] = view, await partition_health(self._records, self._rlmm, tip)
-        self._looked = looked
+        before_all, self._looked = set(self._missing()), looked
+        _log_changes(before_all, set(self._missing()))
         if len(self._sound_ends) > len(tips):
             kept = set(tips)
             self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in kept}
+
+    def _missing(self) -> Iterable[Finding]:
+        """What nobody has said in a log: the rest did whoever copied or read."""
+        return (f for f in self.findings() if f.concern == Concern.ARCHIVED_OFFSETS_MISSING)
 
     async def _may_end_early(self, tip: TopicIdPartition, view: PartitionView) -> bool:
         end, sound = view.log_end_offset or 0, self._sound_ends.get(tip)
@@ -78,6 +87,13 @@ class PartitionsHealth:
             return True
         self._sound_ends[tip] = end
         return False
+
+
+def _log_changes(before: set[Finding], now: set[Finding]) -> None:
+    for one in in_order(now - before):
+        log.error(one.concern, topic=one.topic, partition=one.partition, error=one.what)
+    for one in in_order(before - now):
+        log.info(f"{one.concern}_no_more", topic=one.topic, partition=one.partition)
 
 
 def is_same_archive(view: PartitionView, before: PartitionView) -> bool:

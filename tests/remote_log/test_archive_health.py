@@ -307,6 +307,9 @@ def test_newest_segments_that_are_gone_are_told_by_the_page_too(tmp_path: Path, 
     _, listed = asyncio.run(read_archive(config, None))
     [said] = listed
     assert (said.concern, said.last_offset) == ("archived_offsets_missing", 29)
+    report = asyncio.run(verified(config, None, lambda done, total: None, silent))
+    assert report.concerns == listed
+    assert not report.clean
     _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
 
 
@@ -329,11 +332,17 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
         assert stated_ends_read() == reads, "an end that grows is sound"
         for file in SegmentFile:
             await planted.store.delete(planted.key(planted.segments[3], file))
-        for _ in range(2):
-            [said] = await look()
-            assert (said.concern, said.first_offset) == ("archived_offsets_missing", 30)
-        await rlmm.raise_log_start_offset(TIP, 40)
-        assert await look() == [], "deleted on purpose"
+        with capture_logs() as logs:
+            for _ in range(2):
+                [said] = await look()
+                assert (said.concern, said.first_offset) == ("archived_offsets_missing", 30)
+            await rlmm.raise_log_start_offset(TIP, 40)
+            assert await look() == [], "deleted on purpose"
+        place = {"topic": TIP.topic, "partition": TIP.partition}
+        assert [e for e in logs if e["event"].startswith("archived_offsets_missing")] == [
+            {"event": said.concern, "log_level": "error", "error": said.what, **place},
+            {"event": f"{said.concern}_no_more", "log_level": "info", **place},
+        ]
 
 
 def stated_ends_read() -> float:
