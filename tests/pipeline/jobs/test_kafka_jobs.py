@@ -200,6 +200,11 @@ def test_a_lost_metadata_topic_is_written_again(
     with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
         archived(by_topic)
     in_loop(_state_metadata_topic(by_topic))  # as the job does at its end
+    # A merge that goes by the store's own metadata would delete what the topic names.
+    before = sorted((tmp_path / "store").rglob("*.log"))
+    with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
+        merge_partition(for_executors(config), MergeOptions(), tips[0])
+    assert sorted((tmp_path / "store").rglob("*.log")) == before
     # An archiver that follows that topic goes on where the archive ends.
     produce(kafka_server.bootstrap, data, 50, partition_count=PARTITIONS)
     assert {p.archive_end for p in archived(by_topic)} == {350}
