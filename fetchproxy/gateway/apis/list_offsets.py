@@ -189,8 +189,9 @@ class ListOffsetsHandler:
                 its.append(_Question(result, timestamp, topic, tip))
             elif result.topic in found.unknown:
                 wire.patch(corrected, version, not_known(result))
-        async for question in each_of(await self._not_whole(lookup, unlisted)):
-            wire.patch(corrected, version, not_known(question.result))
+        if unlisted:
+            async for question in each_of(await self._not_whole(lookup, unlisted)):
+                wire.patch(corrected, version, not_known(question.result))
         await self._look(lookup, archived, others)
         for answer in await self._about_to_be_archived(others):
             wire.patch(corrected, version, answer)
