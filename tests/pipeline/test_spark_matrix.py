@@ -175,13 +175,14 @@ def test_rows_are_those_of_sparks_kafka_source(
     assert drivers.rows() == (case.every if mode == "archive_then_live" else case.archived)
 
 
-# In CI the first PySpark and the last one, each killed once, at the step that is the hardest.
+# The first PySpark and the last one without brokers, each killed once, at its last step.
 SHORT = {
     "spark-oldest": ("stream", "rename checkpoint/commits/0"),
     "spark-newest": ("batch", "create out/_SUCCESS"),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [each for each in VERSIONS if each.values[0] in SHORT])
 def test_a_driver_that_is_killed_at_its_last_step(
     part: str, tmp_path: Path, find_part: FindPart
