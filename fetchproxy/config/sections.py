@@ -153,7 +153,7 @@ class GatewayConfig(Section):
         "skip",
         description="what a reader gets at offsets that were lost before they could be archived: "
         "the first records behind them, as Kafka reads a hole that compaction left (skip), or "
-        "CORRUPT_MESSAGE, on which consumers stop (error)",
+        "CORRUPT_MESSAGE, on which most consumers stop; franz-go and aiokafka wait there (error)",
     )
     held_max_ms: int = Field(
         1_800_000,
