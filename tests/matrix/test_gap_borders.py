@@ -27,8 +27,9 @@ from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
 
-# Later than the markers of transactions, which have the broker's time and would be found too.
-BEGIN_MS = int(time.time() * 1000) + 600_000
+# Records are later than the markers of transactions, which have the broker's time and would be
+# found too: by so much at the moment when they are written.
+AHEAD_MS = 600_000
 STEP_MS = 10
 # What the broker of `kafka_server` knows; an archive alone knows all of them.
 VERSIONS = {SERVE: range(1, 11), ARCHIVE_ONLY: range(1, 12)}
@@ -46,6 +47,7 @@ class Log:
     archived_to: int = 0
     offsets: set[int] = field(default_factory=set)  # of records that some tier has
     committed: set[int] = field(default_factory=set)
+    begin_ms: int = field(default_factory=lambda: int(time.time() * 1000) + AHEAD_MS)
     _open: dict[str, list[int]] = field(default_factory=dict)
     _producers: dict[str, Producer] = field(default_factory=dict)
 
@@ -57,7 +59,7 @@ class Log:
             self._open[transaction] = []
         written = range(self.end, self.end + count)
         for offset in written:
-            at = BEGIN_MS + STEP_MS * offset
+            at = self.begin_ms + STEP_MS * offset
             producer.produce(self.topic, b"v" * 100, b"%d" % offset, 0, timestamp=at)
         assert producer.flush(60) == 0
         self.end += count
@@ -231,11 +233,11 @@ def test_a_time_is_found_at_the_first_record_behind_it_that_some_tier_has(
         with RawConnection(served[mode].bootstrap) as raw:
             for at in range(log.end + 2):
                 for around_ms in (-1, 0, 1):
-                    time_ms = BEGIN_MS + STEP_MS * at + around_ms
+                    time_ms = log.begin_ms + STEP_MS * at + around_ms
                     first = at if around_ms <= 0 else at + 1
                     found = next((o for o in offsets if o >= first), None)
                     wanted = (
-                        (0, -1, -1) if found is None else (0, BEGIN_MS + STEP_MS * found, found)
+                        (0, -1, -1) if found is None else (0, log.begin_ms + STEP_MS * found, found)
                     )
                     assert raw.list_offset(version, name, time_ms) == wanted
             wanted_at = {-1: log.end_in(mode), -2: offsets[0], -3: offsets[-1]}

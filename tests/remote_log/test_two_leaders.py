@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ from two_archivers import (
     readable,
 )
 
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.metadata.segment_json import decode_segment, encode_segment
+from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.storage.layout import SegmentFile
 from fetchproxy.storage.memory import MemoryObjectStore
@@ -96,6 +98,7 @@ async def test_finished_when_its_objects_had_been_deleted(
         await asyncio.to_thread(other.wait_for, "stopped")
         await until_true(lambda: other.stopped)
         (attempt,) = store.rglob("*.metadata")
+        begun = attempt.read_bytes()
         async with (
             open_archive(store) as archive,
             running_archiver(
@@ -104,10 +107,17 @@ async def test_finished_when_its_objects_had_been_deleted(
         ):
             await until(manager, archived_up_to(TOPIC, {0: MEETING_COUNT}))
             await until_true(lambda: not attempt.exists())
-            other.send(signal.SIGCONT)
-            if not lives:
-                await until_true(attempt.exists)
+            if lives:
+                other.send(signal.SIGCONT)
+            else:
+                # Its last call is made for it: woken, it might take its word back at once.
                 other.send(signal.SIGKILL)
+                said = replace(
+                    decode_segment(begun, attempt.name),
+                    state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+                )
+                attempt.parent.mkdir(exist_ok=True)
+                attempt.write_bytes(encode_segment(said))
             tip = (await tips(cluster, TOPIC))[0]
             if not lives:
                 view = await archive.view(tip)
