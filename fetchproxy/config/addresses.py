@@ -62,8 +62,10 @@ def parse_host(text: str) -> str:
 
 
 def _is_name(host: str) -> bool:
-    """Whether some resolver can know it: a name that it can not leaves each client without a word
-    of what is wrong. One that ends in a number is an IPv4 address."""
+    """Whether a resolver can know it. Clients give no reason when they cannot resolve a name.
+
+    A name that ends in a number is an IPv4 address.
+    """
     labels = host.removesuffix(".").split(".")
     if len(host) > _NAME_CHARS_MAX or not all(_LABEL.fullmatch(label) for label in labels):
         return False

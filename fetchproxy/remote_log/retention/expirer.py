@@ -279,7 +279,7 @@ class Expirer:
         return None if damage is None else f"of what replaces it {damage}"
 
     async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Readers are sent to what is not there, and whole segments have all of its offsets."""
+        """Readers get a segment whose objects are gone, though others hold all of its offsets."""
         tip = segment.topic_id_partition
         view = self._rlmm.view(tip)
         if view is None or not await self._looks.only_metadata_left(segment):
