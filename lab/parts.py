@@ -95,14 +95,12 @@ def set_up_rust() -> str:
 def set_up_spark() -> str:
     runtime = java.find_java_up_to(spark.JAVA_VERSION_MAX)
     jars = len(spark.kafka_connector())
-    spark.killing_file_system()
     on = f"Java {runtime.version} from {runtime.origin}"
     return f"PySpark {spark.SPARK_VERSION} and its Kafka connector ({jars} jars) on {on}"
 
 
 def set_up_pyspark(version: str) -> str:
     runtime = java.find_java_up_to(spark.JAVA_VERSION_MAX)
-    spark.killing_file_system()
     return f"PySpark in {spark.pyspark(version)} on Java {runtime.version} from {runtime.origin}"
 
 
