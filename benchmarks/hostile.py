@@ -1,7 +1,7 @@
 """`python -m benchmarks.hostile`: what a consumer of the tail feels of clients that mean harm.
 
 Fifty connections do their worst (`hostile_connections`) beside a consumer that reads the tail. It
-is measured with and without them in turn, ten minutes each. *Without credentials*: the brokers'
+is measured with and without them in turn. *Without credentials*: the brokers'
 listener asks for SASL, the consumer has logged in, and the others cannot. *Open*: nobody needs
 credentials, so what they send is parsed.
 """
@@ -33,6 +33,10 @@ CALM, HOSTILE = "calm", "hostile"
 USER, PASSWORD = "alice", "alice-secret"
 TOPIC = "benchmark-hostile"
 _SETTLE_S = 1.0
+_WARM_UP_SAMPLES = 500
+# The broker itself answers what is sent to the open listener, and takes a core for it: a record
+# then takes ten times as long. It is shown, and no goal.
+_OPEN_SHARE = 10
 _PROJECT = Path(__file__).parents[1]
 
 
@@ -104,8 +108,11 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
             STRANGERS: running.enter_context(FetchproxyServer(kafka.sasl, as_user, None, secret)),
             OPEN: running.enter_context(FetchproxyServer(kafka.bootstrap)),
         }
-        for number in range(options.rounds + 1):  # round 0 warms up
+        for number in range(options.rounds + 1):  # round 0 warms up, and is a short one
             for listener, proxy in proxies.items():
+                count = options.samples // (_OPEN_SHARE if listener == OPEN else 1)
+                if not number:
+                    count = min(count, _WARM_UP_SAMPLES)
                 way = (proxy.bootstrap, TOPIC, login if listener == STRANGERS else {})
                 for how in (CALM, HOSTILE) if number % 2 else (HOSTILE, CALM):
                     with ExitStack() as harm:
@@ -116,7 +123,7 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
                         time.sleep(_SETTLE_S)
                         samples = child(
                             "benchmarks.latency_probe",
-                            *(kafka.bootstrap, str(options.samples)),
+                            *(kafka.bootstrap, str(count)),
                             json.dumps([(how, *way)]),
                         )[how]
                         if not number:
@@ -138,7 +145,7 @@ PART = Part(
     sizes=(
         Size("rounds", 5, 1, "with and without them in turn"),
         Size("connections", 50, 20, "that mean harm"),
-        Size("samples", 20_000, 100, "records a round and listener, some 6 ms each: ten minutes"),
+        Size("samples", 20_000, 100, "records a round, some 6 ms each: ten minutes"),
     ),
     measure=measure,
 )

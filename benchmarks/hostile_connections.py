@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import cache
 
 # What one connection sends in a second is bounded, so that the sender takes no core for itself:
 # the machine's other clients would suffer of that with no proxy at all.
@@ -152,8 +153,14 @@ HARMS: tuple[Callable[[], Pieces], ...] = (
 )
 
 
+@cache
+def _made(harm: Callable[[], Pieces]) -> list[bytes]:
+    """Once: it stands for clients on other machines, and must not need a core of this one."""
+    return list(harm())
+
+
 async def _pieces(harm: Callable[[], Pieces]) -> AsyncIterator[bytes]:
-    for piece in harm():
+    for piece in _made(harm):
         yield piece
         await asyncio.sleep(PAUSE_S)
 

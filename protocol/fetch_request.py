@@ -34,6 +34,9 @@ _PARTITIONS_A_STEP = 250
 # A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
 TopicRef = bytes
 PartitionKey = tuple[TopicRef, int]
+# One asked partition as the client wrote it, with tags. Nothing else is kept of it: a session may
+# have ten thousand, and plain bytes are small, and nothing that Python's collector looks at.
+FetchEntry = bytes
 
 _ENTRY_V4 = Struct(">iqi")  # partition, offset, max bytes
 _ENTRY_V5 = Struct(">iqqi")  # + log start
@@ -42,31 +45,39 @@ _ENTRY_V12 = Struct(">iiqiqi")  # + last fetched epoch
 _HEAD = Struct(">iii")  # max wait, min bytes, max bytes
 _SESSION = Struct(">ii")  # id, epoch
 _LIMITS = Struct(">iiiBii")  # max wait, min bytes, max bytes, isolation level, session id and epoch
-_ENTRY_V12_TAGGED = Struct(">iiqiqiB")  # and how many tags
 # Lengths that are below 0 (null) become large, and are not plain.
 _COUNT = Struct(">I")
 _LENGTH = Struct(">H")
 _NO_TAGS = b"\x00"
 
 
-# Made for every fetch: a named tuple is made in a third of a frozen dataclass's time.
-class FetchPartition(NamedTuple):
-    """One asked partition. `raw` is its entry as the client sent it (with tags).
+def fetch_offset(entry: FetchEntry) -> int:
+    return INT64.unpack_from(entry, _offset_at(entry))[0]  # type: ignore[no-any-return]
 
-    `leader_epoch` is the one that the client believes in; -1 (and all below v9): none to check.
-    """
 
-    partition: int
-    fetch_offset: int
-    bytes_max: int
-    raw: bytes
-    leader_epoch: int = NO_LEADER_EPOCH
+def entry_bytes_max(entry: FetchEntry) -> int:
+    """How much the client takes of this partition."""
+    at = min(len(entry), _ENTRY_V12.size) - INT32.size  # the last field before the tags
+    return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
 
-    def from_offset(self, offset: int, version: int) -> FetchPartition:
-        """The same, asked from `offset` on; `version` is that of the request with `raw`."""
-        raw = bytearray(self.raw)
-        INT64.pack_into(raw, 8 if version >= LEADER_EPOCH_FROM else 4, offset)
-        return self._replace(fetch_offset=offset, raw=bytes(raw))
+
+def leader_epoch(entry: FetchEntry) -> int:
+    """The one that the client believes in; -1 (and all below v9): none to check."""
+    if len(entry) < _ENTRY_V9.size:
+        return NO_LEADER_EPOCH
+    return INT32.unpack_from(entry, INT32.size)[0]  # type: ignore[no-any-return]
+
+
+def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:
+    """The same, asked from `offset` on."""
+    written = bytearray(entry)
+    INT64.pack_into(written, _offset_at(entry), offset)
+    return bytes(written)
+
+
+def _offset_at(entry: FetchEntry) -> int:
+    """Versions tell by the size: 16 bytes (v4), 24 (v5), 28 (v9), 33 and more (v12)."""
+    return 8 if len(entry) >= _ENTRY_V9.size else 4
 
 
 class FetchRequest(NamedTuple):
@@ -80,7 +91,7 @@ class FetchRequest(NamedTuple):
     isolation_level: int
     session_id: int
     session_epoch: int
-    partitions: Mapping[PartitionKey, FetchPartition]
+    partitions: Mapping[PartitionKey, FetchEntry]
     forgotten: tuple[PartitionKey, ...]
     rack: bytes  # encoded rack id (v11+), else empty
     tags: bytes  # top-level tagged fields (v12+), else empty
@@ -122,13 +133,13 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
     return tuple.__new__(FetchRequest, values)
 
 
-_Read = tuple[dict[PartitionKey, FetchPartition], bytes, bytes]  # partitions, rack and tags
+_Read = tuple[dict[PartitionKey, FetchEntry], bytes, bytes]  # partitions, rack and tags
 
 
 def _plain_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
     """From the topics on (v12+). Raises IndexError and StructError where it ends too early."""
-    unpack, size = _ENTRY_V12_TAGGED.unpack_from, _ENTRY_V12_TAGGED.size
-    partitions: dict[PartitionKey, FetchPartition] = {}
+    number_of, size = INT32.unpack_from, _ENTRY_V12.size + 1
+    partitions: dict[PartitionKey, FetchEntry] = {}
     topics = payload[pos] - 1
     pos += 1
     if not 0 <= topics < 0x7F:
@@ -143,14 +154,11 @@ def _plain_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
         if not (0 < length < 0x80 and 0 <= count < 0x7F):
             return None
         for _ in range(count):
-            number, leader_epoch, offset, _, _, bytes_max, tags = unpack(payload, pos)
-            raw = payload[pos : pos + size]
-            partitions[topic, number] = tuple.__new__(
-                FetchPartition, (number, offset, bytes_max, raw, leader_epoch)
-            )
-            pos += size
-            if tags:
+            entry = payload[pos : pos + size]
+            if entry[size - 1]:
                 return None
+            partitions[topic, number_of(entry)[0]] = entry
+            pos += size
         if payload[pos]:
             return None
         pos += 1
@@ -163,9 +171,8 @@ def _plain_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
 
 def _plain_classic(payload: bytes, pos: int, version: int) -> _Read | None:
     """From the topics on (v7–11). Raises IndexError and StructError where it ends too early."""
-    entry, has_epoch = _entry_struct(version), version >= 9
-    unpack, size = entry.unpack_from, entry.size
-    partitions: dict[PartitionKey, FetchPartition] = {}
+    number_of, size = INT32.unpack_from, _entry_bytes(version)
+    partitions: dict[PartitionKey, FetchEntry] = {}
     topics = _COUNT.unpack_from(payload, pos)[0]
     pos += 4
     if topics >= 0x80:
@@ -179,14 +186,7 @@ def _plain_classic(payload: bytes, pos: int, version: int) -> _Read | None:
         if count >= 0x80:
             return None
         for _ in range(count):
-            fields = unpack(payload, pos)
-            offset, leader_epoch = (
-                (fields[2], fields[1]) if has_epoch else (fields[1], NO_LEADER_EPOCH)
-            )
-            raw = payload[pos : pos + size]
-            partitions[topic, fields[0]] = tuple.__new__(
-                FetchPartition, (fields[0], offset, fields[-1], raw, leader_epoch)
-            )
+            partitions[topic, number_of(payload, pos)[0]] = payload[pos : pos + size]
             pos += size
     rack_at = pos + 4
     if _COUNT.unpack_from(payload, pos)[0]:
@@ -220,7 +220,7 @@ def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, Fet
     session_id, session_epoch = 0, SESSIONLESS_EPOCH
     if version >= SESSIONS_FROM:
         session_id, session_epoch = cursor.int32(), cursor.int32()
-    partitions: dict[PartitionKey, FetchPartition] = {}
+    partitions: dict[PartitionKey, FetchEntry] = {}
     yield from _read_partitions(cursor, version, partitions)
     forgotten: list[PartitionKey] = []
     if version >= SESSIONS_FROM:
@@ -266,38 +266,31 @@ def _topic_ref(cursor: Cursor, version: int) -> TopicRef:
     return bytes(cursor.buf[start : cursor.pos])
 
 
-def _entry_struct(version: int) -> Struct:
-    if version >= 12:
-        return _ENTRY_V12
-    if version >= 9:
-        return _ENTRY_V9
-    return _ENTRY_V5 if version >= 5 else _ENTRY_V4
+def _entry_bytes(version: int) -> int:
+    """Without tags."""
+    if version >= FLEXIBLE_FROM:
+        return _ENTRY_V12.size
+    if version >= LEADER_EPOCH_FROM:
+        return _ENTRY_V9.size
+    return _ENTRY_V5.size if version >= 5 else _ENTRY_V4.size
 
 
 def _read_partitions(
-    cursor: Cursor, version: int, found: dict[PartitionKey, FetchPartition]
+    cursor: Cursor, version: int, found: dict[PartitionKey, FetchEntry]
 ) -> Iterator[None]:
     flexible = version >= FLEXIBLE_FROM
-    entry = _entry_struct(version)
-    has_epoch = version >= 9
-    offset_field = 2 if has_epoch else 1
+    size = _entry_bytes(version)
     left, step = PARTITIONS_MAX, 0
     for _ in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
         count = cursor.count(flexible) or 0
         left = _within(left, count, "partitions")
         for _ in range(count):
-            start = cursor.skip(entry.size, "fetch partition")
-            fields = entry.unpack_from(cursor.buf, start)
+            start = cursor.skip(size, "fetch partition")
             if flexible:
                 cursor.skip_tags()
-            found[topic, fields[0]] = FetchPartition(
-                fields[0],
-                fields[offset_field],
-                fields[-1],
-                bytes(cursor.buf[start : cursor.pos]),
-                fields[1] if has_epoch else NO_LEADER_EPOCH,
-            )
+            number = INT32.unpack_from(cursor.buf, start)[0]
+            found[topic, number] = bytes(cursor.buf[start : cursor.pos])
             step += 1
             if step % _PARTITIONS_A_STEP == 0:
                 yield
@@ -338,7 +331,7 @@ def _encode_topic_ref(topic: TopicRef, version: int) -> bytes:
 def encode_fetch_request(
     request: FetchRequest,
     *,
-    partitions: Mapping[PartitionKey, FetchPartition],
+    partitions: Mapping[PartitionKey, FetchEntry],
     forgotten: Iterable[PartitionKey],
     session_id: int,
     session_epoch: int,
@@ -363,7 +356,7 @@ def encode_fetch_request(
     for topic, numbers in by_topic.items():
         out += _encode_topic_ref(topic, version) + encode_count(len(numbers), flexible)
         for number in numbers:
-            out += partitions[topic, number].raw
+            out += partitions[topic, number]
         out += tag_end
     if version >= SESSIONS_FROM:
         gone = group_by_topic(forgotten)

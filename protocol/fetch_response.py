@@ -27,8 +27,13 @@ from protocol.primitives import (
 WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
 WATERMARKS_V4 = Struct(">qq")
 _SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
-# Correlation id, throttle time, error code, session id, topics; behind the size prefix.
-_HEAD_V7 = Struct(">4xiihiI")
+# Error code, session id, topics; behind the size prefix, correlation id and throttle time.
+_HEAD_V7 = Struct(">12xhiI")
+_TOPICS_AT, _ONE = 19, 2  # in a framed answer (v12+) their number, one more than there are
+# An answer of one topic and partition (v13+) up to its records, without the values of the partition
+# that nobody looks at.
+_ONE_V13 = Struct(">8xB4xhix16sB4xh16xqB4xB")
+_ONE_PARTITION_AT = 37
 _COUNT = Struct(">I")
 _LENGTH = Struct(">H")
 # A partition up to its records: aborted transactions, (preferred replica,) bytes of records.
@@ -170,10 +175,10 @@ def encode_error_response(version: int, correlation_id: int, error_code: int) ->
     return encode_head(version, head, len(tail)) + tail
 
 
-def plain_head(
+def plain_session_id(
     frame: memoryview, version: int, log_starts: LogStarts | None = None
-) -> FetchResponseHead | None:
-    """The head of a whole framed answer (v7+) that holds nothing to look at but log starts.
+) -> int | None:
+    """Of a whole framed answer (v7+) that holds nothing to look at but log starts.
 
     Such is nearly every answer at the tail: no error, no aborted transaction, no tags. One pass
     without the scan's state, as its time is what the proxy adds to a record's way. None for every
@@ -181,6 +186,8 @@ def plain_head(
     are patched in place, also before it turns out that the answer is another one.
     """
     try:
+        if version >= TOPIC_IDS_FROM and frame[_TOPICS_AT] == _ONE:
+            return _plain_one(frame, log_starts)
         if version >= FLEXIBLE_FROM:
             return _plain_flexible(frame, version, log_starts)
         return _plain_classic(frame, version, log_starts) if version >= SESSIONS_FROM else None
@@ -188,16 +195,36 @@ def plain_head(
         return None
 
 
-def _plain_flexible(
-    frame: memoryview, version: int, log_starts: LogStarts | None
-) -> FetchResponseHead | None:
+def _plain_one(frame: memoryview, log_starts: LogStarts | None) -> int | None:
+    """Of one topic, by id. Of one partition it is read in one go: so it is at the tail."""
+    tags, error_code, session_id, topic, partitions, code, start, aborted, length = (
+        _ONE_V13.unpack_from(frame)
+    )
+    if partitions != _ONE:
+        return _plain_flexible(frame, TOPIC_IDS_FROM, log_starts)
+    if length < 0x80:
+        at = _ONE_V13.size - 1 + (length or 1)
+    else:
+        length, at = decode_uvarint(frame, _ONE_V13.size - 1)
+        at += length - 1
+    # Behind the records come the tags of the partition, of the topic and of the answer.
+    if tags or error_code or code or aborted > 1 or at + 3 != len(frame):
+        return None
+    if frame[at] or frame[at + 1] or frame[at + 2]:
+        return None
+    if log_starts and start > 0 and (shown := log_starts.get(topic)):
+        show_log_start(frame, _ONE_PARTITION_AT, shown)
+    return session_id  # type: ignore[no-any-return]
+
+
+def _plain_flexible(frame: memoryview, version: int, log_starts: LogStarts | None) -> int | None:
     end = len(frame) - 1  # the last byte is the count of the answer's own tags
     if frame[8] or frame[end]:
         return None
-    throttle_time_ms, error_code, session_id = _SESSION_HEAD.unpack_from(frame, 9)
-    topics = frame[19] - 1
-    pos = 20
-    if not 0 <= topics < 0x7F:
+    _, error_code, session_id = _SESSION_HEAD.unpack_from(frame, 9)
+    topics = frame[_TOPICS_AT] - 1
+    pos = _TOPICS_AT + 1
+    if error_code or not 0 <= topics < 0x7F:
         return None
     for _ in range(topics):
         length = 17 if version >= TOPIC_IDS_FROM else frame[pos]
@@ -211,22 +238,15 @@ def _plain_flexible(
         if left or frame[pos]:
             return None
         pos += 1
-    if pos != end:
-        return None
-    correlation_id = INT32.unpack_from(frame, 4)[0]
-    return tuple.__new__(
-        FetchResponseHead, (correlation_id, throttle_time_ms, error_code, session_id, topics)
-    )
+    return session_id if pos == end else None
 
 
-def _plain_classic(
-    frame: memoryview, version: int, log_starts: LogStarts | None
-) -> FetchResponseHead | None:
+def _plain_classic(frame: memoryview, version: int, log_starts: LogStarts | None) -> int | None:
     """Counts and lengths are read without sign: null becomes large, and is not plain."""
-    correlation_id, throttle_time_ms, error_code, session_id, topics = _HEAD_V7.unpack_from(frame)
+    error_code, session_id, topics = _HEAD_V7.unpack_from(frame)
     entry = _PARTITION_V11 if version >= 11 else _PARTITION_V5
     pos, end = _HEAD_V7.size, len(frame)
-    if topics >= 0x80:
+    if error_code or topics >= 0x80:
         return None
     for _ in range(topics):
         at = pos + 2
@@ -243,11 +263,7 @@ def _plain_classic(
             if shown is not None:
                 show_log_start(frame, pos, shown)
             pos += entry.size + fields[-1]
-    if pos != end:
-        return None
-    return tuple.__new__(
-        FetchResponseHead, (correlation_id, throttle_time_ms, error_code, session_id, topics)
-    )
+    return session_id if pos == end else None
 
 
 def show_log_start(buf: memoryview, pos: int, shown: LogStart) -> None:

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -57,11 +58,8 @@ def run(work: Coroutine[None, None, T]) -> T | None:
 
 # asyncio's own clock stands still while a machine is suspended, and an archiver would go on with
 # what others have taken over since: its lease, its copies' deadlines.
-_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former on Linux
-
-
-def _elapsed() -> float:
-    return time.clock_gettime(_ELAPSED)
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former on Linux
+_elapsed = partial(time.clock_gettime, _CLOCK)
 
 
 async def _until_signal(work: Coroutine[None, None, T]) -> T | None:

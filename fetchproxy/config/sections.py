@@ -107,8 +107,8 @@ class GatewayConfig(Section):
     connection_buffers_bytes_max: int = Field(
         256 * MiB,
         description="bytes that all connections hold together: what waits for slow clients and "
-        "brokers, requests and answers that are not whole; above it those that hold most are "
-        "closed",
+        "brokers, requests and answers that are not whole, fetch sessions (300 bytes a "
+        "partition); above it those that hold most are closed",
         ge=MiB,
     )
     client_stall_max_ms: int = Field(
@@ -153,7 +153,7 @@ class GatewayConfig(Section):
         "skip",
         description="what a reader gets at offsets that were lost before they could be archived: "
         "the first records behind them, as Kafka reads a hole that compaction left (skip), or "
-        "CORRUPT_MESSAGE, on which most consumers stop; franz-go and aiokafka wait there (error)",
+        "INVALID_RECORD, on which consumers stop, except aiokafka, which waits there (error)",
     )
     held_max_ms: int = Field(
         1_800_000,

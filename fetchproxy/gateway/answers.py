@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from protocol.fetch_response import LogStarts, head_bytes, plain_head
+from protocol.fetch_response import LogStarts, head_bytes, plain_session_id
 from protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
 from protocol.kept_answer import Withhold
 from protocol.primitives import INT32, Buffer
@@ -78,6 +78,8 @@ class FetchAnswer(Answer):
         "on_arrival",
         "on_done",
         "on_plain",
+        "own_session",
+        "plain_session_id",
         "version",
         "walked_slowly",
     )
@@ -101,6 +103,8 @@ class FetchAnswer(Answer):
         self.on_done: Callable[[], None] | None = None
         self.on_arrival: Callable[[], None] | None = None
         self.on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
+        self.own_session = True  # the client is shown another session than the broker's
+        self.plain_session_id: int | None = None  # `on_plain` is to be told, once it has left
         self.walked_slowly = False  # it may be of very many partitions
         self.discarded = False  # scanned like any other, but nothing leaves
 
@@ -122,6 +126,11 @@ class FetchAnswer(Answer):
         self._on_head, self._on_error, self.on_done = on_head, on_error, on_done
         self._withhold = withhold
 
+    def done(self) -> None:
+        if self.plain_session_id is not None and self.on_plain is not None:
+            self.on_plain(self.plain_session_id)
+        super().done()
+
     def let_go(self) -> None:
         """It is done with: what it would have called may hold it, and all of a large request."""
         self._on_head = self._on_error = self._withhold = None
@@ -131,13 +140,16 @@ class FetchAnswer(Answer):
         """False: it is to be scanned."""
         if self.on_plain is None:
             return False
-        head = plain_head(frame, self.version, self.log_starts)
-        if head is None or head.error_code:
+        session_id = plain_session_id(frame, self.version, self.log_starts)
+        if session_id is None:
             return False
-        shown_id = self.on_plain(head.session_id)
+        if not self.own_session:
+            self.plain_session_id = session_id
+            return True
+        shown_id = self.on_plain(session_id)
         if shown_id is None:
             return False
-        if shown_id != head.session_id:
+        if shown_id != session_id:
             INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
         return True
 

@@ -1,7 +1,8 @@
 """The upstream half of a connection: takes answers off the broker's socket, in request order.
 
-Bytes leave for the client as they arrive; reading pauses while the client is slow, while an answer
-is being rewritten, and while a parked fetch answer waits for a fetch that wants it.
+Large answers leave for the client as they arrive, small ones in one piece. Reading pauses while the
+client is slow, while an answer is being rewritten, and while a parked fetch answer waits for a
+fetch that wants it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class LinkOwner(Protocol):
     def resume_requests(self) -> None: ...
 
 
+# An answer of so many bytes leaves in one piece.
+WHOLE_BYTES_MAX = 16 * 1024
 # Of an answer of more than WALKED_AT_ONCE partitions: a thousand of them without records.
 WALKED_BYTES = 32 * 1024
 
@@ -103,7 +106,10 @@ class BrokerLink(asyncio.BufferedProtocol):
             return  # TLS reads on while it ends, even within close()
         self.heard = True
         view = self._receive.view[:nbytes]
-        if self._carry or not self._leaves_whole(view):
+        if self._carry:
+            self._carry += view
+            view, self._carry = memoryview(self._carry), bytearray()
+        if not self._leaves_whole(view):
             self._take(view)
         self._receive.release(self._client)
         if self._scan is not None and (size := self._to_splice()):
@@ -268,7 +274,7 @@ class BrokerLink(asyncio.BufferedProtocol):
                     self._go_on_soon()
                     break
                 left -= 1
-                if end - pos < 8 or not self._begin(view, pos):
+                if self._waits_for_the_rest(view, pos) or not self._begin(view, pos):
                     break
                 if self._left:
                     continue
@@ -279,6 +285,18 @@ class BrokerLink(asyncio.BufferedProtocol):
             write(view[emit:pos])
         RELAYED_BYTES_TO_CLIENT.total += pos
         return pos
+
+    @staticmethod
+    def _waits_for_the_rest(view: memoryview, pos: int) -> bool:
+        """Too little is there to look at, or the rest of a small answer comes in a moment.
+
+        Brokers send an answer's head and its records apart. No client can use the one without the
+        other, and to send them on apart would cost as much again.
+        """
+        there = len(view) - pos
+        return there < _FRAME_START.size or (
+            there < _FRAME_START.unpack_from(view, pos)[0] + 4 <= WHOLE_BYTES_MAX
+        )
 
     def _begin(self, view: memoryview, pos: int) -> bool:
         """The next frame starts at `pos`; False where it must not be taken yet."""

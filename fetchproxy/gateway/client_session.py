@@ -260,10 +260,10 @@ class ClientSession(asyncio.BufferedProtocol):
 
     @property
     def kept_bytes(self) -> int:
-        """What this connection holds in memory: unsent to either side, and what is not whole."""
+        """In memory: unsent to either side, what is not whole, and the fetch session."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         of_broker = 0 if self.link is None else self.link.kept_bytes
-        return unsent + of_broker + self._requests.kept_bytes
+        return unsent + of_broker + self._requests.kept_bytes + self.fetch.kept_bytes
 
     def link_go_on(self) -> None:
         if self.link is not None:

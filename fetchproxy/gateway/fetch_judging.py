@@ -23,7 +23,14 @@ from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.observability.recent import RECENT_EVENTS
 from fetchproxy.remote_fetch.api import RemoteReadRequest
 from protocol.error_codes import ErrorCode
-from protocol.fetch_request import FetchPartition, PartitionKey, TopicRef
+from protocol.fetch_request import (
+    FetchEntry,
+    PartitionKey,
+    TopicRef,
+    entry_bytes_max,
+    fetch_offset,
+    leader_epoch,
+)
 from protocol.fetch_response import PartitionPatch
 
 Spawn = Callable[[Coroutine[None, None, object], str], None]
@@ -52,7 +59,7 @@ class FetchJudging:
         self._spawn = spawn
         self._node_id = node_id
         self.by_id = False
-        self._asked: Mapping[PartitionKey, FetchPartition] = {}
+        self._asked: Mapping[PartitionKey, FetchEntry] = {}
         self._to_judge: dict[PartitionKey, Mark] = {}
         self.marks = FetchMarks(parts.config.permit_ttl_ms / 1000)
         self.judged = asyncio.Event()
@@ -67,7 +74,7 @@ class FetchJudging:
 
     def split(
         self,
-        asked: Mapping[PartitionKey, FetchPartition],
+        asked: Mapping[PartitionKey, FetchEntry],
         changed: Iterable[PartitionKey],
     ) -> Split:
         self._asked = asked
@@ -107,15 +114,16 @@ class FetchJudging:
             info = cluster.cached_topic_by_name(topic.decode(errors="replace"))
         return None if info is None else TopicIdPartition(info.topic_id, info.name, partition)
 
-    def catch(self, key: PartitionKey, asked: FetchPartition, client: str) -> PartitionPatch | None:
+    def catch(self, key: PartitionKey, asked: FetchEntry, client: str) -> PartitionPatch | None:
         """The broker called it out of range; returns what the client is shown instead.
 
         None: judged so already, the client must hear it.
         """
-        if self.marks.denied_again(key, asked.fetch_offset):
+        offset = fetch_offset(asked)
+        if self.marks.denied_again(key, offset):
             return self._denied_again(key)
         now = self._parts.clock()
-        mark = self.marks.catch(key, asked.fetch_offset, now, asked.leader_epoch)
+        mark = self.marks.catch(key, offset, now, leader_epoch(asked))
         tip = self.identify(*key)
         topic = tip.topic if tip else ""
         CATCHES.labels(topic).inc()
@@ -127,7 +135,7 @@ class FetchJudging:
                 client=client,
                 topic=topic,
                 partition=key[1],
-                offset=asked.fetch_offset,
+                offset=offset,
             )
             self._start(key, mark)
         return watermarks(self._parts, tip)
@@ -180,9 +188,9 @@ class FetchJudging:
 
     def _warm(self, tip: TopicIdPartition, key: PartitionKey, offset: int) -> None:
         asked = self._asked.get(key)
-        if asked is not None and asked.fetch_offset == offset:
-            isolation = IsolationLevel.READ_UNCOMMITTED
-            self._parts.purgatory.warm(RemoteReadRequest(tip, offset, asked.bytes_max, isolation))
+        if asked is not None and fetch_offset(asked) == offset:
+            wanted = tip, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
+            self._parts.purgatory.warm(RemoteReadRequest(*wanted))
 
     def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
         """See `HeldReaders`."""

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from fetchproxy.gateway.judgement import Judgement, Verdict
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from protocol.fetch_request import NO_LEADER_EPOCH, FetchPartition, PartitionKey, TopicRef
+from protocol.fetch_request import (
+    NO_LEADER_EPOCH,
+    FetchEntry,
+    PartitionKey,
+    TopicRef,
+    fetch_offset,
+    leader_epoch,
+)
 from protocol.fetch_response import PartitionPatch
 
 
@@ -142,7 +149,7 @@ class FetchMarks:
 
     def split(
         self,
-        asked: Mapping[PartitionKey, FetchPartition],
+        asked: Mapping[PartitionKey, FetchEntry],
         now: float,
         known: Knowledge,
         changed: Iterable[PartitionKey] | None = None,
@@ -159,11 +166,11 @@ class FetchMarks:
         judging: set[PartitionKey] = set()
         ahead: dict[PartitionKey, int] = {}
         for key in list(self.marks):
-            partition = asked.get(key)
-            if partition is None or self._other_epoch(key, partition):
+            entry = asked.get(key)
+            if entry is None or self._other_epoch(key, entry):
                 del self.marks[key]
                 continue
-            self._place(key, partition.fetch_offset, remote, judging, ahead, known)
+            self._place(key, fetch_offset(entry), remote, judging, ahead, known)
         if self.permits:
             self._extend(asked, asked if changed is None else changed, remote, known)
         return Split(remote, frozenset(judging), ahead)
@@ -175,11 +182,12 @@ class FetchMarks:
         if over:
             self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in over}
 
-    def _other_epoch(self, key: PartitionKey, asked: FetchPartition) -> bool:
+    def _other_epoch(self, key: PartitionKey, asked: FetchEntry) -> bool:
         """Than the one that the permit is for; brokers do not check NO_LEADER_EPOCH either."""
-        if asked.leader_epoch == NO_LEADER_EPOCH or key[0] not in self.permits:
+        epoch = leader_epoch(asked)
+        if epoch == NO_LEADER_EPOCH or key[0] not in self.permits:
             return False
-        return asked.leader_epoch != self.epochs.get(key)
+        return epoch != self.epochs.get(key)
 
     def _place(
         self,
@@ -218,7 +226,7 @@ class FetchMarks:
 
     def _extend(
         self,
-        asked: Mapping[PartitionKey, FetchPartition],
+        asked: Mapping[PartitionKey, FetchEntry],
         changed: Iterable[PartitionKey],
         remote: dict[PartitionKey, TopicIdPartition],
         known: Knowledge,
@@ -228,17 +236,18 @@ class FetchMarks:
             changed = [*changed, *(key for key in asked if key[0] in self.learned)]
             self.learned.clear()
         for key in changed:
-            partition = asked.get(key)
-            if partition is None or key[0] not in self.permits or key in self.marks:
+            entry = asked.get(key)
+            if entry is None or key[0] not in self.permits or key in self.marks:
                 continue
-            if self._other_epoch(key, partition):
+            if self._other_epoch(key, entry):
                 continue
             tip = known.identify(*key)
             edges = None if tip is None else known.edges(tip)
-            if tip is None or edges is None or partition.fetch_offset >= edges.log_start_offset:
+            offset = fetch_offset(entry)
+            if tip is None or edges is None or offset >= edges.log_start_offset:
                 continue
-            if _archive_serves(tip, partition.fetch_offset, known):
-                self.marks[key] = Mark(partition.fetch_offset, Judgement(Verdict.REMOTE, tip))
+            if _archive_serves(tip, offset, known):
+                self.marks[key] = Mark(offset, Judgement(Verdict.REMOTE, tip))
                 remote[key] = tip
 
 

@@ -27,12 +27,16 @@ from protocol.fetch_request import (
     INITIAL_EPOCH,
     SESSIONLESS_EPOCH,
     TOPIC_IDS_FROM,
-    FetchPartition,
+    FetchEntry,
     FetchRequest,
     PartitionKey,
+    from_offset,
 )
 
 EPOCH_MAX = (1 << 31) - 1
+# What a partition costs in memory: its key, its entry and its places in maps; and one more place.
+ASKED_BYTES = 300
+TOLD_BYTES = 50
 
 
 class FetchKind(Enum):
@@ -70,7 +74,7 @@ class _Sides(NamedTuple):
     client_epoch: int
     upstream_epoch: int
     stale: bool
-    told: dict[PartitionKey, FetchPartition] | None
+    told: dict[PartitionKey, FetchEntry] | None
     dirty: dict[PartitionKey, None]
     withheld: Set[PartitionKey]
 
@@ -81,7 +85,7 @@ class UpstreamFetch:
 
     session_id: int
     session_epoch: int
-    partitions: Mapping[PartitionKey, FetchPartition]
+    partitions: Mapping[PartitionKey, FetchEntry]
     forgotten: tuple[PartitionKey, ...]
 
 
@@ -101,7 +105,7 @@ class FetchSessionMirror:
 
     def forget(self) -> None:
         """Both sides lose their session (a top-level error of the broker)."""
-        self.asked: dict[PartitionKey, FetchPartition] = {}
+        self.asked: dict[PartitionKey, FetchEntry] = {}
         self.changed: Iterable[PartitionKey] = ()  # of `asked`, by the last request
         self._by_id = False
         self._kind = FetchKind.SESSIONLESS
@@ -111,13 +115,17 @@ class FetchSessionMirror:
         self._upstream_epoch = 0
         self.sent_full = False  # the broker's next answer lists all that it was asked for
         self._stale = False  # the broker knows of nothing since a full request
-        self._told: dict[PartitionKey, FetchPartition] | None = None  # None: in lockstep
-        self._undo: dict[PartitionKey, FetchPartition | None] = {}
+        self._told: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
+        self._undo: dict[PartitionKey, FetchEntry | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
         self._withheld: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
-        self._version = 0
         self._before: _Sides | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        told = 0 if self._told is None else len(self._told)
+        return len(self.asked) * ASKED_BYTES + told * TOLD_BYTES
 
     @property
     def in_lockstep(self) -> bool:
@@ -125,7 +133,7 @@ class FetchSessionMirror:
 
     def on_request(self, request: FetchRequest) -> FetchKind:
         """Take in what the client asks; afterwards `asked` is what its answer is about."""
-        epoch, self._version = request.session_epoch, request.version
+        epoch = request.session_epoch
         if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
             self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
             if self._told is None:
@@ -223,13 +231,13 @@ class FetchSessionMirror:
             self._dirty.clear()
         return same
 
-    def _wanted(self, key: PartitionKey, withheld: Set[PartitionKey]) -> FetchPartition | None:
+    def _wanted(self, key: PartitionKey, withheld: Set[PartitionKey]) -> FetchEntry | None:
         asked = None if key in withheld else self.asked.get(key)
         if asked is not None and key in self._ahead:
-            return asked.from_offset(self._ahead[key], self._version)
+            return from_offset(asked, self._ahead[key])
         return asked
 
-    def _local(self, withheld: Set[PartitionKey]) -> dict[PartitionKey, FetchPartition]:
+    def _local(self, withheld: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
         """All that the broker is asked for."""
         local = {key: p for key, p in self.asked.items() if key not in withheld}
         for key in self._ahead:
@@ -256,7 +264,7 @@ class FetchSessionMirror:
 
     def _difference(self, withheld: Set[PartitionKey]) -> UpstreamFetch:
         assert self._told is not None
-        changed: dict[PartitionKey, FetchPartition] = {}
+        changed: dict[PartitionKey, FetchEntry] = {}
         forgotten = []
         for key in self._dirty:
             wanted = self._wanted(key, withheld)

@@ -165,6 +165,8 @@ class RequestReader:
         size: int = INT32.unpack_from(view, pos)[0]
         if not _REQUEST_BYTES_MIN <= size <= self._config.frame_bytes_max:
             raise self._not_a_size(size)
+        if self._sasl is not None:
+            self._sasl.check(size)
         if end - pos < 4 + _REQUEST_BYTES_MIN:
             return None
         if not self._left_in_turn:

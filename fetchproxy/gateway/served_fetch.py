@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from fetchproxy.errors import OffsetLost
 from fetchproxy.gateway.breathing import MANY_PARTITIONS, breathe
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import (
@@ -21,11 +22,12 @@ from fetchproxy.gateway.fetch_connection import FetchConnection
 from fetchproxy.gateway.fetch_marks import Split
 from fetchproxy.gateway.fetch_session import FetchKind
 from fetchproxy.gateway.first_of import first_of
+from fetchproxy.gateway.judgement import HELD_VERDICTS, Verdict
 from fetchproxy.gateway.remote_side import RemoteSide, judged_answer, partition_answers
 from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S
-from protocol.fetch_request import FetchRequest, PartitionKey
+from protocol.fetch_request import FetchRequest, PartitionKey, entry_bytes_max, fetch_offset
 from protocol.primitives import Buffer
 
 # A poll that may be parked holds up the crossing back, and requests behind it, at most this long.
@@ -95,6 +97,7 @@ class ServedFetch:
             poll = await self._poll_upstream(split, side.ready)
             if await self._first_ready(split, side, poll, patience):
                 return False
+            await self._hold_refusal(split, side, poll)
             turn = on.cut_short and side.ready
             if poll is not None and side.ready and not turn and not poll.arrived.is_set():
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
@@ -110,9 +113,28 @@ class ServedFetch:
                 await asyncio.sleep(0)
         return True
 
+    async def _hold_refusal(
+        self, split: Split, side: RemoteSide, poll: UpstreamPoll | None
+    ) -> None:
+        """It is told at the client's own deadline: some ask again at once, and for ever."""
+        if self._on.parts.config.gap_policy == "error" and self._only_refuses(split, side):
+            waits = [] if poll is None else [poll.arrived.wait()]
+            await first_of(waits, self._deadline - self._on.parts.clock())
+
+    def _only_refuses(self, split: Split, side: RemoteSide) -> bool:
+        """There is nothing to say but that offsets are lost."""
+        judgements = map(self._on.judging.judgement, split.judging)
+        verdicts = {judgement.verdict for judgement in judgements if judgement is not None}
+        results = side.results().values()
+        return (
+            bool(results or Verdict.REFUSED in verdicts)
+            and verdicts <= {Verdict.REFUSED, *HELD_VERDICTS}
+            and all(isinstance(result.error, OffsetLost) for _, result in results)
+        )
+
     def _remote_side(self, split: Split) -> RemoteSide:
-        asked = self._on.mirror.asked
-        offsets = {key: (asked[key].fetch_offset, asked[key].bytes_max) for key in split.withheld}
+        entries = ((key, self._on.mirror.asked[key]) for key in split.withheld)
+        offsets = {key: (fetch_offset(entry), entry_bytes_max(entry)) for key, entry in entries}
         return RemoteSide(
             self._on.parts, self._request, offsets, self._client, self._on.pace.owed_s()
         )
@@ -188,7 +210,7 @@ class ServedFetch:
         order = [key for key in self._on.judging.marks.marks if key in split.withheld]
         for key in order:
             judgement = self._on.judging.judgement(key)
-            told = judgement and judged_answer(parts, key, asked[key].fetch_offset, judgement)
+            told = judgement and judged_answer(parts, key, fetch_offset(asked[key]), judgement)
             if told:
                 judged[key] = told
             else:

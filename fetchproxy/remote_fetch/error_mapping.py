@@ -1,7 +1,7 @@
 """The one table from domain errors to the Kafka error codes that a Fetch answer may carry.
 
-Only codes that every client knows (Java's consumer throws on others): an outage is never
-OFFSET_OUT_OF_RANGE, because clients then skip data for good.
+Only codes that every client knows (Java's consumer throws on others, which is what INVALID_RECORD
+is for): an outage is never OFFSET_OUT_OF_RANGE, because clients then skip data for good.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from fetchproxy.errors import (
 )
 
 OFFSET_OUT_OF_RANGE = 1
-CORRUPT_MESSAGE = 2
 KAFKA_STORAGE_ERROR = 56
+INVALID_RECORD = 87
 
 _CODES: tuple[tuple[type[FetchProxyError], int], ...] = (
     (OffsetNotArchived, OFFSET_OUT_OF_RANGE),
-    # Consumers stop for good on it, as was asked for. OFFSET_OUT_OF_RANGE would have `earliest`
-    # begin again and come back here for ever, and `latest` skip what is archived.
-    (OffsetLost, CORRUPT_MESSAGE),
+    # No client takes it for an error that passes: applications are told, as was asked for.
+    # OFFSET_OUT_OF_RANGE would have `earliest` begin again and come back here for ever, and
+    # `latest` skip what is archived. franz-go asks again on CORRUPT_MESSAGE, and says nothing.
+    (OffsetLost, INVALID_RECORD),
     (CorruptSegment, KAFKA_STORAGE_ERROR),  # not CORRUPT_MESSAGE: consumers stop for good on it
     (RemoteStorageError, KAFKA_STORAGE_ERROR),
 )

@@ -6,6 +6,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from cachetools import LRUCache
+
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.api import PartitionViews
 from fetchproxy.metadata.partition_view import PartitionView
@@ -31,6 +33,11 @@ SEARCHED_INLINE_BYTES_MAX = 16 * 1024
 UNPACKED_INLINE_BYTES_MAX = 64 * 1024
 # One at a time, whoever asks: each may take `SEARCHED_BYTES_MAX` of memory.
 SEARCHES_AT_ONCE = 1
+# Records that were found are remembered, some 400 bytes each: all members of a group that starts at
+# a time ask for it, and what a segment holds does not change.
+FOUND_MAX = 10_000
+# Segment (the int of its UUID), timestamp, first and last offset that count.
+_Asked = tuple[int, int, int, int]
 
 
 class TimestampLookup:
@@ -47,6 +54,7 @@ class TimestampLookup:
         self._memory = memory
         self._loads = loads
         self._unasked_max_s = unasked_max_s
+        self._found: LRUCache[_Asked, FoundRecord] = LRUCache(FOUND_MAX)
         self._threads = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search by time")
 
     def close(self) -> None:
@@ -76,7 +84,7 @@ class TimestampLookup:
             raise CorruptSegment(f"an object of {tip} is lost: {error}") from error
 
     def in_memory(self, view: PartitionView, timestamp_ms: int) -> FoundRecord | None:
-        """The same record, where it lies in the first chunk that may have it and that is at hand.
+        """The same record, where it was found before, or lies in the first chunk that may have it.
 
         None: only the longer way can tell. `view` is one that may be shown. Raises CorruptSegment.
         """
@@ -84,10 +92,14 @@ class TimestampLookup:
         if index is None:
             return None
         metadata = view.segments[index]
-        layout = self._memory.layout(metadata.segment_id.id.int)
+        segment = metadata.segment_id.id.int
+        from_offset = max(metadata.start_offset, view.raised_log_start)
+        asked = segment, timestamp_ms, from_offset, metadata.end_offset
+        if (known := self._found.get(asked)) is not None:
+            return known
+        layout = self._memory.layout(segment)
         if layout is None:
             return None
-        from_offset = max(metadata.start_offset, view.raised_log_start)
         first = layout.chunk_at_or_after(from_offset)
         number = layout.first_chunk_with_timestamp(timestamp_ms, first)
         if number is None or layout.first_offsets[number] > metadata.end_offset:
@@ -95,7 +107,10 @@ class TimestampLookup:
         chunk = self._memory.chunks.find(NeedChunk(metadata, layout, number).key)
         if chunk is None or not _is_short(chunk, timestamp_ms):
             return None
-        return _search_chunk(chunk, metadata, timestamp_ms, from_offset)
+        found = _search_chunk(chunk, metadata, timestamp_ms, from_offset)
+        if found is not None:
+            self._found[asked] = found
+        return found
 
     async def _search(self, tip: TopicIdPartition, timestamp_ms: int) -> FoundRecord | None:
         view = self._rlmm.view(tip)
@@ -129,6 +144,8 @@ class TimestampLookup:
                 search = partial(_search_chunk, chunk, metadata, timestamp_ms, from_offset)
                 found = await asyncio.get_running_loop().run_in_executor(self._threads, search)
             if found is not None:
+                asked = timestamp_ms, from_offset, metadata.end_offset
+                self._found[metadata.segment_id.id.int, *asked] = found
                 return found
             number += 1  # what is late enough in it lies below `from_offset`
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from fetch_entries import entry
 
 from fetchproxy.gateway.fetch_marks import FetchMarks, Knowledge
 from fetchproxy.gateway.judgement import Judgement, Verdict
@@ -16,7 +17,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from protocol.fetch_request import FetchPartition, PartitionKey
+from protocol.fetch_request import PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
@@ -45,7 +46,7 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     mark = marks.catch(KEY, 100, 0.0)
     assert mark is not None
     mark.judgement = Judgement(Verdict.REMOTE, TIP)
-    asked = {KEY: FetchPartition(0, offset, 1_000, b"")}
+    asked = {KEY: entry(0, offset)}
     split = marks.split(asked, 1.0, knowledge(STALE))
     assert (KEY in split.remote) is is_remote
 
@@ -61,7 +62,7 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
 
     known = knowledge(STALE)
     known = Knowledge(known.view, known.edges, identify)
-    asked = {(b"t", n): FetchPartition(n, 600, 1_000, b"") for n in range(100)}
+    asked = {(b"t", n): entry(n, 600) for n in range(100)}
     marks.catch((b"t", 0), 600, 0.0)
     marks.split(asked, 1.0, known, [])
     assert len(asked_of) == 99, "once, as the permit is new"
@@ -75,7 +76,7 @@ def test_a_broker_that_lacks_what_the_leader_has_is_not_judged_twice() -> None:
     mark = marks.catch(KEY, 100, 0.0)
     assert mark is not None
     mark.judgement = Judgement(Verdict.LOCAL, TIP)
-    asked = {KEY: FetchPartition(0, 100, 1_000, b"")}
+    asked = {KEY: entry(0, 100)}
     known = knowledge(STALE)
     assert not marks.denied_again(KEY, 101)
     assert not marks.split(asked, 0.5, known).withheld, "the broker is asked again"
@@ -99,7 +100,7 @@ def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> 
 
     def withheld(*leader_epochs: int) -> frozenset[PartitionKey]:
         asked = {
-            (b"t", number): FetchPartition(number, 100, 1_000, b"", epoch)
+            (b"t", number): entry(number, 100, leader_epoch=epoch)
             for number, epoch in enumerate(leader_epochs)
         }
         return marks.split(asked, 1.0, known).withheld

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 
 import pytest
+from fetch_entries import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from fetchproxy.gateway.fetch_session import (
     UpstreamFetch,
     next_epoch,
 )
-from protocol.fetch_request import FetchPartition, FetchRequest, PartitionKey
+from protocol.fetch_request import FetchEntry, FetchRequest, PartitionKey, fetch_offset
 
 KEYS: list[PartitionKey] = [(b"a", 0), (b"a", 1), (b"b", 0), (b"b", 7)]
 
@@ -27,10 +27,7 @@ def asks(
     partitions: Mapping[PartitionKey, int],
     forgotten: tuple[PartitionKey, ...] = (),
 ) -> FetchRequest:
-    entries = {
-        key: FetchPartition(key[1], offset, 1000, b"%d" % offset)
-        for key, offset in partitions.items()
-    }
+    entries = {key: entry(key[1], offset) for key, offset in partitions.items()}
     return FetchRequest(
         version=12, correlation_id=1, header=b"", replica_id=-1, max_wait_ms=0, min_bytes=0,
         bytes_max=1, isolation_level=0, session_id=session_id, session_epoch=epoch,
@@ -42,15 +39,15 @@ class BrokerModel:
     """What a broker does with session ids and epochs; `serving` is what its answer is about."""
 
     def __init__(self) -> None:
-        self.sessions: dict[int, tuple[int, dict[PartitionKey, FetchPartition]]] = {}
-        self.serving: dict[PartitionKey, FetchPartition] = {}
+        self.sessions: dict[int, tuple[int, dict[PartitionKey, FetchEntry]]] = {}
+        self.serving: dict[PartitionKey, FetchEntry] = {}
         self._next_id = 100
 
     def fetch(
         self,
         session_id: int,
         epoch: int,
-        partitions: Mapping[PartitionKey, FetchPartition],
+        partitions: Mapping[PartitionKey, FetchEntry],
         forgotten: tuple[PartitionKey, ...],
     ) -> tuple[int, int]:
         """(error, session id of the answer)."""
@@ -189,7 +186,7 @@ def test_the_broker_always_serves_what_is_asked_and_not_withheld(steps) -> None:
         request = client.request(mode)
         kind = proxy.mirror.on_request(request)
         assert kind.error_code == 0
-        assert {k: p.fetch_offset for k, p in proxy.mirror.asked.items()} == asked
+        assert {k: fetch_offset(p) for k, p in proxy.mirror.asked.items()} == asked
         error, session_id = proxy.fetch(request, kind, frozenset(wish & asked.keys()), outcome)
         client.answer(mode == "sessionless", error, session_id)
     assert len(broker.sessions) <= 1, "sessions that nobody will ask for are left with the broker"
@@ -301,10 +298,7 @@ def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its(
 
 def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
     mirror = FetchSessionMirror(lambda: 7)
-    raw = struct.pack(">iiqqi", 0, -1, 5, 0, 1)  # v11: partition, epoch, offset, log start, bytes
-    request = asks(0, 0, {KEYS[0]: 5, KEYS[1]: 2})
-    partitions = {**request.partitions, KEYS[0]: request.partitions[KEYS[0]]._replace(raw=raw)}
-    mirror.on_request(request._replace(partitions=partitions))
+    mirror.on_request(asks(0, 0, {KEYS[0]: 5, KEYS[1]: 2}))
     mirror.on_answer(0, 9)
     mirror.on_request(asks(9, 1, {}))
     mirror.lead({KEYS[0]: 80})
@@ -312,11 +306,10 @@ def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
     assert mirror.pass_on(asks(9, 1, {})) is None
     sent = mirror.upstream_request(frozenset())
     assert sent is not None
-    assert {key: p.fetch_offset for key, p in sent.partitions.items()} == {KEYS[0]: 80}
-    assert sent.partitions[KEYS[0]].raw == struct.pack(">iiqqi", 0, -1, 80, 0, 1)
+    assert sent.partitions == {KEYS[0]: entry(0, 80)}
     assert mirror.on_answer(0, 9) == 9
     mirror.on_request(asks(9, 2, {KEYS[0]: 90}))
     mirror.lead({})
     sent = mirror.upstream_request(frozenset())
     assert sent is not None
-    assert {key: p.fetch_offset for key, p in sent.partitions.items()} == {KEYS[0]: 90}
+    assert sent.partitions == {KEYS[0]: entry(0, 90)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from fetch_entries import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from protocol.fetch_request import FetchPartition, PartitionKey
+from protocol.fetch_request import FetchEntry, PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
@@ -131,8 +132,8 @@ class Known:
         )
 
 
-def asked(offset: int) -> dict[PartitionKey, FetchPartition]:
-    return {KEY: FetchPartition(0, offset, 1000, b"")}
+def asked(offset: int) -> dict[PartitionKey, FetchEntry]:
+    return {KEY: entry(0, offset)}
 
 
 def caught(offset: int, verdict: Verdict, now: float = 0.0) -> FetchMarks:
@@ -174,7 +175,7 @@ def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
     marks = caught(7, Verdict.REMOTE)
     known = Known(view((0, 499)), EDGES).knowledge()
     other = (b"t", 5)
-    both = {**asked(7), other: FetchPartition(5, 3, 1, b"")}
+    both = {**asked(7), other: entry(5, 3)}
     assert set(marks.split(both, 1.0, known).remote) == {KEY, other}
     assert set(marks.split(both, 61.0, known).remote) == set()
 
@@ -229,7 +230,7 @@ def test_partitions_take_turns() -> None:
     marks = FetchMarks(permit_ttl_s=60)
     known = Known(view((0, 499)), EDGES).knowledge()
     keys = [(b"t", n) for n in range(3)]
-    wanted = {key: FetchPartition(key[1], 3, 1, b"") for key in keys}
+    wanted = {key: entry(key[1], 3) for key in keys}
     for key in keys:
         mark = marks.catch(key, 3, 0.0)
         assert mark is not None

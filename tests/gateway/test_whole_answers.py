@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
-from fetchproxy.gateway.broker_link import WALKED_BYTES, BrokerLink
+from fetchproxy.gateway.broker_link import WALKED_BYTES, WHOLE_BYTES_MAX, BrokerLink
 from fetchproxy.gateway.receive_buffer import ReceiveBuffer
 from protocol import fetch_response as fr
 from protocol.error_codes import ErrorCode
@@ -140,12 +140,46 @@ def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
     assert len(whole.client.pieces) == whole.client.answers == 1
     assert not whole.link.expected
 
+    waited: list[str] = []
+    small = Conversation(fetch_answer(version, waited, **shown))
+    small.arrives(byte_by_byte(frame))
+    assert waited == ["plain", "done"]
+    assert small.client.pieces == whole.client.pieces
+    assert INT32.pack(CLIENTS_SESSION) in whole.client.pieces[0]
+
+    large = framed(version, records=b"r" * WHOLE_BYTES_MAX)
     scanned: list[str] = []
     cut = Conversation(fetch_answer(version, scanned, **shown))
-    cut.arrives(byte_by_byte(frame))
+    cut.arrives(byte_by_byte(large))
     assert scanned == ["head", "done"]
-    assert b"".join(cut.client.pieces) == whole.client.pieces[0]
-    assert INT32.pack(CLIENTS_SESSION) in whole.client.pieces[0]
+    whole = Conversation(fetch_answer(version, [], **shown))
+    whole.arrives([large])
+    assert [b"".join(cut.client.pieces)] == whole.client.pieces
+
+
+@pytest.mark.parametrize("cut_at", [1, 4, 8, 30, -1])
+def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
+    """As brokers send it: its head, and then its records."""
+    frame = framed(16)
+    asked: list[str] = []
+    answer = fetch_answer(16, asked)
+    answer.own_session = False
+    talk = Conversation(answer)
+    talk.arrives([frame[:cut_at]])
+    assert talk.client.pieces == []
+    assert talk.link.kept_bytes == len(frame[:cut_at])
+    talk.arrives([frame[cut_at:]])
+    assert talk.client.pieces == [frame]
+    assert asked == ["plain", "done"]
+    assert talk.link.kept_bytes == 0
+
+
+def test_the_rest_of_a_small_answer_is_waited_for_in_front_of_the_next() -> None:
+    both = Conversation(Answer(CORRELATION_ID))
+    both.link.expected.append(Answer(CORRELATION_ID))
+    first = INT32.pack(8) + INT32.pack(CORRELATION_ID) + b"body"
+    both.arrives([first[:10], first[10:] + first[:5], first[5:]])
+    assert both.client.pieces == [first, first]
 
 
 @pytest.mark.parametrize("version", [11, 12, 16])

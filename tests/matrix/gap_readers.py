@@ -31,6 +31,7 @@ from lab.node_client import kafkajs_command
 PATIENCE_S = 60.0
 LINGER_S = 2.0
 STOP_S = 5.0
+AIOKAFKA_WAIT_S = 0.5  # so long its fetches wait, by default
 LINGER = ("-linger", f"{LINGER_S}s", "-timeout", f"{PATIENCE_S}s")
 LINGER_MS = str(int(LINGER_S * 1000))
 _numbers = itertools.count(1)

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from gap_readers import GAP_READERS, Ask, GapReader, read_until_stopped, runs
+from gap_readers import (
+    AIOKAFKA_WAIT_S,
+    GAP_READERS,
+    STOP_S,
+    Ask,
+    GapReader,
+    read_until_stopped,
+    runs,
+)
 from gap_stack import (
     ARCHIVE_ONLY,
     ARCHIVE_ONLY_STOP,
@@ -89,6 +97,31 @@ def test_where_gaps_are_errors_a_reader_stops_in_front_of_it(
     ask = Ask(case.bootstrap, case.broker, topic, FIRST_LOST, policy)
     read = read_until_stopped(name, ask)
     assert runs(read) == [(0, FIRST_LOST - 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [SERVE_STOP, ARCHIVE_ONLY_STOP])
+@pytest.mark.parametrize("name", ["kcat", "franz-go", "kafka-go", "sarama", "kafkajs"])
+def test_where_gaps_are_errors_a_program_is_told_so(
+    gap_stack: GapStack, name: str, mode: str
+) -> None:
+    case = gap_stack.case(mode, MIDDLE)
+    reader = next(reader for reader in GAP_READERS if reader.client.name == name)
+    ask = Ask(case.bootstrap, case.broker, MIDDLE, len(case.expected), "earliest")
+    with pytest.raises(AssertionError, match="validat"):  # as each words INVALID_RECORD
+        reader.read(ask)
+
+
+@pytest.mark.parametrize("mode", [SERVE_STOP, ARCHIVE_ONLY_STOP])
+def test_who_asks_again_at_a_gap_is_answered_at_its_own_deadline(
+    gap_stack: GapStack, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiokafka does for ever, and tells the application nothing."""
+    case = gap_stack.case(mode, MIDDLE)
+    ask = Ask(case.bootstrap, case.broker, MIDDLE, FIRST_LOST, "earliest")
+    assert runs(read_until_stopped("aiokafka", ask)) == [(0, FIRST_LOST - 1)]
+    asked = [each for each in caplog.records if "while fetching data" in each.getMessage()]
+    assert 1 <= len(asked) <= 2 * STOP_S / AIOKAFKA_WAIT_S
 
 
 def test_the_loss_is_told_once(gap_stack: GapStack) -> None:

@@ -135,10 +135,10 @@ def test_exactly_the_answers_without_anything_to_look_at_are_plain(
     framed = framed_of(oracle)
     if version < 7:
         return
-    found = fr.plain_head(memoryview(framed), version)
+    found = fr.plain_session_id(memoryview(framed), version)
     parsed = fr.parse_head(framed, version)
     assert parsed is not None
-    assert found == (parsed[0] if is_plain(oracle) else None)
+    assert found == (parsed[0].session_id if is_plain(oracle) else None)
 
 
 @given(responses(), st.dictionaries(st.integers(0, 3), st.none() | st.integers(-1, 1 << 40)))
@@ -150,7 +150,7 @@ def test_a_plain_answer_has_the_log_starts_that_the_scan_shows(
     archived = {t.topic_id.bytes if version >= 13 else t.topic.encode() for t in oracle.responses}
     shown = dict.fromkeys(archived, starts.get)
     in_one_pass = bytearray(framed)
-    plain = fr.plain_head(memoryview(in_one_pass), version, shown)
+    plain = fr.plain_session_id(memoryview(in_one_pass), version, shown)
     scanned = b"".join(scan_of(version, framed, shown).feed(memoryview(bytearray(framed))))
     if plain is not None:
         assert bytes(in_one_pass) == scanned
@@ -181,7 +181,7 @@ def test_a_damaged_answer_is_not_plain(
     for at in (8, -1) if version >= 12 else ():  # the header's tags and the answer's: not there
         tagged = bytearray(framed)
         tagged[at] += 1
-        assert fr.plain_head(memoryview(tagged), version) is None
+        assert fr.plain_session_id(memoryview(tagged), version) is None
     kept = data.draw(st.integers(20, len(framed) - 1))
-    assert fr.plain_head(memoryview(framed[:kept]), version) is None
-    assert fr.plain_head(memoryview(framed + b"\x00"), version) is None
+    assert fr.plain_session_id(memoryview(framed[:kept]), version) is None
+    assert fr.plain_session_id(memoryview(framed + b"\x00"), version) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from itertools import pairwise
 from uuid import UUID
@@ -17,9 +18,12 @@ from protocol import fetch_response as fr
 from protocol import fetch_scan as fs
 from protocol.errors import WireError
 from protocol.fetch_request import (
-    FetchPartition,
     any_request,
     encode_fetch_request,
+    entry_bytes_max,
+    fetch_offset,
+    from_offset,
+    leader_epoch,
     parse_fetch_request,
     plain_request,
 )
@@ -76,9 +80,12 @@ def test_a_request_parsed_and_composed_is_the_same_bytes(case: tuple[int, Oracle
         ref = topic_id(topic.topic).bytes if version >= 13 else topic.topic.encode()
         for entry in topic.partitions:
             mine = parsed.partitions[ref, entry.partition]
-            assert mine.fetch_offset == entry.fetch_offset
-            assert mine.bytes_max == entry.partition_max_bytes
-            assert mine.leader_epoch == entry.current_leader_epoch
+            assert fetch_offset(mine) == entry.fetch_offset
+            assert entry_bytes_max(mine) == entry.partition_max_bytes
+            assert leader_epoch(mine) == entry.current_leader_epoch
+            moved = from_offset(mine, 3)
+            assert (fetch_offset(moved), len(moved)) == (3, len(mine))
+            assert from_offset(moved, entry.fetch_offset) == mine
     again = encode_fetch_request(
         parsed,
         partitions=parsed.partitions,
@@ -130,7 +137,30 @@ def test_what_is_read_in_one_pass_is_what_the_cursor_reads(
     if found is None:
         return
     assert found == any_request(damaged, start)
-    assert all(type(each) is FetchPartition for each in found.partitions.values())
+    assert all(type(each) is bytes for each in found.partitions.values())
+
+
+def test_the_collector_has_no_partition_of_a_request_to_look_at() -> None:
+    """Or each of its full collections would go through all that ten thousand partitions have."""
+    asked = OracleRequest.FetchTopic
+    request = OracleRequest[12](
+        replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=1, isolation_level=0,
+        session_id=0, session_epoch=0, forgotten_topics_data=[], rack_id="",
+        topics=[
+            asked(version=12, topic="a", partitions=[
+                asked.FetchPartition(
+                    version=12, partition=n, current_leader_epoch=-1, fetch_offset=0,
+                    last_fetched_epoch=-1, log_start_offset=-1, partition_max_bytes=1,
+                ) for n in range(1_000)
+            ])
+        ],
+    )  # fmt: skip
+    request.with_header(correlation_id=7, client_id="me")
+    payload = bytes(request.encode(header=True, framed=False))
+    found = parse_fetch_request(payload, header_end(12, "me")).partitions
+    gc.collect()
+    assert len(found) == 1_000
+    assert not any(gc.is_tracked(each) for pair in found.items() for each in pair)
 
 
 @st.composite

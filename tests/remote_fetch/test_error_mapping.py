@@ -10,7 +10,7 @@ from fetchproxy.remote_fetch.error_mapping import kafka_error_code
     ("error", "code"),
     [
         (errors.OffsetNotArchived, 1),
-        (errors.OffsetLost, 2),
+        (errors.OffsetLost, 87),
         (errors.CorruptSegment, 56),
         (errors.StorageUnavailable, 56),
         (errors.StorageThrottled, 56),

@@ -84,6 +84,28 @@ def test_nothing_is_at_hand_before_it_was_read() -> None:
     run_virtual(main)
 
 
+def test_what_was_found_is_at_hand_after_other_reads_have_taken_its_place() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment([batch(0, [100], 0)])
+            large, many = 50, 80  # records of 300 bytes: more in all than the cache holds
+            for n in range(many):
+                await side.segment([batch(1 + large * n, [1_000 + n] * large, 0)])
+            assert await side.purgatory.first_offset_at_or_after(side.tip, 50) == (0, 100, 0)
+            for n in range(many):
+                found = await side.purgatory.first_offset_at_or_after(side.tip, 1_000 + n)
+                assert found == (1 + large * n, 1_000 + n, 0)
+            view = side.rlmm.view(side.tip)
+            assert view is not None
+            assert side.purgatory.first_offset_in_memory(view, 49) is None, "its chunk is gone"
+            assert side.purgatory.first_offset_in_memory(view, 50) == (0, 100, 0)
+            await side.rlmm.raise_log_start_offset(side.tip, 1)
+            view = await side.rlmm.refresh(side.tip, now())
+            assert side.purgatory.first_offset_in_memory(view, 50) != (0, 100, 0)
+
+    run_virtual(main)
+
+
 def test_a_deleted_segment_is_passed_over_a_lost_one_is_damage() -> None:
     async def main() -> None:
         async with read_side() as side:

@@ -20,7 +20,8 @@ from fetchproxy.gateway import request_reader
 from fetchproxy.gateway.apis import fetch as fetch_api
 from fetchproxy.gateway.breathing import MESSAGES_A_TURN
 from fetchproxy.gateway.client_session import ClientSession
-from protocol.fetch_request import FetchPartition
+from fetchproxy.gateway.fetch_session import ASKED_BYTES
+from fetchproxy.gateway.server import SWEEP_INTERVAL_S
 from protocol.headers import RequestHead
 
 VERSION = 12
@@ -83,9 +84,31 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
     assert steps >= PARTITIONS / 500
 
 
-def of_type(kind: type) -> int:
-    """How many there are, garbage included."""
-    return sum(isinstance(each, kind) for each in gc.get_objects())
+def sessions_held() -> int:
+    """How many maps of so many partitions there are, garbage included."""
+    return sum(isinstance(each, dict) and len(each) == PARTITIONS for each in gc.get_objects())
+
+
+def test_a_wide_session_counts_as_what_its_connection_holds() -> None:
+    """Those that hold most are closed where all together hold too much; others read on."""
+
+    async def main(replay: Replay) -> None:
+        request = fetch_of(PARTITIONS)
+        request.session_epoch = 0
+        wide = [await connected(f"wide-{number}") for number in range(3)]
+        usual = await connected("usual")
+        for connection in wide:
+            await connection.ask(request, FETCH_RESPONSE, VERSION)
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+        await asyncio.sleep(SWEEP_INTERVAL_S)
+        assert sum(connection.is_open for connection in wide) == 2
+        await usual.ask(fetch_of(1), FETCH_RESPONSE, VERSION)
+        for connection in (usual, *wide):
+            await connection.close()
+
+    bytes_max = PARTITIONS * ASKED_BYTES * 5 // 2
+    gateway = GATEWAY.model_copy(update={"connection_buffers_bytes_max": bytes_max})
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, gateway=gateway)
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["answered", "gone before the answer"])
@@ -105,7 +128,7 @@ def test_what_a_connection_held_is_free_when_it_is_over(heard: bool) -> None:
                     await asyncio.sleep(0)
             await connection.close()
         await asyncio.sleep(2)
-        assert of_type(FetchPartition) == 0
+        assert sessions_held() == 0
 
     gc.collect()
     gc.disable()

@@ -11,6 +11,7 @@ does not answer, answers are empty, and KAFKA_STORAGE_ERROR after
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -27,7 +28,7 @@ from fetchproxy.gateway.fetch_answer import (
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S, RemoteReadRequest, RemoteReadResult
-from fetchproxy.remote_fetch.error_mapping import kafka_error_code
+from fetchproxy.remote_fetch.error_mapping import INVALID_RECORD, kafka_error_code
 from protocol.apis import ApiKey
 from protocol.error_codes import ErrorCode
 from protocol.errors import MalformedMessage
@@ -39,6 +40,8 @@ from protocol.fetch_request import (
     FetchRequest,
     PartitionKey,
     TopicRef,
+    entry_bytes_max,
+    fetch_offset,
     parse_fetch_request,
 )
 from protocol.fetch_response import PartitionPatch, encode_error_response
@@ -58,6 +61,11 @@ class _Round:
     @property
     def has_news(self) -> bool:
         return bool(self.errors or self.records)
+
+    @property
+    def only_refuses(self) -> bool:
+        """There is nothing to say but that offsets are lost."""
+        return not self.records and set(self.errors.values()) == {INVALID_RECORD}
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -135,7 +143,7 @@ async def _read(
     begun_at = parts.clock()
     deadline = begun_at + max(fetch.max_wait_ms, 0) / 1000
     read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
-    asked_bytes = sum(asked.bytes_max for asked in fetch.partitions.values())
+    asked_bytes = sum(map(entry_bytes_max, fetch.partitions.values()))
     await request.turn.take(min(_bytes_max(parts, fetch), asked_bytes), deadline)
     await parts.answers.wait_for_room(deadline)
     while True:
@@ -151,6 +159,9 @@ async def _read(
                 *(parts, fetch, reads, parts.clock() if found.errors else read_deadline),
                 *(found, request),
             )
+        if found.only_refuses:  # told at the client's own deadline: some ask again at once
+            request.turn.give_back()
+            await asyncio.sleep(deadline - parts.clock())
         if found.has_news or parts.clock() >= deadline:
             return found
         if found.at_end:
@@ -172,7 +183,7 @@ def _judge_by_memory(
             found.errors[key] = _missing(parts, key, fetch.version, request)
             continue
         view = parts.rlmm.view(tip)
-        if view is not None and is_end(fetch.partitions[key].fetch_offset, view):
+        if view is not None and is_end(fetch_offset(fetch.partitions[key]), view):
             found.at_end.add(key)
     return found
 
@@ -195,8 +206,8 @@ async def _read_archive(
     requests = [
         RemoteReadRequest(
             reads[key],
-            fetch.partitions[key].fetch_offset,
-            fetch.partitions[key].bytes_max,
+            fetch_offset(fetch.partitions[key]),
+            entry_bytes_max(fetch.partitions[key]),
             isolation,
             request.client,
         )
@@ -231,7 +242,7 @@ def _judge_not_archived(
 ) -> None:
     """The read has looked at the store anew: the view is younger than the request."""
     view = parts.rlmm.view(tip)
-    offset = fetch.partitions[key].fetch_offset
+    offset = fetch_offset(fetch.partitions[key])
     if view is not None and (is_end(offset, view) or view.covers(offset)):
         # Covered, and yet without a batch: the last segment's tail, emptied of records.
         found.at_end.add(key)

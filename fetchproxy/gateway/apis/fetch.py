@@ -59,6 +59,11 @@ class FetchHandler:
         """A poll upstream waits for a fetch of the client that takes it up."""
         return self._on.parked is not None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of its fetch session."""
+        return self._on.mirror.kept_bytes
+
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, frame: bytes, body_at: int) -> bool:
         """A whole framed request. False: one is under way, come again when the session unmutes."""
@@ -131,6 +136,8 @@ class FetchHandler:
                 frame = with_session(frame, body_at, request.version, *brokers_own)
             elif (upstream := self._on.mirror.upstream_request(frozenset())) is not None:
                 frame = encode_poll(request, upstream, request.max_wait_ms)
+        # The answer cannot come before the loop's next turn: nobody waits for what follows.
+        self._on.session.send_upstream(frame, None)
         answer = self._on.expect(request)
         asked_at = self._on.parts.clock()
 
@@ -156,8 +163,9 @@ class FetchHandler:
         )
         if not self._on.throttle_time_ms:  # else the answer's head is another
             answer.on_plain = self._on.mirror.on_fine_answer
+            answer.own_session = not self._on.mirror.in_lockstep
         self._busy = True
-        self._on.session.send_upstream(frame, answer)
+        self._on.session.expect(answer)
 
     def _stands_alone(self) -> bool:
         """No other request waits behind the fetch: nothing can overtake an answer of our own."""
