@@ -24,7 +24,7 @@ from benchmarks.connections import (
 from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY
 from benchmarks.many_connections import Load, greeting, receive
 from lab.kafka_versions import kafka_jars
-from protocol.fetch_request import parse_fetch_request
+from protocol.fetch_request import fetch_offset, parse_fetch_request
 from protocol.headers import peek_request_header
 from tests.conftest import FindPart
 
@@ -42,7 +42,7 @@ def test_a_greeting_is_three_whole_requests() -> None:
     fetch = greeting("orders")[-1]
     at = peek_request_header(memoryview(fetch), 4, len(fetch)).body_position
     (asked,) = parse_fetch_request(memoryview(fetch)[4:], at - 4).partitions.values()
-    assert asked.fetch_offset == 0
+    assert fetch_offset(asked) == 0
 
 
 EXPECTED = (12).to_bytes(4, "big") + bytes(4) + b"answered"
