@@ -33,6 +33,7 @@ from two_archivers import (
     readable,
 )
 
+from fetchproxy.metadata.partition_view import build_view
 from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.remote_log.verification.verify import verify_archive
@@ -106,6 +107,7 @@ async def test_finished_when_its_objects_had_been_deleted(
         ):
             await until(manager, archived_up_to(TOPIC, {0: MEETING_COUNT}))
             await until_true(lambda: not attempt.exists())
+            tip = (await tips(cluster, TOPIC))[0]
             if lives:
                 other.send(signal.SIGCONT)
             else:
@@ -115,9 +117,11 @@ async def test_finished_when_its_objects_had_been_deleted(
                     decode_segment(begun, attempt.name),
                     state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                 )
+                copied = (await archive.view(tip)).segments
+                first = build_view(tip, [said, *copied], read_at=0.0).segments[0]
+                assert first.segment_id == said.segment_id, "readers are not sent there"
                 attempt.parent.mkdir(exist_ok=True)
                 attempt.write_bytes(encode_segment(said))
-            tip = (await tips(cluster, TOPIC))[0]
             if lives:
                 await asyncio.sleep(2)  # it is awake, and has said it
             await until_true(lambda: not attempt.exists())
