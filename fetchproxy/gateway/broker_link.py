@@ -48,9 +48,7 @@ class LinkOwner(Protocol):
 
     def link_closed(self, error: Exception | None) -> None: ...
 
-    def pause_requests(self) -> None: ...
-
-    def resume_requests(self) -> None: ...
+    def broker_slow(self, slow: bool) -> None: ...
 
 
 # An answer of so many bytes leaves in one piece.
@@ -116,10 +114,10 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._splice(size)
 
     def pause_writing(self) -> None:
-        self._owner.pause_requests()
+        self._owner.broker_slow(True)
 
     def resume_writing(self) -> None:
-        self._owner.resume_requests()
+        self._owner.broker_slow(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         while self._goes_on:  # what has come before the end is still the client's

@@ -63,7 +63,8 @@ class ClientSession(asyncio.BufferedProtocol):
         self.closing = False
         self._over = asyncio.Event()  # the same, to wait for
         self._drained = asyncio.Event()
-        self.muted = True  # until the broker is connected
+        self._wanted = asyncio.Event()  # the broker, or nothing any more
+        self.muted = False
         self._upstream_slow = False
         self._writable = asyncio.Event()
         self._writable.set()
@@ -71,7 +72,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self.heard = False  # since the last look
         self._heard_at = parts.clock()
         self.fetch = FetchHandler(self, parts)
-        self._requests = RequestReader(self, parts)
+        self.requests = RequestReader(self, parts)
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,7 +95,7 @@ class ClientSession(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Who sends no more still takes what he has asked for, as from a broker."""
         transport = self._transport
-        return transport is not None and may_half_close(transport) and self._requests.end()
+        return transport is not None and may_half_close(transport) and self.requests.end()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -116,11 +117,6 @@ class ClientSession(asyncio.BufferedProtocol):
     def client_host(self) -> str:
         return self.client.rpartition(":")[0]
 
-    @property
-    def frame_begun(self) -> float | None:
-        """Loop time when a request began that is not whole yet."""
-        return self._requests.begun_at
-
     def silent_s(self, now: float) -> float:
         """Since when (s) neither side has sent anything; called regularly, so no piece is timed."""
         link = self.link
@@ -136,7 +132,8 @@ class ClientSession(asyncio.BufferedProtocol):
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                if await self._reach_broker():
+                await self._wanted.wait()
+                if not self.closing and await self._reach_broker():
                     self._unmute()
                     await self._over.wait()
                 # What was begun in this step of the loop takes its own first step, or the work that
@@ -150,14 +147,19 @@ class ClientSession(asyncio.BufferedProtocol):
             self.close()
             # A collection of garbage would find these late, and hold the loop while it looks.
             self.link = self._tasks = None
-            self._requests.drop()
+            self.requests.drop()
             self.fetch.drop()
 
+    def want_broker(self) -> None:
+        """For the first request. Whoever sends none costs no broker a connection."""
+        self.muted = True  # until it is connected
+        self._wanted.set()
+
     async def _reach_broker(self) -> bool:
-        transport = self._transport
+        transport, records = self._transport, self.parts.records
+        frame_max = self._config.frame_bytes_max
         if transport is None:
             return False
-        frame_max, records = self._config.frame_bytes_max, self.parts.records
         try:
             self.link = await self._connect(
                 lambda: BrokerLink(self, self._receive, transport, frame_max, records)
@@ -166,10 +168,9 @@ class ClientSession(asyncio.BufferedProtocol):
             CONNECTIONS_REFUSED.labels("broker_unreachable").inc()
             log.warning("broker_unreachable", client=self.client, error=str(error))
             return False
-        link_transport = self.link.transport
-        if link_transport is None:
+        if self.link.transport is None:
             return False
-        link_transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
+        self.link.transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
         return True
 
     def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
@@ -207,6 +208,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         self.closing = True
+        self._wanted.set()
         self._over.set()
 
     def _refuse(self, error: WireError, side: str) -> None:
@@ -255,7 +257,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
         A client that has only ended its sending is still there: what it sent may yet be unread.
         """
-        unwatched = self._held_back or self._requests.ended
+        unwatched = self._held_back or self.requests.ended
         return unwatched and self._transport is not None and is_reset(self._transport)
 
     @property
@@ -263,7 +265,7 @@ class ClientSession(asyncio.BufferedProtocol):
         """In memory: unsent to either side, what is not whole, and the fetch session."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         of_broker = 0 if self.link is None else self.link.kept_bytes
-        return unsent + of_broker + self._requests.kept_bytes + self.fetch.kept_bytes
+        return unsent + of_broker + self.requests.kept_bytes + self.fetch.kept_bytes
 
     def link_go_on(self) -> None:
         if self.link is not None:
@@ -273,12 +275,12 @@ class ClientSession(asyncio.BufferedProtocol):
         assert self.link is not None
         if not self.link.expected:
             self._drained.set()
-        if self._requests.limited and not self.at_inflight_limit():
-            self._requests.limited = False
+        if self.requests.limited and not self.at_inflight_limit():
+            self.requests.limited = False
             self._take(memoryview(b""))
             self._pace()
-        if self._requests.ended:  # the bytes of this answer are yet to be written
-            asyncio.get_running_loop().call_soon(self._requests.close_if_answered)
+        if self.requests.ended:  # the bytes of this answer are yet to be written
+            asyncio.get_running_loop().call_soon(self.requests.close_if_answered)
 
     def rewrite(self, answer: HeldAnswer) -> Payload | None:
         payload = answer.rewrite(bytes(answer.payload))
@@ -307,12 +309,8 @@ class ClientSession(asyncio.BufferedProtocol):
             log.info("broker_connection_lost", client=self.client, error=words)
         self.close()
 
-    def pause_requests(self) -> None:
-        self._upstream_slow = True
-        self._pace()
-
-    def resume_requests(self) -> None:
-        self._upstream_slow = False
+    def broker_slow(self, slow: bool) -> None:
+        self._upstream_slow = slow
         self._pace()
 
     # -- requests --------------------------------------------------------------------------------
@@ -320,19 +318,19 @@ class ClientSession(asyncio.BufferedProtocol):
         if self.closing:
             return
         try:
-            self._requests.take(view)
+            self.requests.take(view)
         except WireError as error:
             self._refuse(error, "client")
             return
         # One that only waits for its answer may be read from: it seldom has more to say.
-        if self._requests.limited or (self.muted and self._requests.kept_bytes):
+        if self.requests.limited or (self.muted and self.requests.kept_bytes):
             self._pace()
 
     def take_more(self) -> None:
         """What was left for a later turn of the loop."""
         self._take(memoryview(b""))
         self._pace()
-        self._requests.close_if_answered()
+        self.requests.close_if_answered()
 
     def expect(self, answer: Answer) -> None:
         """The answer of a request whose bytes pass."""
@@ -372,7 +370,7 @@ class ClientSession(asyncio.BufferedProtocol):
     @property
     def _held_back(self) -> bool:
         """No further request is taken, so that reading may be paused."""
-        return self.muted or self._upstream_slow or self._requests.limited
+        return self.muted or self._upstream_slow or self.requests.limited
 
     def _pace(self) -> None:
         transport = self._transport

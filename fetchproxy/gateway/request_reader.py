@@ -72,10 +72,10 @@ class RequestReader:
     def _all_answered(self) -> bool:
         """All that has come whole: what was cut off has no other part to come."""
         session = self._session
-        if session.link is None:
-            return not self._carry
         if session.muted or self.limited or self._goes_on:
             return False
+        if session.link is None:
+            return True
         cut_off = self._passing if self._left else None
         due = [answer for answer in session.link.expected if answer is not cut_off]
         return not due or session.fetch.only_parked(due)
@@ -173,7 +173,7 @@ class RequestReader:
             self._go_on_soon()
             return None
         link = self._session.link
-        in_flight = 0 if link is None else len(link.expected)
+        in_flight = len(link.expected) if link else 0
         if in_flight >= self._config.inflight_requests_max and self._session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
             self.limited = True
@@ -186,6 +186,9 @@ class RequestReader:
         handling = handling_of(head) if self._sasl is None else self._before_sasl(head)
         if isinstance(handling, Held) and handling is not REFUSED:
             self._check_held(size, head)
+        if link is None:
+            self._session.want_broker()
+            return None
         self._left_in_turn -= 1
         return size, head, handling
 

@@ -3,8 +3,8 @@
 The broker authenticates its clients, and the proxy is not told when it is done. Until one of its
 answers to SaslAuthenticate is without an error, nothing but that, ApiVersions and SaslHandshake can
 be right: all else passes unread, for the broker to refuse. Of a client without credentials nothing
-is parsed and nothing is held. What is larger than brokers take before that does not reach them:
-each such refusal costs a broker some 30 ms of CPU.
+is parsed and nothing is held. What is refused by its head does not reach a broker: a request larger
+than brokers take before that (some 30 ms of a broker's CPU), and one before any SaslHandshake.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fetchproxy.gateway.apis.behaviour import Held, Passes
 from fetchproxy.gateway.apis.table import RELAY, handling_of
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from protocol.apis import ApiKey
-from protocol.errors import FrameTooLarge
+from protocol.errors import FrameTooLarge, MalformedMessage
 from protocol.headers import RequestHead, response_body
 from protocol.primitives import Buffer
 
@@ -32,6 +32,7 @@ class SaslProgress:
     """
 
     def __init__(self) -> None:
+        self._handshaken = False
         self.accepted = False
         self._authenticate = Passes(self._expect)
 
@@ -45,6 +46,14 @@ class SaslProgress:
             )
 
     def handling_of(self, head: RequestHead) -> Passes | Held:
+        """Raises MalformedMessage, as Kafka's SaslServerAuthenticator refuses."""
+        if head.api_key == ApiKey.SASL_HANDSHAKE:
+            self._handshaken = True
+        elif not (self._handshaken or head.api_key == ApiKey.API_VERSIONS):
+            raise MalformedMessage(
+                f"a request of API key {head.api_key} before SaslHandshake, on brokers that ask "
+                "for SASL"
+            )
         if head.api_key == ApiKey.SASL_AUTHENTICATE:
             return self._authenticate
         return handling_of(head) if head.api_key in _READ_BEFORE else RELAY

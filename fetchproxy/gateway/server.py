@@ -355,7 +355,7 @@ class GatewayServer:
 
     def _look_at(self, session: ClientSession) -> None:
         config, now = self._config, self._parts.clock()
-        begun, silent_s = session.frame_begun, session.silent_s(now)
+        begun, silent_s = session.requests.begun_at, session.silent_s(now)
         if session.stalled_s(now) > config.client_stall_max_ms / 1000:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()
             session.close("client_stall_max_ms")

@@ -9,6 +9,7 @@ import pytest
 from client_readers import read_confluent
 from confluent_kafka.admin import AdminClient
 from proxy_process import ProxyProcess
+from test_bad_input import request
 from topic_data import TopicData, produce
 
 from lab.errors import PartFailed
@@ -52,9 +53,10 @@ def test_a_mapped_port_leads_to_its_broker_before_anything_was_asked(tmp_path: P
         data = TopicData("mapped")
         produce(f"127.0.0.1:{port}", data, 20)
         assert read_confluent(f"127.0.0.1:{port}", "mapped", {0: 20}) == data.written
-        # A node of the map that the cluster does not have: the connection is closed.
+        # A node of the map that the cluster does not have: closed at the first request.
         unknown = proxy.logged("node_listener_opened")[1]["port"]
         with socket.create_connection(("127.0.0.1", unknown), timeout=60) as client:
+            client.sendall(request(18, 0))
             assert client.recv(1) == b""
         assert "node 7 is not in the cluster" in proxy.logged("broker_unreachable")[0]["error"]
 

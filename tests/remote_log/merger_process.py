@@ -1,6 +1,6 @@
 """A merge alone in a process, to be killed. Not a test.
 
-Arguments: STORE_DIR SPOOL_DIR BYTES_MAX COPY_MAX_MS [LABEL]: at the step LABEL (`labelled_store`)
+Arguments: STORE_DIR SPOOL_DIR BYTES_MAX LATER_MS [LABEL]: at the step LABEL (`labelled_store`)
 the process kills itself. Without one it merges all that there is, and removes what may go.
 """
 
@@ -21,17 +21,21 @@ from fetchproxy.remote_log.retention.expirer import Expirer
 from fetchproxy.remote_log.sources.spool import Spool
 from fetchproxy.storage.filesystem import FilesystemObjectStore
 
+COPY_MAX_MS = 60_000
+COPIES_OLD_MS = 3 * COPY_MAX_MS  # then what was replaced goes
 
-async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, copy_max_ms: int) -> int:
-    """How many merged segments there are more. As the job does it."""
-    config = ArchiveConfig(copy_max_ms=copy_max_ms, retention_grace_ms=0)
+
+async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, later_ms: int = 0) -> int:
+    """How many merged segments there are more. As the job does it, `later_ms` from now."""
+    config = ArchiveConfig(copy_max_ms=COPY_MAX_MS, retention_grace_ms=0)
+    later = lambda: wall_clock_ms() + later_ms  # noqa: E731
     merged = 0
     async with Spool(spool_dir) as spool:
         copier = SegmentCopier(
             archive.rsm,
             archive.rlmm,
-            copy_max_ms=copy_max_ms,
-            wall_clock_ms=wall_clock_ms,
+            copy_max_ms=COPY_MAX_MS,
+            wall_clock_ms=later,
             uuid_factory=uuid.uuid4,
         )
         merger = PartitionMerger(archive.rsm, archive.rlmm, copier, spool, bytes_max=bytes_max)
@@ -40,7 +44,7 @@ async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, copy_max_
             archive.rsm,
             archive.rlmm,
             topic_config=lambda topic_id: None,
-            wall_clock_ms=wall_clock_ms,
+            wall_clock_ms=later,
             clock_settle_ms=0,
         )
         for tip in await archive.rlmm.list_partitions():
@@ -49,10 +53,10 @@ async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, copy_max_
     return merged
 
 
-async def main(store: str, spool: str, bytes_max: str, copy_max_ms: str, label: str = "") -> None:
+async def main(store: str, spool: str, bytes_max: str, later_ms: str, label: str = "") -> None:
     labelled = LabelledStore(FilesystemObjectStore(Path(store)), kill_at(label))
     async with open_archive(labelled) as archive:
-        await merge_all(archive, Path(spool), int(bytes_max), int(copy_max_ms))
+        await merge_all(archive, Path(spool), int(bytes_max), int(later_ms))
 
 
 if __name__ == "__main__":

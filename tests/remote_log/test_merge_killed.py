@@ -21,7 +21,7 @@ from archive_harness import (
     until,
 )
 from labelled_store import COPY_STEPS, DELETE_STEPS, labels
-from merger_process import merge_all
+from merger_process import COPIES_OLD_MS, merge_all
 from two_archivers import SMALL, produce, readable
 
 from fetchproxy.remote_log.verification.verify import verify_archive
@@ -36,12 +36,11 @@ HERE = Path(__file__).parent
 ABSENT = {f"put {file.value}" for file in (SegmentFile.TXN, *KAFKA_FILES)}
 STEPS = labels([step for step in COPY_STEPS if step not in ABSENT])
 SOME = ["after put metadata COPY_SEGMENT_STARTED", "before put metadata COPY_SEGMENT_FINISHED"]
-SOON_MS = 400  # copies are old after twice that, so that what is replaced goes in the next run
 
 
-def run_until_killed(folder: Path, label: str, copy_max_ms: int) -> None:
+def run_until_killed(folder: Path, label: str, later_ms: int) -> None:
     command = [sys.executable, str(HERE / "merger_process.py"), str(folder / "store")]
-    command += [str(folder / "spool"), str(BYTES_MAX), str(copy_max_ms), label]
+    command += [str(folder / "spool"), str(BYTES_MAX), str(later_ms), label]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, f"it has not come to {label!r}: {done.stderr!r}"
@@ -68,9 +67,8 @@ async def shape(archive: Archive) -> list[tuple[int, int]]:
 
 async def merged_until_settled(folder: Path) -> list[tuple[int, int]]:
     async with open_archive(folder / "store") as archive:
-        await merge_all(archive, folder / "spool", BYTES_MAX, 60_000)
-        await asyncio.sleep(3 * SOON_MS / 1000)
-        await merge_all(archive, folder / "spool", 1, SOON_MS)  # removes alone
+        await merge_all(archive, folder / "spool", BYTES_MAX)
+        await merge_all(archive, folder / "spool", 1, COPIES_OLD_MS)  # removes alone
         return await shape(archive)
 
 
@@ -82,7 +80,7 @@ async def test_killed_at_every_step_of_a_merge(
 ) -> None:
     expected = await archived(mock_cluster.bootstrap, tmp_path)
     for label in steps:
-        await asyncio.to_thread(run_until_killed, tmp_path, label, 60_000)
+        await asyncio.to_thread(run_until_killed, tmp_path, label, 0)
         async with open_archive(tmp_path / "store") as archive:
             (tip,) = [tip for tip in await archive.rlmm.list_partitions() if tip.partition == 0]
             assert await readable(archive, tip) == expected
@@ -102,10 +100,9 @@ async def test_killed_at_every_step_of_the_removal(
 ) -> None:
     expected = await archived(mock_cluster.bootstrap, tmp_path)
     async with open_archive(tmp_path / "store") as archive:
-        await merge_all(archive, tmp_path / "spool", BYTES_MAX, 60_000)
-    await asyncio.sleep(3 * SOON_MS / 1000)
+        await merge_all(archive, tmp_path / "spool", BYTES_MAX)
     for label in labels(DELETE_STEPS):
-        await asyncio.to_thread(run_until_killed, tmp_path, label, SOON_MS)
+        await asyncio.to_thread(run_until_killed, tmp_path, label, COPIES_OLD_MS)
         async with open_archive(tmp_path / "store") as archive:
             (tip,) = [tip for tip in await archive.rlmm.list_partitions() if tip.partition == 0]
             assert await readable(archive, tip) == expected
@@ -128,7 +125,7 @@ async def test_merged_while_it_is_archived_and_read(
         for part in range(1, 5):
             await asyncio.to_thread(produce, bootstrap, TOPIC, 1, 300)
             await until(manager, archived_up_to(TOPIC, {0: 300 * part}))
-            merged += await merge_all(other, tmp_path / "spool", BYTES_MAX, 60_000)
+            merged += await merge_all(other, tmp_path / "spool", BYTES_MAX)
             tip = next(tip for tip in await tips(cluster, TOPIC) if tip.partition == 0)
             expected = await broker_batches(cluster, tip, 0, 300 * part)
             for _ in range(2):

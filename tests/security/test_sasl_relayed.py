@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 
 import confluent_kafka
 import pytest
@@ -150,7 +151,7 @@ def test_an_unauthenticated_client_gets_no_answer_about_the_archive(
 def test_of_an_unauthenticated_client_nothing_is_read(
     secured: SecuredKafka, proxy: ProxyProcess
 ) -> None:
-    """The broker refuses what comes too early, not the proxy, which holds none of it."""
+    """What comes too early is refused by its head; the proxy holds none of it."""
 
     def refused(peer: RawConnection, size: int) -> None:
         peer.send(struct.pack(">ihhih", size, 1, 12, 1, -1) + bytes(1000))
@@ -164,11 +165,23 @@ def test_of_an_unauthenticated_client_nothing_is_read(
     for bootstrap in (secured.sasl, proxy.bootstrap):
         with RawConnection(bootstrap) as stranger:  # whole, as the broker waits for the rest
             refused(stranger, 1010)
+    (said,) = [
+        line["error"]
+        for line in proxy.logged("client_connection_closed")
+        if line.get("kind") == "MalformedMessage"
+    ][-1:]
+    assert said.startswith("a request of API key 1 before SaslHandshake")
     assert limited("held_request_bytes_max") == held
     assert limited("sasl_request_bytes_max") == early
     with SaslConnection(proxy.bootstrap, "alice") as alice:
         refused(alice, 50_000_000)  # who is known is read, and so refused by the proxy
     assert limited("held_request_bytes_max") == held + 1
+
+
+def hand_shake(raw: RawConnection) -> None:
+    body = struct.pack(">h", 5) + b"PLAIN"
+    raw.send(struct.pack(">ihhih", 10 + len(body), 17, 1, 1, -1) + body)
+    assert struct.unpack_from(">ih", raw.receive()) == (1, 0)
 
 
 def test_what_no_broker_takes_before_sasl_does_not_reach_one(
@@ -179,9 +192,11 @@ def test_what_no_broker_takes_before_sasl_does_not_reach_one(
     before = proxy.metric("fetchproxy_limits_reached_total", name)
     for size, by_proxy in ((SASL_REQUEST_BYTES_MAX, 0), (SASL_REQUEST_BYTES_MAX + 1, 1)):
         with RawConnection(proxy.bootstrap) as stranger:
-            stranger.send(struct.pack(">ihhih", size, 1, 12, 1, -1) + bytes(size - 10))
-            with pytest.raises((AssertionError, ConnectionError)):
-                stranger.receive()
+            hand_shake(stranger)
+            stranger.send(struct.pack(">ihhih", size, 36, 0, 1, -1) + bytes(size - 10))
+            refused_by_proxy = pytest.raises((AssertionError, ConnectionError))
+            with refused_by_proxy if by_proxy else nullcontext():
+                assert stranger.receive()  # the broker's own refusal
         assert proxy.metric("fetchproxy_limits_reached_total", name) == before + by_proxy
     with RawConnection(secured.sasl) as stranger:
         stranger.send(struct.pack(">ihhih", SASL_REQUEST_BYTES_MAX + 1, 1, 12, 1, -1))

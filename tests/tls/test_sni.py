@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from host_names import names_here, with_names
 from proxy_process import ProxyProcess, wait_for
 from raw_tls import RawTls, answers, tls_connection
+from test_bad_input import request
 from tls_parts import READERS, confluent_tls, java_tls
 from topic_data import TopicData, produce
 
@@ -195,6 +196,7 @@ def test_a_name_of_no_broker_is_closed_with_a_reason(
     through: ProxyProcess, authority: Authority
 ) -> None:
     with tls_connection(through, authority, server_name="broker-9.kafka.test") as peer:
+        peer.sendall(request(18, 0))
         assert peer.recv(1) == b""
     wait_for("log", lambda: through.logged("broker_unreachable"))
     assert "node 9 is not in the cluster" in through.logged("broker_unreachable")[-1]["error"]
