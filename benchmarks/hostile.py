@@ -1,9 +1,10 @@
 """`python -m benchmarks.hostile`: what a consumer of the tail feels of clients that mean harm.
 
 Fifty connections do their worst (`hostile_connections`) beside a consumer that reads the tail. It
-is measured with and without them in turn. *Without credentials*: the brokers'
-listener asks for SASL, the consumer has logged in, and the others cannot. *Open*: nobody needs
-credentials, so what they send is parsed.
+is measured with and without them in turn. *Without credentials*: the brokers' listener asks for
+SASL, the consumer has logged in, and the others cannot. *Elsewhere*: they do the same to a listener
+that only closes (`closing_listener`), which is what the machine feels of the harm itself. *Open*:
+nobody needs credentials, so what they send is parsed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from benchmarks.report import Row, goal_rows, percentile, ratios, row
 from lab.secured_kafka import SecuredKafka
 
 STRANGERS, OPEN = "without credentials", "open"
-CALM, HOSTILE = "calm", "hostile"
+CALM, HOSTILE, ELSEWHERE = "calm", "hostile", "hostile elsewhere"
+_WAYS = {STRANGERS: (CALM, ELSEWHERE, HOSTILE), OPEN: (CALM, HOSTILE)}
 USER, PASSWORD = "alice", "alice-secret"
 TOPIC = "benchmark-hostile"
 _SETTLE_S = 1.0
@@ -63,6 +65,21 @@ def rows_of(measured: Measured) -> list[Row]:
     }
     worst = [max(together) for together in zip(*shares.values(), strict=True)]
     rows = goal_rows(TAIL_BESIDE_HOSTILE, found[STRANGERS], worst)
+    elsewhere = p99s(STRANGERS, ELSEWHERE)
+    rows.append(
+        row(
+            "the same harm to a listener that only closes : without",
+            "x",
+            ratios(elsewhere, p99s(STRANGERS, CALM)),
+        )
+    )
+    rows.append(
+        row(
+            "harm to the proxy : to a listener that only closes",
+            "x",
+            ratios(p99s(STRANGERS, HOSTILE), elsewhere),
+        )
+    )
     rows.append(row(f"the same, {OPEN}: what they send is parsed", "x", found[OPEN]))
     for (listener, how), rounds in measured.latencies.items():
         for percent in (50, 99):
@@ -85,6 +102,21 @@ def beside(bootstrap: str, connections: int, done: Counter[str]) -> Iterator[Non
         finally:
             told, _ = process.communicate(b"", timeout=30)
             done.update(json.loads(told or b"{}"))
+
+
+@contextmanager
+def closing_listener() -> Iterator[str]:
+    """Its address."""
+    command = [sys.executable, "-m", "benchmarks.closing_listener"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_PROJECT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield f"127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
@@ -110,18 +142,20 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
             STRANGERS: running.enter_context(FetchproxyServer(kafka.sasl, as_user, None, secret)),
             OPEN: running.enter_context(FetchproxyServer(kafka.bootstrap)),
         }
+        closing = running.enter_context(closing_listener())
         for number in range(options.rounds + 1):  # round 0 warms up, and is a short one
             for listener, proxy in proxies.items():
                 count = options.samples // (_OPEN_SHARE if listener == OPEN else 1)
                 if not number:
                     count = min(count, _WARM_UP_SAMPLES)
                 way = (proxy.bootstrap, TOPIC, login if listener == STRANGERS else {})
-                for how in (CALM, HOSTILE) if number % 2 else (HOSTILE, CALM):
+                for how in _WAYS[listener] if number % 2 else reversed(_WAYS[listener]):
                     with ExitStack() as harm:
-                        if how == HOSTILE:
-                            harm.enter_context(
-                                beside(proxy.bootstrap, options.connections, measured.harm)
-                            )
+                        if how != CALM:
+                            harmed, done = closing, Counter[str]()
+                            if how == HOSTILE:
+                                harmed, done = proxy.bootstrap, measured.harm
+                            harm.enter_context(beside(harmed, options.connections, done))
                         time.sleep(_SETTLE_S)
                         samples = child(
                             "benchmarks.latency_probe",

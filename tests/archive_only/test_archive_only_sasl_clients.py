@@ -101,14 +101,16 @@ def test_a_name_with_signs_of_scram(
     assert found == archived.plain.written
 
 
-def error_of_confluent(bootstrap: str, topic: str, settings: dict[str, str]) -> set[str]:
+def error_of_confluent(
+    bootstrap: str, topic: str, settings: dict[str, str], polls: int = 300
+) -> set[str]:
     """The errors that its user sees, until there is one that is no lost connection."""
     seen: set[str] = set()
     config = {"bootstrap.servers": bootstrap, "group.id": "g", **settings}
     consumer = confluent_kafka.Consumer({**config, "error_cb": lambda e: seen.add(e.name())})
     try:
         consumer.subscribe([topic])
-        for _ in range(300):
+        for _ in range(polls):
             for message in consumer.consume(1, timeout=0.2):
                 assert message.error() is not None, "it has read a record"
                 seen.add(message.error().name())
@@ -148,7 +150,9 @@ async def test_aiokafka_is_told_so(closed_node: ArchiveOnlyProcess) -> None:
 
 
 def test_a_client_without_a_login_gets_nothing(closed_node: ArchiveOnlyProcess) -> None:
-    seen = error_of_confluent(closed_node.bootstrap, "ao-plain", {"socket.timeout.ms": "1000"})
+    settings = {"socket.timeout.ms": "1000"}
+    seen = error_of_confluent(closed_node.bootstrap, "ao-plain", settings, polls=50)
+    assert seen
     assert seen <= {"_TRANSPORT", "_ALL_BROKERS_DOWN"}
 
 

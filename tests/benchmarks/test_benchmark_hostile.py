@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import hostile_connections as harm
 from benchmarks.goals import TAIL_BESIDE_HOSTILE
-from benchmarks.hostile import CALM, HOSTILE, OPEN, STRANGERS, Measured, rows_of
+from benchmarks.hostile import CALM, ELSEWHERE, HOSTILE, OPEN, STRANGERS, Measured, rows_of
 from fetchproxy.config.sections import GatewayConfig
 from lab.kafka_versions import kafka_jars
 from protocol.errors import MalformedMessage
@@ -54,11 +54,13 @@ def test_a_header_that_does_not_end_has_the_size_of_a_legal_frame() -> None:
 
 def test_the_goal_is_about_who_has_no_credentials() -> None:
     measured = Measured()
-    for listener, how in itertools.product((STRANGERS, OPEN), (CALM, HOSTILE)):
+    for listener, how in itertools.product((STRANGERS, OPEN), (CALM, ELSEWHERE, HOSTILE)):
         slower = {STRANGERS: 1.2, OPEN: 3.0}[listener] if how == HOSTILE else 1.0
         measured.memory_mib[listener] = [(100.0 if listener == OPEN else 80.0, 200.0)] * 2
         measured.latencies[listener, how] = [[slower] * 100, [2 * slower] * 100]
     rows = {row.name: row for row in rows_of(measured)}
+    assert rows["the same harm to a listener that only closes : without"].value == 1.0
+    assert rows["harm to the proxy : to a listener that only closes"].value == pytest.approx(1.2)
     assert rows[TAIL_BESIDE_HOSTILE.words].value == pytest.approx(1.2)
     assert TAIL_BESIDE_HOSTILE.met_by(rows[TAIL_BESIDE_HOSTILE.words].value)
     assert rows[f"{TAIL_BESIDE_HOSTILE.words}: most memory of the proxy : its plan"].value == 0.5

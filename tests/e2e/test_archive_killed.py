@@ -28,7 +28,7 @@ MANY_SMALL = {"archive.segment_bytes_max": 6_000, "archive.fetch_bytes_max": 16_
 
 
 @pytest.mark.parametrize(
-    "kills", [10, pytest.param(50, marks=pytest.mark.slow)], ids=["10-kills", "50-kills"]
+    "kills", [4, pytest.param(50, marks=pytest.mark.slow)], ids=["4-kills", "50-kills"]
 )
 def test_killed_at_random_moments(kafka_server: KafkaServer, tmp_path: Path, kills: int) -> None:
     name = f"archive-killed-{kills}"
