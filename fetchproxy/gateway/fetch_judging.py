@@ -17,7 +17,7 @@ from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.judgement import HELD_VERDICTS, Judgement, Verdict, judge
 from fetchproxy.gateway.remote_side import EDGES_AGE_MAX_MS, watermarks
 from fetchproxy.gateway.topic_identity import TopicIdentities
-from fetchproxy.many_items import each_of
+from fetchproxy.many_items import chosen, each_of
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.observability.recent import RECENT_EVENTS
@@ -250,12 +250,19 @@ class FetchJudging:
         """Nothing is judged any more."""
         self._asked, self._to_judge = {}, {}
 
-    def refresh_edges(self, tip: TopicIdPartition) -> None:
-        """Keep the shown watermarks current while the archive is read; off the fetch's path."""
-        oldest = self._parts.clock() - EDGES_AGE_MAX_MS / 1000
-        if tip not in self._refreshing and not self._parts.cluster.knows_log_edges(tip, oldest):
-            self._refreshing.add(tip)
-            self._spawn(self._ask_edges([tip], oldest), "refresh-log-edges")
+    async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
+        """Keep the shown watermarks current while the archive is read; off the fetch's path.
+
+        The brokers are asked once for all that are old: one fetch may name ten thousand.
+        """
+        oldest, cluster = self._parts.clock() - EDGES_AGE_MAX_MS / 1000, self._parts.cluster
+
+        def is_old(tip: TopicIdPartition) -> bool:
+            return tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest)
+
+        if old := await chosen(tips, is_old):
+            self._refreshing.update(old)
+            self._spawn(self._ask_edges(old, oldest), "refresh-log-edges")
 
     async def _ask_edges(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
         try:

@@ -25,6 +25,9 @@ from protocol.fetch_request import (
 )
 from protocol.fetch_response import PartitionPatch
 
+# Partitions that are looked at without having been caught, some 6 µs each: in one step of the loop.
+EXTENDED_AT_ONCE = 500
+
 
 @dataclass(slots=True)
 class Mark:
@@ -231,16 +234,23 @@ class FetchMarks:
         remote: dict[PartitionKey, TopicIdPartition],
         known: Knowledge,
     ) -> None:
-        """Partitions of a permitted topic that are known to lie below the log start."""
+        """Partitions of a permitted topic that are known to lie below the log start.
+
+        The broker says of the others itself that they are out of range.
+        """
+        left = EXTENDED_AT_ONCE
         if self.learned:
             changed = [*changed, *(key for key in asked if key[0] in self.learned)]
             self.learned.clear()
         for key in changed:
+            if key[0] not in self.permits or key in self.marks:
+                continue
             entry = asked.get(key)
-            if entry is None or key[0] not in self.permits or key in self.marks:
+            if entry is None or self._other_epoch(key, entry):
                 continue
-            if self._other_epoch(key, entry):
-                continue
+            if not left:
+                return
+            left -= 1
             tip = known.identify(*key)
             edges = None if tip is None else known.edges(tip)
             offset = fetch_offset(entry)

@@ -6,11 +6,10 @@ asked for and is not needed yet stays parked for the next fetch.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from fetchproxy.errors import OffsetLost
-from fetchproxy.gateway.breathing import MANY_PARTITIONS, breathe
+from fetchproxy.gateway.breathing import breathe, in_steps
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
@@ -107,10 +106,7 @@ class ServedFetch:
                 return False
         finally:
             side.cancel()
-        for number, tip in enumerate(split.remote.values(), 1):
-            on.judging.refresh_edges(tip)
-            if not number % MANY_PARTITIONS:
-                await asyncio.sleep(0)
+        await on.judging.refresh_edges(split.remote.values())
         return True
 
     async def _hold_refusal(
@@ -255,7 +251,7 @@ class ServedFetch:
         room = min(left, MERGED_BYTES_MAX, self._on.parts.answers.room())
         answers = self._named(answers, room, first_whole=False)
         isolation = IsolationLevel(self._request.isolation_level)
-        injected = encode_topics(self._request.version, isolation, answers)
+        injected = await in_steps(encode_topics(self._request.version, isolation, answers))
         self._on.pace.spend(sum(a.size for a in answers), told=False)
         side.forget()
         marks = self._on.judging.marks.marks
@@ -305,8 +301,8 @@ class ServedFetch:
         of_tail: list[PartitionAnswer] = []
         alone = len(split.withheld) >= len(self._on.mirror.asked)
         if self._kind.lists_all and not alone:
-            of_tail = self._on.tail.answers(self._on.mirror.asked.keys() - split.withheld)
-            await breathe(len(of_tail))
+            rest = [key for key in self._on.mirror.asked if key not in split.withheld]
+            of_tail = await self._on.tail.answers(rest)
         budget = self._on.parts.answers
         room = self._on.parts.rates.room(min(self._request.bytes_max, budget.room()))
         answers = self._named(answers, room, first_whole=not budget.full)
@@ -315,7 +311,8 @@ class ServedFetch:
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_own_answer()
         isolation = IsolationLevel(self._request.isolation_level)
-        topics = encode_topics(self._request.version, isolation, [*answers, *of_tail])
+        every = encode_topics(self._request.version, isolation, [*answers, *of_tail])
+        topics = await in_steps(every)
         pieces: Sequence[Buffer] = encode_own_answer(
             self._request.version,
             self._request.correlation_id,

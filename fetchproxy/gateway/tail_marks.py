@@ -8,6 +8,8 @@ from fetchproxy.gateway.fetch_answer import PartitionAnswer
 from fetchproxy.gateway.fetch_judging import FetchJudging
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.remote_side import watermarks
+from fetchproxy.many_items import each_of
+from fetchproxy.model import TopicIdPartition
 from protocol.fetch_request import PartitionKey, TopicRef
 from protocol.fetch_response import PartitionPatch
 
@@ -46,17 +48,19 @@ class TailMarks:
             self._refused = set()
         self.is_read, self._caught = not self._caught, False
 
-    def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
+    async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
         """Nothing new of them; their ends only where the broker lets this client see them."""
         now = self._parts.clock()
-        answers = []
-        for key in sorted(keys):
+        answers: list[PartitionAnswer] = []
+        shown_tips: list[TopicIdPartition] = []
+        async for key in each_of(keys):
             shown = PartitionPatch()
             readable = key in self._readable and now < self._readable_until
             if readable or self._judging.marks.permitted(key[0], now):
                 tip = self._judging.identify(*key)
                 shown = watermarks(self._parts, tip)
                 if tip is not None:
-                    self._judging.refresh_edges(tip)
+                    shown_tips.append(tip)
             answers.append(PartitionAnswer(key, shown))
+        await self._judging.refresh_edges(shown_tips)
         return answers

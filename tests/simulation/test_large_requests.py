@@ -20,6 +20,8 @@ from fetchproxy.gateway import request_reader
 from fetchproxy.gateway.apis import fetch as fetch_api
 from fetchproxy.gateway.breathing import MESSAGES_A_TURN
 from fetchproxy.gateway.client_session import ClientSession
+from fetchproxy.gateway.fetch_judging import FetchJudging
+from fetchproxy.gateway.fetch_marks import EXTENDED_AT_ONCE
 from fetchproxy.gateway.fetch_session import ASKED_BYTES
 from fetchproxy.gateway.server import SWEEP_INTERVAL_S
 from protocol.headers import RequestHead
@@ -82,6 +84,40 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
 
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
     assert steps >= PARTITIONS / 500
+
+
+def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And no step goes through all of them. The client has a permit for the topic by then."""
+    asked: list[int] = []
+    identified: Counter[int] = Counter()  # by turn of the loop
+    ask_edges, identify = FetchJudging._ask_edges, FetchJudging.identify
+
+    async def asked_edges(self: FetchJudging, tips: Any, not_older_than: float) -> None:
+        asked.append(len(tips))
+        await ask_edges(self, tips, not_older_than)
+
+    def identifies(self: FetchJudging, topic: bytes, partition: int) -> Any:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        identified[loop.turns] += 1
+        return identify(self, topic, partition)
+
+    async def main(replay: Replay) -> None:
+        connection = await connected("wide")
+        for _ in range(3):
+            answer = await connection.ask(fetch_of(PARTITIONS), FETCH_RESPONSE, VERSION)
+            assert answer.message.responses
+        await connection.close()
+
+    monkeypatch.setattr(FetchJudging, "_ask_edges", asked_edges)
+    monkeypatch.setattr(FetchJudging, "identify", identifies)
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=3)
+    assert max(asked) >= PARTITIONS - 1
+    assert len(asked) <= 6, asked
+    assert identified.total() >= PARTITIONS
+    assert max(identified.values()) <= 2 * EXTENDED_AT_ONCE + 100
 
 
 def sessions_held() -> int:

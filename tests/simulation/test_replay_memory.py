@@ -18,6 +18,7 @@ from virtual_loop import run_virtual
 
 from fetchproxy.config.sections import KiB, MetadataConfig, MiB, RemoteFetchConfig
 from fetchproxy.gateway.answer_budget import AnswerBudget
+from fetchproxy.gateway.breathing import in_steps
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
     encode_own_answer,
@@ -153,4 +154,5 @@ class Client:
             for result in fetch.results().values()
         ]
         answers, _ = within(found, self.budget.room(), first_whole=not self.budget.full)
-        return encode_own_answer(12, 1, 0, encode_topics(12, COMMITTED, answers))
+        topics = await in_steps(encode_topics(12, COMMITTED, answers))
+        return encode_own_answer(12, 1, 0, topics)

@@ -19,12 +19,14 @@ from uuid import UUID
 from fetchproxy.archive_only.catalogue import log_edges
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.errors import OffsetNotArchived
+from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX, in_steps
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
     within,
 )
+from fetchproxy.many_items import each_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S, RemoteReadRequest, RemoteReadResult
@@ -43,6 +45,7 @@ from protocol.fetch_request import (
     entry_bytes_max,
     fetch_offset,
     parse_fetch_request,
+    request_in_steps,
 )
 from protocol.fetch_response import PartitionPatch, encode_error_response
 from protocol.primitives import Buffer
@@ -69,26 +72,36 @@ class _Round:
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    fetch = parse_fetch_request(request.take_payload(), request.head.body_position)
+    fetch = await _parsed(request.take_payload(), request.head.body_position)
     if fetch.session_id and fetch.session_epoch not in _FULL_FETCH_EPOCHS:
         # Of a broker, or of a proxy before its restart: the client begins anew with all partitions.
         code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return [encode_error_response(fetch.version, fetch.correlation_id, code)]
     if fetch.isolation_level not in tuple(IsolationLevel):
         raise MalformedMessage(f"isolation level {fetch.isolation_level}")
-    tips = {key: _tip(parts, key, fetch.version, request) for key in fetch.partitions}
+    tips = {
+        key: _tip(parts, key, fetch.version, request) async for key in each_of(fetch.partitions)
+    }
     # Who owes by his byte rate is told so at once; the connection then pauses.
     owed_s = request.pace.owed_s()
     found = _Round() if owed_s else await _read(parts, fetch, tips, request)
-    every = [_partition_answer(parts, key, tip, found) for key, tip in tips.items()]
+    asked = each_of(tips.items())
+    every = [_partition_answer(parts, key, tip, found) async for key, tip in asked]
     room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
     answers, _ = within(every, room, first_whole=not parts.answers.full)
     for part in answers:
         if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
             parts.skipped.note(tip, *part.skipped)
-    topics = encode_topics(fetch.version, IsolationLevel(fetch.isolation_level), answers)
+    isolation = IsolationLevel(fetch.isolation_level)
+    topics = await in_steps(encode_topics(fetch.version, isolation, answers))
     owed_ms = request.pace.spend(sum(a.size for a in answers), told=True)
     return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics, owed_ms)
+
+
+async def _parsed(payload: bytes, body_at: int) -> FetchRequest:
+    if len(payload) <= READ_AT_ONCE_BYTES_MAX:
+        return parse_fetch_request(payload, body_at)
+    return await in_steps(request_in_steps(payload, body_at))
 
 
 def _tip(
@@ -147,7 +160,7 @@ async def _read(
     await request.turn.take(min(_bytes_max(parts, fetch), asked_bytes), deadline)
     await parts.answers.wait_for_room(deadline)
     while True:
-        found = _judge_by_memory(parts, fetch, tips, request)
+        found = await _judge_by_memory(parts, fetch, tips, request)
         reads = {
             key: tip
             for key, tip in tips.items()
@@ -170,7 +183,7 @@ async def _read(
         await parts.archive.wait_for_look(deadline)
 
 
-def _judge_by_memory(
+async def _judge_by_memory(
     parts: ArchiveOnlyParts,
     fetch: FetchRequest,
     tips: Mapping[PartitionKey, TopicIdPartition | None],
@@ -178,7 +191,7 @@ def _judge_by_memory(
 ) -> _Round:
     """Topics that are unknown or not the user's, and partitions that are read to their end."""
     found = _Round()
-    for key, tip in tips.items():
+    async for key, tip in each_of(tips.items()):
         if tip is None:
             found.errors[key] = _missing(parts, key, fetch.version, request)
             continue

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fetchproxy.gateway.answers import Answer
-from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
+from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX, in_steps
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_connection import NOTHING_INJECTED, FetchConnection
 from fetchproxy.gateway.fetch_session import FetchKind
@@ -102,13 +102,7 @@ class FetchHandler:
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """So that one client's ten thousand partitions do not keep the others waiting."""
         steps = request_in_steps(memoryview(frame)[4:], body_at)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as read:
-                self._read = read.value
-                return
-            await self._on.parts.purgatory.steps.go_on()
+        self._read = await in_steps(steps, self._on.parts.purgatory.steps.go_on)
 
     def _client(self, frame: bytes) -> Client:
         return self._on.session.client_host, client_id(frame, peek_request_header(frame, 4))
