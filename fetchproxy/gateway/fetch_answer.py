@@ -125,10 +125,12 @@ def encode_topics(
     for answer in answers:
         grouped.setdefault(answer.key[0], []).append(answer)
     pieces: list[Buffer] = []
+    encoded = 0
     for topic, partitions in grouped.items():
         pieces.append(encode_topic_start(version, topic, len(partitions)))
-        for number, answer in enumerate(partitions, 1):
-            if not number % _ENCODED_AT_ONCE:
+        for answer in partitions:
+            encoded += 1
+            if not encoded % _ENCODED_AT_ONCE:
                 yield
             aborted = None
             if isolation is IsolationLevel.READ_COMMITTED:
