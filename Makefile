@@ -12,8 +12,8 @@ STORE ?= file
 MINUTES ?= 30
 SEED ?=
 UV := uv==0.13.8
-# Tests of real parts mostly wait, for servers and their own waits; the others compute. So they run side by side, and
-# those of stores and Spark behind the ones that compute, which end sooner.
+# Tests of Kafka mostly wait, and the tests without real parts compute, so the two run side by side. The second half
+# ends sooner: the tests of stores and Spark come behind it.
 STORES_AND_SPARK := s3 or hdfs or spark
 REAL_PARTS := kafka or $(STORES_AND_SPARK)
 
@@ -46,7 +46,7 @@ format: venv  ## let ruff format and fix what it can
 test: check  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients spark-oldest spark-newest
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; real=0; alone=0; \
-	echo 'pytest of "not kafka", "s3 or hdfs or spark" runs beside this; its output follows at the end'; \
+	echo 'Beside this run the tests without real parts, then those of stores and Spark; their output follows at the end.'; \
 	{ alone=0; nice -n 19 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" || alone=$$?; \
 	$(BIN)/python -m pytest -m "not slow and ($(STORES_AND_SPARK))" || alone=$$?; exit $$alone; } >"$$log" 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest -m "not slow and kafka and not ($(STORES_AND_SPARK))" || real=$$?; \

@@ -1,7 +1,7 @@
-"""A server that closes each connection at its first bytes: `python -m benchmarks.closing_listener`.
+"""A server that closes each connection at its first bytes.
 
-It prints its port and ends with its standard input. What it costs others beside harm is the
-machine's own: the sender's work, and the least that any server on asyncio can do about it.
+`python -m benchmarks.closing_listener PORT`. What harm that is done to it costs others is the
+machine's: the sender's work, and the least that any server on asyncio does about it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ class _Closing(asyncio.Protocol):
         self._transport.close()
 
 
-async def main() -> None:
-    async with await asyncio.get_running_loop().create_server(_Closing, "127.0.0.1", 0) as server:
-        print(server.sockets[0].getsockname()[1], flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+async def close_all(port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(_Closing, "127.0.0.1", port)
+    await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(close_all(int(sys.argv[1])))

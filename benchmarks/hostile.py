@@ -13,6 +13,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from benchmarks.frame import Outcome, Part, Size, child
 from benchmarks.goals import TAIL_BESIDE_HOSTILE
 from benchmarks.process_usage import resident_mib_max
 from benchmarks.report import Row, goal_rows, percentile, ratios, row
+from lab.process import ServerProcess, free_port, port_answers
 from lab.secured_kafka import SecuredKafka
 
 STRANGERS, OPEN = "without credentials", "open"
@@ -65,21 +67,10 @@ def rows_of(measured: Measured) -> list[Row]:
     }
     worst = [max(together) for together in zip(*shares.values(), strict=True)]
     rows = goal_rows(TAIL_BESIDE_HOSTILE, found[STRANGERS], worst)
-    elsewhere = p99s(STRANGERS, ELSEWHERE)
-    rows.append(
-        row(
-            "the same harm to a listener that only closes : without",
-            "x",
-            ratios(elsewhere, p99s(STRANGERS, CALM)),
-        )
-    )
-    rows.append(
-        row(
-            "harm to the proxy : to a listener that only closes",
-            "x",
-            ratios(p99s(STRANGERS, HOSTILE), elsewhere),
-        )
-    )
+    calm, hostile, elsewhere = (p99s(STRANGERS, how) for how in (CALM, HOSTILE, ELSEWHERE))
+    only_closes = "a listener that only closes"
+    rows.append(row(f"the same harm to {only_closes} : without", "x", ratios(elsewhere, calm)))
+    rows.append(row(f"harm to the proxy : to {only_closes}", "x", ratios(hostile, elsewhere)))
     rows.append(row(f"the same, {OPEN}: what they send is parsed", "x", found[OPEN]))
     for (listener, how), rounds in measured.latencies.items():
         for percent in (50, 99):
@@ -107,16 +98,16 @@ def beside(bootstrap: str, connections: int, done: Counter[str]) -> Iterator[Non
 @contextmanager
 def closing_listener() -> Iterator[str]:
     """Its address."""
-    command = [sys.executable, "-m", "benchmarks.closing_listener"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_PROJECT
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.closing_listener", str(port)]
+    with tempfile.TemporaryDirectory(prefix="closing-listener-") as folder:
+        process = ServerProcess("closing listener", command, Path(folder) / "log", cwd=_PROJECT)
+        process.start()
         try:
-            yield f"127.0.0.1:{int(process.stdout.readline())}"
+            process.wait_until(lambda: port_answers(port), timeout_s=30.0)
+            yield f"127.0.0.1:{port}"
         finally:
-            process.stdin.close()
+            process.stop()
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
@@ -142,7 +133,11 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
             STRANGERS: running.enter_context(FetchproxyServer(kafka.sasl, as_user, None, secret)),
             OPEN: running.enter_context(FetchproxyServer(kafka.bootstrap)),
         }
-        closing = running.enter_context(closing_listener())
+        # Whom the harm is done to, and where it is counted.
+        harms = {
+            (HOSTILE, each): (proxy.bootstrap, measured.harm) for each, proxy in proxies.items()
+        }
+        harms[ELSEWHERE, STRANGERS] = (running.enter_context(closing_listener()), Counter())
         for number in range(options.rounds + 1):  # round 0 warms up, and is a short one
             for listener, proxy in proxies.items():
                 count = options.samples // (_OPEN_SHARE if listener == OPEN else 1)
@@ -152,9 +147,7 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
                 for how in _WAYS[listener] if number % 2 else reversed(_WAYS[listener]):
                     with ExitStack() as harm:
                         if how != CALM:
-                            harmed, done = closing, Counter[str]()
-                            if how == HOSTILE:
-                                harmed, done = proxy.bootstrap, measured.harm
+                            harmed, done = harms[how, listener]
                             harm.enter_context(beside(harmed, options.connections, done))
                         time.sleep(_SETTLE_S)
                         samples = child(

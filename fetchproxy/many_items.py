@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 
@@ -49,3 +49,19 @@ async def collected(items: Iterable[T]) -> list[T]:
         if len(piece) == ITEMS_AT_ONCE:
             await asyncio.sleep(0)
     return found
+
+
+async def _a_turn() -> None:
+    await asyncio.sleep(0)
+
+
+async def in_steps(
+    steps: Generator[None, None, T], pause: Callable[[], Awaitable[None]] = _a_turn
+) -> T:
+    """What `steps` ends with; others come first wherever it yields."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return cast(T, ended.value)
+        await pause()

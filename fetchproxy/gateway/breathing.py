@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from typing import TypeVar, cast
-
-T = TypeVar("T")
 
 # A step of a fetch costs up to some 10 µs a partition: so many stay well below a millisecond.
 MANY_PARTITIONS = 100
@@ -15,22 +11,6 @@ MANY_PARTITIONS = 100
 MESSAGES_A_TURN = 8
 # A request that names more than some 250 partitions is read bit by bit.
 READ_AT_ONCE_BYTES_MAX = 8_192
-
-
-async def _a_turn() -> None:
-    await asyncio.sleep(0)
-
-
-async def in_steps(
-    steps: Generator[None, None, T], pause: Callable[[], Awaitable[None]] = _a_turn
-) -> T:
-    """What `steps` ends with; others come first wherever it yields."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as ended:
-            return cast(T, ended.value)
-        await pause()
 
 
 async def breathe(partitions: int) -> None:

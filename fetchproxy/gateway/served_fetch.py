@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fetchproxy.errors import OffsetLost
-from fetchproxy.gateway.breathing import breathe, in_steps
+from fetchproxy.gateway.breathing import breathe
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
@@ -24,6 +24,7 @@ from fetchproxy.gateway.first_of import first_of
 from fetchproxy.gateway.judgement import HELD_VERDICTS, Verdict
 from fetchproxy.gateway.remote_side import RemoteSide, judged_answer, partition_answers
 from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
+from fetchproxy.many_items import in_steps
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S
 from protocol.fetch_request import FetchRequest, PartitionKey, entry_bytes_max, fetch_offset
@@ -311,8 +312,8 @@ class ServedFetch:
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_own_answer()
         isolation = IsolationLevel(self._request.isolation_level)
-        every = encode_topics(self._request.version, isolation, [*answers, *of_tail])
-        topics = await in_steps(every)
+        every = [*answers, *of_tail]
+        topics = await in_steps(encode_topics(self._request.version, isolation, every))
         pieces: Sequence[Buffer] = encode_own_answer(
             self._request.version,
             self._request.correlation_id,
@@ -320,7 +321,7 @@ class ServedFetch:
             topics,
             throttle_time_ms,
         )
-        del answers, topics
+        del answers, every, topics
         side.forget()
         with budget.taking(pieces) as pieces:
             await self._on.session.write_as_taken(pieces)

@@ -8,6 +8,7 @@ import struct
 from calm_replay import BOOTSTRAP, GATEWAY, Replay, run_replay
 from client_connection import ClientConnection, metadata_request
 from network import NetworkLoop
+from test_many_connections import dialed
 
 from fetchproxy.config.sections import RemoteFetchConfig
 from fetchproxy.gateway import server
@@ -17,13 +18,6 @@ from fetchproxy.gateway.client_session import ClientSession
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 METADATA, HALF_FRAME_S = 3, 5
 CONFIG = GATEWAY.model_copy(update={"half_frame_max_ms": HALF_FRAME_S * 1000})
-
-
-async def connected() -> ClientConnection:
-    make = lambda: ClientConnection("first")  # noqa: E731
-    _, connection = await asyncio.get_running_loop().create_connection(make, *BOOTSTRAP)
-    assert isinstance(connection, ClientConnection)
-    return connection
 
 
 def send(connection: ClientConnection, data: bytes) -> asyncio.Transport:
@@ -45,8 +39,8 @@ def run(main) -> None:  # type: ignore[no-untyped-def]
 
 def test_who_sends_nothing_or_what_is_not_right_reaches_no_broker() -> None:
     async def main(replay: Replay) -> None:
-        idle = await connected()
-        slow, tls, tiny = [await connected() for _ in range(3)]
+        idle = await dialed("first")
+        slow, tls, tiny = [await dialed("first") for _ in range(3)]
         send(slow, API_VERSIONS[:9])
         send(tls, b"\x16\x03\x01\x02\x00\x01\x00\x01")
         send(tiny, struct.pack(">i", 9))
@@ -64,7 +58,7 @@ def test_who_sends_nothing_or_what_is_not_right_reaches_no_broker() -> None:
 
 def test_a_head_is_enough_and_may_come_byte_by_byte() -> None:
     async def main(replay: Replay) -> None:
-        connection = await connected()
+        connection = await dialed("first")
         head = struct.pack(">ihhih", 200, METADATA, 1, 7, -1)
         for byte in head:
             assert not to_brokers(replay)
@@ -82,7 +76,7 @@ def test_a_client_that_leaves_early_leaves_no_session_behind() -> None:
 
     async def main(replay: Replay) -> None:
         for data in (b"", API_VERSIONS[:9], API_VERSIONS, API_VERSIONS * 2):
-            connection = await connected()
+            connection = await dialed("first")
             transport = send(connection, data)
             await asyncio.sleep(0)
             transport.close()
@@ -94,7 +88,7 @@ def test_a_client_that_leaves_early_leaves_no_session_behind() -> None:
     run(main)
 
 
-def test_the_end_of_sending_is_minded_before_there_is_a_broker() -> None:
+def test_a_client_that_ends_its_sending_before_there_is_a_broker() -> None:
     """A whole request is still answered; what was cut off has no other part to come."""
 
     class Held(asyncio.Transport):

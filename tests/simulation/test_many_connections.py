@@ -18,10 +18,16 @@ from fetchproxy.gateway.client_session import ClientSession
 FETCH, VERSION = 1, 12
 
 
-async def connected(name: str) -> ClientConnection:
+async def dialed(name: str) -> ClientConnection:
+    """It has asked for nothing yet."""
     make = lambda: ClientConnection(name)  # noqa: E731
     _, connection = await asyncio.get_running_loop().create_connection(make, *BOOTSTRAP)
     assert isinstance(connection, ClientConnection)
+    return connection
+
+
+async def connected(name: str) -> ClientConnection:
+    connection = await dialed(name)
     await connection.ask(*metadata_request(["weather"]))
     return connection
 

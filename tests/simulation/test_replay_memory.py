@@ -18,13 +18,13 @@ from virtual_loop import run_virtual
 
 from fetchproxy.config.sections import KiB, MetadataConfig, MiB, RemoteFetchConfig
 from fetchproxy.gateway.answer_budget import AnswerBudget
-from fetchproxy.gateway.breathing import in_steps
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
     within,
 )
+from fetchproxy.many_items import in_steps
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import RemoteReadRequest

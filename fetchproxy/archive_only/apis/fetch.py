@@ -19,14 +19,14 @@ from uuid import UUID
 from fetchproxy.archive_only.catalogue import log_edges
 from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.errors import OffsetNotArchived
-from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX, in_steps
+from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.fetch_answer import (
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
     within,
 )
-from fetchproxy.many_items import each_of
+from fetchproxy.many_items import each_of, in_steps
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S, RemoteReadRequest, RemoteReadResult

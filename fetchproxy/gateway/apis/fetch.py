@@ -21,13 +21,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fetchproxy.gateway.answers import Answer
-from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX, in_steps
+from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_connection import NOTHING_INJECTED, FetchConnection
 from fetchproxy.gateway.fetch_session import FetchKind
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.served_fetch import ServedFetch
 from fetchproxy.gateway.upstream_poll import encode_poll
+from fetchproxy.many_items import in_steps
 from protocol.errors import MalformedMessage
 from protocol.fetch_request import (
     PARTITIONS_MAX,
