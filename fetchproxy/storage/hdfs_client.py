@@ -10,12 +10,10 @@ Bytes come from and go to DataNodes: a NameNode answers with an address, which i
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode
-from weakref import WeakSet
 
 import aiohttp
 from yarl import URL
@@ -23,14 +21,13 @@ from yarl import URL
 from fetchproxy.config.secret_file import secret_from
 from fetchproxy.config.sections import StoreConfig
 from fetchproxy.errors import ConfigError, RemoteStorageError, StorageDenied, StorageUnavailable
+from fetchproxy.storage.client_sockets import ClientSockets
 from fetchproxy.storage.hdfs_answers import decoded
 from fetchproxy.storage.hdfs_errors import STANDBY, RemoteFault, remote_fault
 from fetchproxy.storage.hdfs_location import HdfsLocation
 
 _REDIRECTS = frozenset({301, 302, 307, 308})
 _NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken"})
-# In which asyncio's transports notice that their socket is shut, and close it.
-_CLOSING_TURNS = 3
 # Of an answer without data: a page of a listing has a thousand names.
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _FAULT_BYTES_MAX = 64 * 1024
@@ -51,7 +48,7 @@ class WebHdfsClient:
         self._location = location
         self._config = config
         self._session: aiohttp.ClientSession | None = None
-        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._sockets = ClientSockets(config.write_max_ms)
         self._active = 0  # the NameNode that answered last
         self.date: str | None = None  # as that one's last answer says, of HTTP
         self._token: str | None = None
@@ -60,12 +57,7 @@ class WebHdfsClient:
         if self._session is None:
             return
         await self._session.close()
-        # That of a cancelled upload would stay until the DataNode takes the rest, if it ever does.
-        for left in self._sockets:
-            with suppress(OSError):
-                left.shutdown(socket.SHUT_RDWR)
-        for _ in range(_CLOSING_TURNS):
-            await asyncio.sleep(0)
+        await self._sockets.shut()
 
     async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
         """The answer of a request that moves no data."""
@@ -202,7 +194,7 @@ class WebHdfsClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=self._config.connections_max, socket_factory=self._new_socket
+                    limit=self._config.connections_max, socket_factory=self._sockets.new
                 ),
                 timeout=aiohttp.ClientTimeout(
                     total=None,
@@ -212,13 +204,6 @@ class WebHdfsClient:
                 auto_decompress=False,
             )
         return self._session
-
-    def _new_socket(self, address: tuple[Any, ...]) -> socket.socket:
-        """`address` is one of getaddrinfo's."""
-        family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
-        self._sockets.add(made)
-        return made
 
 
 async def _check(answer: aiohttp.ClientResponse, status: int) -> None:

@@ -27,6 +27,7 @@ from fetchproxy.errors import ObjectNotFound, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.storage import s3_listing
 from fetchproxy.storage.api import Content, ObjectStore, StoredObject
+from fetchproxy.storage.client_sockets import ClientSockets
 from fetchproxy.storage.keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.range_requests import Wanted
@@ -75,6 +76,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self._config = config or StoreConfig()
         self._client: Any = None  # aiobotocore makes its methods at run time
         self._ranges: S3RangeReads | None = None
+        self._sockets = ClientSockets(self._config.write_max_ms)
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
         self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="s3-store")
@@ -229,6 +231,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client = None
         await self._resources.aclose()
+        await self._sockets.shut()
 
     async def _pages(self, what: str, **request: str) -> AsyncIterator[Answer]:
         client = await self._opened()
@@ -275,6 +278,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             read_timeout=self._config.read_max_ms / 1000,
             max_pool_connections=self._config.connections_max,
             retries={"total_max_attempts": 1},
+            connector_args={"socket_factory": self._sockets.new},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             warm_up_loader_caches=True,  # the service description is read on a thread
