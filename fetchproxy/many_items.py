@@ -55,6 +55,15 @@ async def _a_turn() -> None:
     await asyncio.sleep(0)
 
 
+def at_once(steps: Generator[None, None, T]) -> T:
+    """What `steps` ends with, where they are known to be few."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return cast(T, ended.value)
+
+
 async def in_steps(
     steps: Generator[None, None, T], pause: Callable[[], Awaitable[None]] = _a_turn
 ) -> T:

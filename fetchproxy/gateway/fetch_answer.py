@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
@@ -57,26 +58,30 @@ _BATCH_START = Struct(">qi11xi")
 _BATCH_PREFIX_BYTES = 12  # that its length does not count
 
 
-def within(
-    answers: Iterable[PartitionAnswer], bytes_max: int, first_whole: bool
-) -> tuple[list[PartitionAnswer], bool]:
-    """(`answers` with as many whole batches as `bytes_max` takes, whether any were left off).
+@dataclass(slots=True)
+class AnswerRoom:
+    """What a whole answer takes of records, one partition after the other.
 
     `first_whole`: the very first batch goes in any case, once for the whole answer (KIP-74).
+    `left_off`: some batches did not fit.
     """
-    fitting: list[PartitionAnswer] = []
-    left_off = False
-    for answer in answers:
+
+    bytes_max: int
+    first_whole: bool
+    left_off: bool = False
+
+    def fit(self, answer: PartitionAnswer) -> PartitionAnswer:
+        """With as many whole batches as there is room for."""
+        if not answer.records:
+            return answer
         size = answer.size
-        if size and size > bytes_max:
-            answer = _first_batches(answer, bytes_max, first_whole)
-            left_off = left_off or answer.size < size
-            size = answer.size
-        if size:
-            bytes_max -= size
-            first_whole = False
-        fitting.append(answer)
-    return fitting, left_off
+        if size > self.bytes_max:
+            answer = _first_batches(answer, self.bytes_max, self.first_whole)
+            self.left_off = self.left_off or answer.size < size
+        if answer.size:
+            self.bytes_max -= answer.size
+            self.first_whole = False
+        return answer
 
 
 def _first_batches(answer: PartitionAnswer, bytes_max: int, first_whole: bool) -> PartitionAnswer:

@@ -15,6 +15,7 @@ from fetchproxy.gateway.fetch_session import FetchSessionMirror
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.tail_marks import TailMarks
 from fetchproxy.gateway.upstream_poll import UpstreamPoll
+from fetchproxy.many_items import at_once, in_steps
 from protocol.error_codes import ErrorCode
 from protocol.fetch_request import FetchRequest, TopicRef
 from protocol.fetch_response import FetchResponseHead, HeadPatch, PartitionPatch
@@ -64,8 +65,18 @@ class FetchConnection:
         self.topics.drop()
         self.head = self.parked = None
 
-    def split(self) -> Split:
-        split = self.judging.split(self.mirror.asked, self.mirror.changed)
+    def split_at_once(self) -> Split | None:
+        """None: there is too much to look at for one step."""
+        asked, changed = self.mirror.asked, self.mirror.changed
+        if self.judging.marks.is_wide(asked, changed):
+            return None
+        return self._led(at_once(self.judging.split_in_steps(asked, changed)))
+
+    async def split(self) -> Split:
+        steps = self.judging.split_in_steps(self.mirror.asked, self.mirror.changed)
+        return self._led(await in_steps(steps, self.parts.purgatory.steps.go_on))
+
+    def _led(self, split: Split) -> Split:
         if split is not NOTHING_WITHHELD or not self.mirror.in_lockstep:
             self.mirror.lead(split.ahead)
         return split

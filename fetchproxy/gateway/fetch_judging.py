@@ -7,7 +7,7 @@ but `judged`. Reads no records, except that it has what was found in the archive
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from fetchproxy.many_items import chosen, each_of
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.observability.recent import RECENT_EVENTS
-from fetchproxy.remote_fetch.api import RemoteReadRequest
+from fetchproxy.remote_fetch.api import PARTITIONS_READ_MAX, RemoteReadRequest
 from protocol.error_codes import ErrorCode
 from protocol.fetch_request import (
     FetchEntry,
@@ -72,15 +72,16 @@ class FetchJudging:
         self.by_id = by_id
         self.marks = FetchMarks(self.marks.permit_ttl_s)
 
-    def split(
+    def split_in_steps(
         self,
         asked: Mapping[PartitionKey, FetchEntry],
-        changed: Iterable[PartitionKey],
-    ) -> Split:
+        changed: Collection[PartitionKey],
+    ) -> Generator[None, None, Split]:
         self._asked = asked
         if self.marks.empty:  # nearly always: nothing of this client's was caught lately
             return NOTHING_WITHHELD
-        split = self.marks.split(asked, self._parts.clock(), self._known, changed)
+        now = self._parts.clock()
+        split = yield from self.marks.split_in_steps(asked, now, self._known, changed)
         while self.marks.led_on:
             self._parts.skipped.note(*self.marks.led_on.pop())
         return split
@@ -102,7 +103,7 @@ class FetchJudging:
         than memory.
         """
         views = self._parts.views
-        tips = [tip for tip in split.remote.values() if views.wants_check(tip)]
+        tips = await chosen(split.remote.values(), views.wants_check)
         return await views.check(tips, deadline) if tips else None
 
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
@@ -180,7 +181,8 @@ class FetchJudging:
                 parts.held.hold(self, by_id, key, mark.offset, judgement)
             elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
                 remote.append(judgement.tip)
-                self._warm(judgement.tip, key, mark.offset)
+                if len(remote) <= PARTITIONS_READ_MAX:
+                    self._warm(judgement.tip, key, mark.offset)
         self.judged.set()
         if remote:
             await self._ask_edges(remote, not_older_than=caught_at)
@@ -212,8 +214,8 @@ class FetchJudging:
             if not self._parts.held.waits(self, self.by_id, key, mark.offset):
                 self._parts.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
 
-    def verdicts(self, judging: set[PartitionKey]) -> Verdicts:
-        """What is judged of `judging` by now; what is decided leaves the set.
+    async def verdicts(self, judging: dict[PartitionKey, None]) -> Verdicts:
+        """What is judged of `judging` by now; what is decided leaves it.
 
         Where the permit ran out meanwhile nothing is given: the next fetch goes upstream for a new
         one.
@@ -221,14 +223,14 @@ class FetchJudging:
         found: dict[PartitionKey, TopicIdPartition] = {}
         told = ask_broker = undecided = False
         now = self._parts.clock()
-        for key in sorted(judging):
+        async for key in each_of(list(judging)):
             mark = self.marks.marks.get(key)
             if mark is None or mark.judgement is None:
                 undecided = undecided or mark is not None
                 continue
             if mark.judgement.verdict in HELD_VERDICTS:
                 continue
-            judging.discard(key)
+            del judging[key]
             verdict, tip = mark.judgement.verdict, mark.judgement.tip
             if verdict in (Verdict.LOCAL, Verdict.LOST):
                 ask_broker = True

@@ -9,10 +9,11 @@ is the broker's again: only it knows whether that is FENCED_LEADER_EPOCH or UNKN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Set
 from dataclasses import dataclass, field
 
 from fetchproxy.gateway.judgement import Judgement, Verdict
+from fetchproxy.many_items import at_once
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from protocol.fetch_request import (
@@ -25,8 +26,8 @@ from protocol.fetch_request import (
 )
 from protocol.fetch_response import PartitionPatch
 
-# Partitions that are looked at without having been caught, some 6 µs each: in one step of the loop.
-EXTENDED_AT_ONCE = 500
+# Partitions that are looked at in one step of the loop, some 10 µs each.
+SPLIT_AT_ONCE = 250
 
 
 @dataclass(slots=True)
@@ -52,12 +53,12 @@ class Split:
     """
 
     remote: Mapping[PartitionKey, TopicIdPartition]
-    judging: frozenset[PartitionKey]
+    judging: Set[PartitionKey]
     ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
     withheld: frozenset[PartitionKey] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "withheld", self.judging.union(self.remote))
+        object.__setattr__(self, "withheld", frozenset(self.judging).union(self.remote))
 
 
 NOTHING_WITHHELD = Split({}, frozenset())
@@ -131,8 +132,8 @@ class FetchMarks:
         if mark is not None and mark.judgement is not None and mark.judgement.verdict in decided:
             del self.marks[key]
 
-    def served(self, key: PartitionKey) -> None:
-        """Data was given: the other partitions come first next time, as brokers rotate them."""
+    def had_its_turn(self, key: PartitionKey) -> None:
+        """The other partitions come first next time, as brokers rotate them."""
         mark = self.marks.pop(key, None)
         if mark is not None:
             self.marks[key] = mark
@@ -150,13 +151,29 @@ class FetchMarks:
         self.permits = {topic: at for topic, at in self.permits.items() if topic not in topics}
         self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in topics}
 
+    def is_wide(self, asked: Collection[PartitionKey], changed: Collection[PartitionKey]) -> bool:
+        """Splitting so many takes more than one step."""
+        if self.empty:
+            return False
+        return len(self.marks) + len(asked if self.learned else changed) > SPLIT_AT_ONCE
+
     def split(
         self,
         asked: Mapping[PartitionKey, FetchEntry],
         now: float,
         known: Knowledge,
-        changed: Iterable[PartitionKey] | None = None,
+        changed: Collection[PartitionKey] | None = None,
     ) -> Split:
+        """`split_in_steps` in one step: for what is not wide."""
+        return at_once(self.split_in_steps(asked, now, known, changed))
+
+    def split_in_steps(
+        self,
+        asked: Mapping[PartitionKey, FetchEntry],
+        now: float,
+        known: Knowledge,
+        changed: Collection[PartitionKey] | None = None,
+    ) -> Generator[None, None, Split]:
         """Sort the asked partitions by who answers them, forgetting marks that are over.
 
         `changed`: of `asked`, what was not there or at another offset before (None: all). Others
@@ -166,17 +183,19 @@ class FetchMarks:
             return NOTHING_WITHHELD
         self._forget_permits(now)
         remote: dict[PartitionKey, TopicIdPartition] = {}
-        judging: set[PartitionKey] = set()
+        judging: dict[PartitionKey, None] = {}  # in order: equal runs do equal things
         ahead: dict[PartitionKey, int] = {}
-        for key in list(self.marks):
+        for number, key in enumerate(list(self.marks), 1):
             entry = asked.get(key)
             if entry is None or self._other_epoch(key, entry):
                 del self.marks[key]
-                continue
-            self._place(key, fetch_offset(entry), remote, judging, ahead, known)
+            else:
+                self._place(key, fetch_offset(entry), remote, judging, ahead, known)
+            if not number % SPLIT_AT_ONCE:
+                yield
         if self.permits:
-            self._extend(asked, asked if changed is None else changed, remote, known)
-        return Split(remote, frozenset(judging), ahead)
+            yield from self._extend(asked, asked if changed is None else changed, remote, known)
+        return Split(remote, judging.keys(), ahead)
 
     def _forget_permits(self, now: float) -> None:
         over = [topic for topic, at in self.permits.items() if at <= now]
@@ -197,14 +216,14 @@ class FetchMarks:
         key: PartitionKey,
         offset: int,
         remote: dict[PartitionKey, TopicIdPartition],
-        judging: set[PartitionKey],
+        judging: dict[PartitionKey, None],
         ahead: dict[PartitionKey, int],
         known: Knowledge,
     ) -> None:
         mark = self.marks[key]
         if mark.judgement is None:
             if mark.offset == offset:
-                judging.add(key)
+                judging[key] = None
             else:
                 del self.marks[key]  # the client seeked away: the broker decides anew
             return
@@ -224,21 +243,21 @@ class FetchMarks:
         elif judgement.verdict is Verdict.LOST:
             ahead[key] = judgement.forward_to
         elif judgement.verdict in (Verdict.HOLD, Verdict.END, Verdict.REFUSED):
-            judging.add(key)  # the broker has nothing to say of it
+            judging[key] = None  # the broker has nothing to say of it
         # PASS_ON and LOCAL: the broker is asked once more, and what it says then the client hears.
 
     def _extend(
         self,
         asked: Mapping[PartitionKey, FetchEntry],
-        changed: Iterable[PartitionKey],
+        changed: Collection[PartitionKey],
         remote: dict[PartitionKey, TopicIdPartition],
         known: Knowledge,
-    ) -> None:
+    ) -> Generator[None, None, None]:
         """Partitions of a permitted topic that are known to lie below the log start.
 
         The broker says of the others itself that they are out of range.
         """
-        left = EXTENDED_AT_ONCE
+        looked_at = 0
         if self.learned:
             changed = [*changed, *(key for key in asked if key[0] in self.learned)]
             self.learned.clear()
@@ -248,9 +267,9 @@ class FetchMarks:
             entry = asked.get(key)
             if entry is None or self._other_epoch(key, entry):
                 continue
-            if not left:
-                return
-            left -= 1
+            looked_at += 1
+            if not looked_at % SPLIT_AT_ONCE:
+                yield
             tip = known.identify(*key)
             edges = None if tip is None else known.edges(tip)
             offset = fetch_offset(entry)

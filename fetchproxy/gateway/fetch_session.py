@@ -17,7 +17,7 @@ epochs, the end of an emptied session), FetchSessionHandler.java (which answers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -106,7 +106,7 @@ class FetchSessionMirror:
     def forget(self) -> None:
         """Both sides lose their session (a top-level error of the broker)."""
         self.asked: dict[PartitionKey, FetchEntry] = {}
-        self.changed: Iterable[PartitionKey] = ()  # of `asked`, by the last request
+        self.changed: Collection[PartitionKey] = ()  # of `asked`, by the last request
         self._by_id = False
         self._kind = FetchKind.SESSIONLESS
         self._client_id = 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.gateway.client_rates import Client
@@ -12,11 +13,17 @@ from fetchproxy.gateway.fetch_answer import PartitionAnswer
 from fetchproxy.gateway.gateway_parts import GatewayParts
 from fetchproxy.gateway.judgement import Judgement, Verdict
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.remote_fetch.api import RemoteReadRequest, RemoteReadResult
+from fetchproxy.remote_fetch.api import PARTITIONS_READ_MAX, RemoteReadRequest, RemoteReadResult
 from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
 from fetchproxy.remote_fetch.error_mapping import kafka_error_code
 from protocol.error_codes import ErrorCode
-from protocol.fetch_request import FetchRequest, PartitionKey
+from protocol.fetch_request import (
+    FetchEntry,
+    FetchRequest,
+    PartitionKey,
+    entry_bytes_max,
+    fetch_offset,
+)
 from protocol.fetch_response import PartitionPatch
 
 # How old the shown log edges may be before they are asked for again; they only feed lag figures
@@ -33,7 +40,7 @@ class RemoteSide:
 
     parts: GatewayParts
     request: FetchRequest
-    offsets: Mapping[PartitionKey, tuple[int, int]]  # asked: (offset, bytes at most)
+    asked: Mapping[PartitionKey, FetchEntry]
     client: Client
     owed_s: float
     watched: list[tuple[list[tuple[PartitionKey, TopicIdPartition]], DelayedRemoteFetch]] = field(
@@ -41,18 +48,28 @@ class RemoteSide:
     )
     completed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def watch(self, remote: Mapping[PartitionKey, TopicIdPartition], deadline: float) -> None:
-        """Begin reading; completes at once where the chunk cache has it all."""
-        if not remote or self.owed_s:
+    def watch(
+        self, remote: Iterable[tuple[PartitionKey, TopicIdPartition]], deadline: float
+    ) -> None:
+        """Begin reading the first ones; completes at once where the chunk cache has it all."""
+        if self.owed_s:
             return
-        keys = list(remote.items())
-        isolation = IsolationLevel(self.request.isolation_level)
-        reads = [
-            RemoteReadRequest(tip, *self.offsets[key], isolation, self.client) for key, tip in keys
-        ]
+        keys = list(
+            islice(remote, PARTITIONS_READ_MAX - sum(len(keys) for keys, _ in self.watched))
+        )
+        if not keys:
+            return
+        reads = [self._read_request(key, tip) for key, tip in keys]
         delayed = self.parts.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
         delayed.on_completion(lambda _: self.completed.set())
         self.watched.append((keys, delayed))
+
+    def _read_request(self, key: PartitionKey, tip: TopicIdPartition) -> RemoteReadRequest:
+        entry = self.asked[key]
+        isolation = IsolationLevel(self.request.isolation_level)
+        return RemoteReadRequest(
+            tip, fetch_offset(entry), entry_bytes_max(entry), isolation, self.client
+        )
 
     @property
     def bytes_max(self) -> int:
@@ -60,10 +77,14 @@ class RemoteSide:
         most = min(self.request.bytes_max, self.parts.config.remote_answer_bytes_max)
         return self.parts.rates.room(most)
 
-    @property
-    def asked_bytes(self) -> int:
+    def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
         """What the client wants of it: but for first batches, which come whole, it has no more."""
-        return min(self.bytes_max, sum(bytes_max for _, bytes_max in self.offsets.values()))
+        read = islice(keys, PARTITIONS_READ_MAX)
+        return min(self.bytes_max, sum(entry_bytes_max(self.asked[key]) for key in read))
+
+    def read_for(self) -> list[PartitionKey]:
+        """The partitions that had their turn."""
+        return [key for keys, _ in self.watched for key, _ in keys]
 
     @property
     def reads(self) -> bool:
@@ -93,38 +114,20 @@ class RemoteSide:
         return found
 
 
-def partition_answers(
-    parts: GatewayParts,
-    withheld: Mapping[PartitionKey, TopicIdPartition | None],
-    results: Mapping[PartitionKey, tuple[TopicIdPartition, RemoteReadResult]],
-    may_fail: bool,
-) -> tuple[list[PartitionAnswer], list[PartitionKey]]:
-    """(answers for every withheld partition, partitions that must be judged again).
+def read_answer(
+    key: PartitionKey, marks: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
+) -> PartitionAnswer:
+    """What the archive has to say of one withheld partition; `result` None: nothing yet.
 
     `may_fail`: a storage error is shown to the client. Not where tail partitions share the answer:
     some clients throw a whole answer away for one partition's error (DESIGN §4.4).
     """
-    answers: list[PartitionAnswer] = []
-    again: list[PartitionKey] = []
-    for key, tip in withheld.items():
-        marks = watermarks(parts, tip)
-        found = results.get(key)
-        if found is None:
-            answers.append(PartitionAnswer(key, marks))
-            continue
-        result = found[1]
-        if isinstance(result.error, OffsetNotArchived):
-            again.append(key)
-            answers.append(PartitionAnswer(key, marks))
-        elif result.error is not None:
-            shown = may_fail or isinstance(result.error, OffsetLost)
-            code = kafka_error_code(result.error) if shown else 0
-            answers.append(PartitionAnswer(key, marks, code))
-        else:
-            answers.append(
-                PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
-            )
-    return answers, again
+    if result is None or isinstance(result.error, OffsetNotArchived):
+        return PartitionAnswer(key, marks)
+    if result.error is not None:
+        shown = may_fail or isinstance(result.error, OffsetLost)
+        return PartitionAnswer(key, marks, kafka_error_code(result.error) if shown else 0)
+    return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
 
 
 def judged_answer(

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetchproxy.errors import OffsetLost
+from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.gateway.breathing import breathe
 from fetchproxy.gateway.client_rates import Client
 from fetchproxy.gateway.fetch_answer import (
+    AnswerRoom,
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
-    within,
 )
 from fetchproxy.gateway.fetch_connection import FetchConnection
 from fetchproxy.gateway.fetch_marks import Split
 from fetchproxy.gateway.fetch_session import FetchKind
 from fetchproxy.gateway.first_of import first_of
 from fetchproxy.gateway.judgement import HELD_VERDICTS, Verdict
-from fetchproxy.gateway.remote_side import RemoteSide, judged_answer, partition_answers
+from fetchproxy.gateway.remote_side import (
+    RemoteSide,
+    judged_answer,
+    read_answer,
+    watermarks,
+)
 from fetchproxy.gateway.upstream_poll import UpstreamPoll, encode_poll
-from fetchproxy.many_items import in_steps
-from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S
-from protocol.fetch_request import FetchRequest, PartitionKey, entry_bytes_max, fetch_offset
+from fetchproxy.many_items import each_of, in_steps
+from fetchproxy.model import IsolationLevel
+from fetchproxy.remote_fetch.api import PARTITIONS_READ_MAX, READ_WAIT_MIN_S
+from protocol.fetch_request import FetchRequest, fetch_offset
 from protocol.primitives import Buffer
 
 # A poll that may be parked holds up the crossing back, and requests behind it, at most this long.
@@ -58,14 +63,14 @@ class ServedFetch:
         self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
-    async def run(self, split: Split) -> None:
-        """`split`: as the client asks now. For work that mutes the client."""
+    async def run(self, split: Split | None) -> None:
+        """`split`: as the client asks now, where that is known. For work that mutes the client."""
         on = self._on
         try:
-            if await on.session.drained():
-                split = on.split()  # a permit may have run out meanwhile
+            if await on.session.drained() or split is None:
+                split = await on.split()  # a permit may have run out meanwhile
             while not await self._answer(split):
-                split = on.split()
+                split = await on.split()
         finally:
             on.turn.give_back()
         await on.pace.pause()  # nothing of the answer is held any more
@@ -74,22 +79,24 @@ class ServedFetch:
         """False: nothing was answered yet, and who is to be asked has changed."""
         on, clock = self._on, self._on.parts.clock
         if await on.judging.forget_lost_topics(split, self._patience(split)):
-            split = on.split()
+            split = await on.split()
         held = await on.judging.held_by_leaders(split, self._patience(split))
         if held is not None:
-            split = on.split()
+            split = await on.split()
         await on.judging.still_held(split.judging)
-        side = self._remote_side(split)
-        alone = len(split.withheld) >= len(on.mirror.asked)
+        side = RemoteSide(
+            *(on.parts, self._request, on.mirror.asked, self._client, on.pace.owed_s())
+        )
+        alone = self._alone(split)
         patience = self._archive_deadline if alone else self._deadline
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            await on.turn.take(side.asked_bytes, patience)
+            await on.turn.take(side.asked_bytes(split.withheld), patience)
             await on.parts.answers.wait_for_room(patience)
             await on.parts.purgatory.steps.begin()
-        held = held or frozenset()
-        side.watch({key: tip for key, tip in split.remote.items() if tip not in held}, patience)
+        remote = split.remote.items()
+        side.watch((item for item in remote if not held or item[1] not in held), patience)
         if not side.ready:
             on.turn.give_back()
         await breathe(len(split.remote))
@@ -129,16 +136,13 @@ class ServedFetch:
             and all(isinstance(result.error, OffsetLost) for _, result in results)
         )
 
-    def _remote_side(self, split: Split) -> RemoteSide:
-        entries = ((key, self._on.mirror.asked[key]) for key in split.withheld)
-        offsets = {key: (fetch_offset(entry), entry_bytes_max(entry)) for key, entry in entries}
-        return RemoteSide(
-            self._on.parts, self._request, offsets, self._client, self._on.pace.owed_s()
-        )
+    def _alone(self, split: Split) -> bool:
+        """The broker is asked for nothing."""
+        return len(split.withheld) >= len(self._on.mirror.asked)
 
     def _patience(self, split: Split) -> float:
         """How long what is only looked up may take: partitions of the tail wait too."""
-        if len(split.withheld) >= len(self._on.mirror.asked):
+        if self._alone(split):
             return self._archive_deadline
         return min(self._deadline, self._on.parts.clock() + TAIL_GRACE_S)
 
@@ -178,11 +182,11 @@ class ServedFetch:
             deadline = max(deadline, poll.due_at)
         elif side.ready and not split.judging:
             return False
-        judging = set(split.judging)
+        judging = dict.fromkeys(split.judging)
         while True:
             self._on.judging.judged.clear()
-            found = self._on.judging.verdicts(judging)
-            side.watch(found.remote, deadline)
+            found = await self._on.judging.verdicts(judging)
+            side.watch(found.remote.items(), deadline)
             if not (found.undecided or side.reads):  # nothing will come but what archivers do
                 deadline = min(deadline, self._deadline)
             left = deadline - self._on.parts.clock()
@@ -202,42 +206,42 @@ class ServedFetch:
     async def _gather(self, split: Split, side: RemoteSide) -> list[PartitionAnswer]:
         """What there is to say now of every withheld partition."""
         parts, asked = self._on.parts, self._on.mirror.asked
-        judged: dict[PartitionKey, PartitionAnswer] = {}
-        tips: dict[PartitionKey, TopicIdPartition | None] = {}
-        order = [key for key in self._on.judging.marks.marks if key in split.withheld]
-        for key in order:
-            judgement = self._on.judging.judgement(key)
-            told = judgement and judged_answer(parts, key, fetch_offset(asked[key]), judgement)
-            if told:
-                judged[key] = told
-            else:
-                tips[key] = split.remote.get(key) or (judgement.tip if judgement else None)
-        alone = len(split.withheld) >= len(asked)
-        read, again = partition_answers(parts, tips, side.results(), may_fail=alone)
-        for key in again:
-            self._on.judging.again(key)
-        await breathe(len(order))
-        of_key = judged | {answer.key: answer for answer in read}
-        return [of_key[key] for key in order]
+        judging, alone, results = self._on.judging, self._alone(split), side.results()
+        answers: list[PartitionAnswer] = []
+        async for key in each_of([key for key in judging.marks.marks if key in split.withheld]):
+            judgement = judging.judgement(key)
+            answer = judgement and judged_answer(parts, key, fetch_offset(asked[key]), judgement)
+            if not answer:
+                tip = split.remote.get(key) or (judgement.tip if judgement else None)
+                result = results[key][1] if key in results else None
+                answer = read_answer(key, watermarks(parts, tip), result, may_fail=alone)
+                if result is not None and isinstance(result.error, OffsetNotArchived):
+                    judging.again(key)
+            answers.append(answer)
+        if len(split.remote) > PARTITIONS_READ_MAX:
+            for key in side.read_for():
+                judging.marks.had_its_turn(key)
+        return answers
 
-    def _named(
-        self, answers: list[PartitionAnswer], room: int, first_whole: bool
+    async def _named(
+        self, answers: list[PartitionAnswer], room: AnswerRoom
     ) -> list[PartitionAnswer]:
-        """Those that must be named, cut to `room` bytes."""
+        """Those that must be named, with the records that there is room for."""
         marks = self._on.judging.marks
-        answers, self._on.cut_short = within(answers, room, first_whole)
         named = []
-        for answer in answers:
+        async for whole in each_of(answers):
+            answer = room.fit(whole)
             mark = marks.marks[answer.key]
             if self._kind.lists_all or answer.has_news(mark.shown):
                 mark.shown = answer.watermarks
                 named.append(answer)
             if answer.records:
-                marks.served(answer.key)
+                marks.had_its_turn(answer.key)
                 if answer.skipped is not None and (tip := self._on.judging.identify(*answer.key)):
                     self._on.parts.skipped.note(tip, *answer.skipped)
             if answer.records or answer.error_code:
                 marks.told(answer.key)
+        self._on.cut_short = room.left_off
         return named
 
     async def _merge(
@@ -250,7 +254,7 @@ class ServedFetch:
         answers = await self._gather(split, side)
         left = self._request.bytes_max - poll.answer.frame_bytes
         room = min(left, MERGED_BYTES_MAX, self._on.parts.answers.room())
-        answers = self._named(answers, room, first_whole=False)
+        answers = await self._named(answers, AnswerRoom(room, first_whole=False))
         isolation = IsolationLevel(self._request.isolation_level)
         injected = await in_steps(encode_topics(self._request.version, isolation, answers))
         self._on.pace.spend(sum(a.size for a in answers), told=False)
@@ -300,13 +304,13 @@ class ServedFetch:
         """
         answers = await self._gather(split, side)
         of_tail: list[PartitionAnswer] = []
-        alone = len(split.withheld) >= len(self._on.mirror.asked)
+        alone = self._alone(split)
         if self._kind.lists_all and not alone:
             rest = [key for key in self._on.mirror.asked if key not in split.withheld]
             of_tail = await self._on.tail.answers(rest)
         budget = self._on.parts.answers
         room = self._on.parts.rates.room(min(self._request.bytes_max, budget.room()))
-        answers = self._named(answers, room, first_whole=not budget.full)
+        answers = await self._named(answers, AnswerRoom(room, first_whole=not budget.full))
         self._on.cut_short = False
         owed_ms = self._on.pace.spend(sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0

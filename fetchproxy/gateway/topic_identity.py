@@ -13,6 +13,7 @@ from uuid import UUID
 
 from fetchproxy.cluster.client import Cluster
 from fetchproxy.errors import ClusterError
+from fetchproxy.many_items import each_of
 from fetchproxy.model import TopicIdPartition
 
 # So long a topic that was made anew may still be shown its predecessor's records.
@@ -38,7 +39,7 @@ class TopicIdentities:
         oldest = now - IDENTITY_AGE_MAX_MS / 1000
         due = {
             tip.topic_id: tip.topic
-            for tip in tips
+            async for tip in each_of(tips)
             if self._looked_at.get(tip.topic_id, oldest) <= oldest
         }
         if not due:

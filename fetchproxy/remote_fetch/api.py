@@ -13,6 +13,9 @@ from fetchproxy.model import AbortedTxn, IsolationLevel, TopicIdPartition
 # broker's disk, and a client that waits for less would be answered empty again and again. Kafka's
 # own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
 READ_WAIT_MIN_S = 0.5
+# Partitions that are read for one fetch: looking for one in memory takes some 10 µs of one step.
+# Answers are full with fewer; where partitions are small, the next fetches have the others.
+PARTITIONS_READ_MAX = 200
 
 
 # Both are made for every fetch: a named tuple in a third of a frozen dataclass's time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from uuid import UUID
 
 import pytest
 from confluent_kafka import KafkaError, Producer
@@ -14,8 +15,11 @@ from planted_archive import PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
 
+from fetchproxy.archive_only.apis.fetch import _in_rotation
 from fetchproxy.errors import StorageUnavailable
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.remote_fetch.api import PARTITIONS_READ_MAX
 from fetchproxy.storage.memory import MemoryObjectStore
 
 
@@ -259,3 +263,15 @@ async def test_an_outage_is_never_out_of_range_and_ends() -> None:
             await asyncio.sleep(0.02)
         assert bytes(part.records) == batch(0) + batch(10)
         assert one(await fetch(client, 11, {ORDERS: 999})).error_code == 1
+
+
+def test_a_wide_fetch_reads_others_first_in_each_half_second() -> None:
+    tips = {(b"t", n): TopicIdPartition(UUID(int=1), "t", n) for n in range(450)}
+    starts = []
+    for now in (0.0, 0.4, 0.5, 1.0, 1.5):
+        every = list(_in_rotation(tips, now))
+        assert max(map(len, every)) == PARTITIONS_READ_MAX
+        assert {key for piece in every for key in piece} == tips.keys()
+        starts.append(min(every[0])[1])
+    assert starts == [0, 0, 200, 400, 0]
+    assert list(_in_rotation({}, 0.7)) == []

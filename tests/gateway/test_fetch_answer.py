@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.gateway.fetch_answer import PartitionAnswer, within
+from fetchproxy.gateway.fetch_answer import AnswerRoom, PartitionAnswer
 from fetchproxy.model import AbortedTxn
 from protocol.fetch_response import PartitionPatch
 
@@ -37,7 +37,8 @@ def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first
     for partition, bodies in enumerate(sizes):
         batches = [batch(10 * n, 10, body) for n, body in enumerate(bodies)]
         asked.append((batches, answer(partition, batches, cuts)))
-    fitting, left_off = within([part for _, part in asked], room, first_whole)
+    answer_room = AnswerRoom(room, first_whole)
+    fitting = [answer_room.fit(part) for _, part in asked]
     assert len(fitting) == len(asked)
     total, first_size, dropped = 0, 0, False
     for (batches, _), kept in zip(asked, fitting, strict=True):
@@ -49,7 +50,7 @@ def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first
         if got and not total:
             first_size = len(batches[0])
         total += len(got)
-    assert left_off == dropped
+    assert answer_room.left_off == dropped
     assert total <= max(room, first_size if first_whole else 0, 0)
     if first_whole and any(batches for batches, _ in asked):
         assert total > 0
@@ -59,10 +60,12 @@ def test_transactions_that_begin_behind_the_cut_are_not_listed() -> None:
     batches = [batch(0, 10, 50), batch(10, 10, 50)]
     aborted = (AbortedTxn(3, 12, 7, 13), AbortedTxn(11, 15, 8, 16))
     whole = answer(0, batches, [30], aborted)
-    fitting, left_off = within([whole], len(batches[0]), first_whole=False)
-    assert left_off
-    assert [a.producer_id for a in fitting[0].aborted] == [7]
-    assert within([whole], 10_000, first_whole=False) == ([whole], False)
+    room = AnswerRoom(len(batches[0]), first_whole=False)
+    assert [a.producer_id for a in room.fit(whole).aborted] == [7]
+    assert room.left_off
+    room = AnswerRoom(10_000, first_whole=False)
+    assert room.fit(whole) == whole
+    assert not room.left_off
 
 
 def test_a_partition_is_named_again_when_its_ends_have_moved() -> None:

@@ -236,5 +236,5 @@ def test_partitions_take_turns() -> None:
         assert mark is not None
         mark.judgement = Judgement(Verdict.REMOTE, TIP)
     assert list(marks.split(wanted, 1.0, known).remote) == keys
-    marks.served(keys[0])
+    marks.had_its_turn(keys[0])
     assert list(marks.split(wanted, 1.0, known).remote) == [*keys[1:], keys[0]]

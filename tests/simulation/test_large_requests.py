@@ -21,7 +21,7 @@ from fetchproxy.gateway.apis import fetch as fetch_api
 from fetchproxy.gateway.breathing import MESSAGES_A_TURN
 from fetchproxy.gateway.client_session import ClientSession
 from fetchproxy.gateway.fetch_judging import FetchJudging
-from fetchproxy.gateway.fetch_marks import EXTENDED_AT_ONCE
+from fetchproxy.gateway.fetch_marks import SPLIT_AT_ONCE
 from fetchproxy.gateway.fetch_session import ASKED_BYTES
 from fetchproxy.gateway.server import SWEEP_INTERVAL_S
 from protocol.headers import RequestHead
@@ -117,7 +117,7 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     assert max(asked) >= PARTITIONS - 1
     assert len(asked) <= 6, asked
     assert identified.total() >= PARTITIONS
-    assert max(identified.values()) <= 2 * EXTENDED_AT_ONCE + 100
+    assert max(identified.values()) <= 2 * SPLIT_AT_ONCE + 100
 
 
 def sessions_held() -> int:

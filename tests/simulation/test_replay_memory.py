@@ -19,10 +19,10 @@ from virtual_loop import run_virtual
 from fetchproxy.config.sections import KiB, MetadataConfig, MiB, RemoteFetchConfig
 from fetchproxy.gateway.answer_budget import AnswerBudget
 from fetchproxy.gateway.fetch_answer import (
+    AnswerRoom,
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
-    within,
 )
 from fetchproxy.many_items import in_steps
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -153,6 +153,7 @@ class Client:
             PartitionAnswer((b"weather", tip.partition), PartitionPatch(), 0, result.records)
             for result in fetch.results().values()
         ]
-        answers, _ = within(found, self.budget.room(), first_whole=not self.budget.full)
+        room = AnswerRoom(self.budget.room(), first_whole=not self.budget.full)
+        answers = [room.fit(part) for part in found]
         topics = await in_steps(encode_topics(12, COMMITTED, answers))
         return encode_own_answer(12, 1, 0, topics)

@@ -12,7 +12,7 @@ does not answer, answers are empty, and KAFKA_STORAGE_ERROR after
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -21,15 +21,20 @@ from fetchproxy.archive_only.parts import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.errors import OffsetNotArchived
 from fetchproxy.gateway.breathing import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.gateway.fetch_answer import (
+    AnswerRoom,
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
-    within,
 )
-from fetchproxy.many_items import each_of, in_steps
+from fetchproxy.many_items import each_of, in_steps, pieces
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S, RemoteReadRequest, RemoteReadResult
+from fetchproxy.remote_fetch.api import (
+    PARTITIONS_READ_MAX,
+    READ_WAIT_MIN_S,
+    RemoteReadRequest,
+    RemoteReadResult,
+)
 from fetchproxy.remote_fetch.error_mapping import INVALID_RECORD, kafka_error_code
 from protocol.apis import ApiKey
 from protocol.error_codes import ErrorCode
@@ -88,7 +93,8 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = each_of(tips.items())
     every = [_partition_answer(parts, key, tip, found) async for key, tip in asked]
     room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
-    answers, _ = within(every, room, first_whole=not parts.answers.full)
+    answer_room = AnswerRoom(room, first_whole=not parts.answers.full)
+    answers = [answer_room.fit(part) async for part in each_of(every)]
     for part in answers:
         if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
             parts.skipped.note(tip, *part.skipped)
@@ -166,12 +172,12 @@ async def _read(
             for key, tip in tips.items()
             if tip is not None and key not in found.at_end and key not in found.errors
         }
-        if reads:
+        for piece in _in_rotation(reads, parts.clock()):
             # What is wrong with one partition is not held back by a store slow with another.
-            await _read_archive(
-                *(parts, fetch, reads, parts.clock() if found.errors else read_deadline),
-                *(found, request),
-            )
+            until = parts.clock() if found.errors else read_deadline
+            await _read_archive(parts, fetch, piece, until, found, request)
+            if found.records or parts.clock() >= read_deadline:
+                break
         if found.only_refuses:  # told at the client's own deadline: some ask again at once
             request.turn.give_back()
             await asyncio.sleep(deadline - parts.clock())
@@ -181,6 +187,16 @@ async def _read(
             parts.archive.watch_ends(tip for key in found.at_end if (tip := tips[key]) is not None)
         request.turn.give_back()
         await parts.archive.wait_for_look(deadline)
+
+
+def _in_rotation(
+    reads: Mapping[PartitionKey, TopicIdPartition], now: float
+) -> Iterator[Mapping[PartitionKey, TopicIdPartition]]:
+    """As many as one step takes; others come first in each half second, if some get nothing."""
+    every = [dict(piece) for piece in pieces(reads.items(), PARTITIONS_READ_MAX)]
+    first = int(now / READ_WAIT_MIN_S) % max(len(every), 1)
+    yield from every[first:]
+    yield from every[:first]
 
 
 async def _judge_by_memory(

@@ -89,9 +89,9 @@ class FetchHandler:
         if by_id is not self._on.judging.by_id:
             self._on.judging.name_topics(by_id)
         self._on.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
-        split = self._on.split()
+        split = self._on.split_at_once()
         ended = not self._on.mirror.asked and not self._on.mirror.in_lockstep
-        if split.withheld or self._on.parked is not None or ended:
+        if split is None or split.withheld or self._on.parked is not None or ended:
             fetch = ServedFetch(
                 self._on, request, kind, self._client(frame), self._on.parts.clock()
             )
@@ -142,7 +142,7 @@ class FetchHandler:
             self._on.drop_answer()
             # From here on, as the next request may be taken before this answer is done with.
             fetch = ServedFetch(self._on, request, kind, self._client(frame), asked_at)
-            self._on.session.mute_while(fetch.run(self._on.split()), "serve-caught-fetch")
+            self._on.session.mute_while(fetch.run(self._on.split_at_once()), "serve-caught-fetch")
             return True
 
         def passed() -> None:
