@@ -52,6 +52,8 @@ class StoredPartition:
     puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
     built_at: float = float("-inf")  # loop time at which the listing began that `segments` are of
+    # `objects` have changed since: a read that failed, or is under way, got some of them.
+    is_behind: bool = False
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
     # By the history they are of; none falls, so that a listing that began too early does no harm.
     raised_log_starts: dict[int, int] = field(default_factory=dict)
@@ -87,13 +89,22 @@ class StoredPartition:
         version, content = self.objects.get(stored.key, ("", None))
         return version == stored.version and not isinstance(content, MetadataProblem)
 
+    def note(self, stored: StoredObject, content: Content) -> None:
+        self.objects[stored.key] = (stored.version, content)
+        self.is_behind = True
+
+    def forget(self, stored: StoredObject) -> None:
+        """It is not there any more."""
+        if self.objects.pop(stored.key, None) is not None:
+            self.is_behind = True
+
     def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
         """Raises RemoteStorageError where the log's history cannot be read.
 
         Then nobody knows which segments count, and none may be deleted.
         """
         if isinstance(entry, PartitionNoteObject):
-            self.objects[entry.stored.key] = (entry.stored.version, _decode_history(raw, entry))
+            self.note(entry.stored, _decode_history(raw, entry))
             return
         if isinstance(raw, DamagedObject):
             content: Content = MetadataProblem(entry.stored.key, entry.base_offset, str(raw))
@@ -101,7 +112,7 @@ class StoredPartition:
             content = _decode(raw, entry)
         if isinstance(content, MetadataProblem):
             self._report(content, entry)
-        self.objects[entry.stored.key] = (entry.stored.version, content)
+        self.note(entry.stored, content)
 
     def _report(self, problem: MetadataProblem, entry: SegmentMetadataObject) -> None:
         """Once for each unreadable version of an object, however often it is read again."""
@@ -121,7 +132,7 @@ class StoredPartition:
 
     def build(self, contents: Contents, began_at: float) -> None:
         """Stand on `contents`, as a listing that began then found them."""
-        self.built_at = began_at
+        self.built_at, self.is_behind = began_at, False
         self.objects = contents
         found = [content for _, content in contents.values()]
         self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
@@ -158,7 +169,7 @@ class PartitionRead:
         self._log_starts: list[LogStartObject] = []
         self._contents: Contents = {}
         self._unchanged_since = partition.built_at
-        self._is_new = False
+        self._some_gone = False  # that were there when it was listed last
 
     def add(self, found: Standing) -> None:
         if isinstance(found, LogStartObject):
@@ -173,26 +184,24 @@ class PartitionRead:
         for found in self._log_starts:
             partition.raise_log_start(found.offset, found.after_epoch)
         waiting: list[Readable] = []
-        is_new = False
         for entry in self._listed:
             if partition.has_read(entry.stored):
                 # Kept here too: a read that lands meanwhile may have listed too early for it.
                 self._contents[entry.stored.key] = partition.objects[entry.stored.key]
             elif (said := _collected(collected, entry)) is not None:
-                partition.objects[entry.stored.key] = (entry.stored.version, said)
+                partition.note(entry.stored, said)
                 self._contents[entry.stored.key] = (entry.stored.version, said)
-                is_new = True
             else:
                 waiting.append(entry)
         self._unchanged_since = partition.built_at
-        self._is_new = is_new or bool(waiting) or len(self._listed) != len(partition.objects)
+        self._some_gone = len(self._listed) - len(waiting) < len(partition.objects)
         return waiting
 
     def read(self, entry: Readable, raw: bytes | DamagedObject | None) -> None:
         """None: it was deleted since it was listed."""
         key = entry.stored.key
         if raw is None:
-            self.partition.objects.pop(key, None)
+            self.partition.forget(entry.stored)
         else:
             # Into the partition too: where this read fails, the next one is shorter.
             self.partition.note_content(entry, raw)
@@ -206,7 +215,7 @@ class PartitionRead:
         # Making thousands of segments anew holds the loop, and mostly nothing has changed.
         if (
             shown is not None
-            and not self._is_new
+            and not (self._some_gone or partition.is_behind)
             and self._unchanged_since == partition.built_at
             and partition.put_at < partition.built_at
             and shown[1].raised_log_start == partition.raised_log_start

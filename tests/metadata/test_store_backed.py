@@ -172,6 +172,30 @@ async def test_a_read_that_takes_too_long_is_an_outage_and_keeps_what_it_got(
         assert memory.store.count("get", ".metadata") == before + 3
 
 
+@pytest.mark.parametrize("whole_topic", [False, True])
+async def test_what_a_failed_read_has_got_is_in_the_view_of_the_next(
+    memory: StoreBacking, whole_topic: bool
+) -> None:
+    """All that is new was read by one that failed behind it: there is nothing left to read."""
+    neighbour = TopicIdPartition(TIP.topic_id, TIP.topic, TIP.partition + 1)
+    config = MetadataConfig(metadata_read_max_ms=50, metadata_reads_max=1)
+    async with memory.manager() as writer, memory.manager(config) as reader:
+        await copied(writer, segment(0, 0, 9))
+        await copied(writer, segment(1, 0, 9, tip=neighbour))
+        await reader.refresh_topic(TIP.topic_id, now())
+        await copied(writer, segment(2, 10, 19))
+        await copied(writer, segment(3, 10, 19, tip=neighbour))
+        memory.store.gets_let_through = 1
+        with pytest.raises(StorageUnavailable):
+            await reader.refresh_topic(TIP.topic_id, now())
+        memory.store.gets_let_through = None
+        memory.release()
+        if whole_topic:
+            await reader.refresh_topic(TIP.topic_id, now())
+        for tip in (TIP, neighbour):
+            assert (await reader.refresh(tip, now())).log_end_offset == 20
+
+
 class SlowStore(ScriptedStore):
     """Each page and each object takes a while."""
 
