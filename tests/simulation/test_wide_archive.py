@@ -116,10 +116,6 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
 
     run_replay(RemoteFetchConfig(), main, partitions=PARTITIONS, batches=BATCHES)
     assert max(map(len, answers)) <= PARTITIONS_READ_MAX
-    rounds: Counter[int] = Counter()
-    for got in answers:
-        rounds.update(got)
-        assert max(rounds.values()) <= min(rounds[n] for n in range(PARTITIONS)) + 1
     assert steps.calls["_place"].total() >= PARTITIONS
     assert steps.most("_place") <= 2 * SPLIT_AT_ONCE
     assert steps.most("read") <= 4 * PARTITIONS_READ_MAX
