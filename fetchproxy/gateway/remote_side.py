@@ -96,6 +96,10 @@ class RemoteSide:
         """Something can be answered, or nothing will come."""
         return self.completed.is_set()
 
+    @property
+    def has_records(self) -> bool:
+        return any(result.records for _, result in self.results().values())
+
     def forget(self) -> None:
         """What was read is in the answer: nothing here keeps it in memory."""
         self.watched.clear()

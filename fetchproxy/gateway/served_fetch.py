@@ -105,7 +105,7 @@ class ServedFetch:
             if await self._first_ready(split, side, poll, patience):
                 return False
             await self._hold_refusal(split, side, poll)
-            turn = on.cut_short and side.ready
+            turn = on.cut_short and side.has_records
             if poll is not None and side.ready and not turn and not poll.arrived.is_set():
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
             if poll is None or turn or not poll.arrived.is_set():
@@ -241,7 +241,8 @@ class ServedFetch:
                     self._on.parts.skipped.note(tip, *answer.skipped)
             if answer.records or answer.error_code:
                 marks.told(answer.key)
-        self._on.cut_short = room.left_off
+        if room.left_off or any(answer.records for answer in named):
+            self._on.cut_short = room.left_off  # else the archive's turn is yet to come
         return named
 
     async def _merge(
@@ -311,7 +312,7 @@ class ServedFetch:
         budget = self._on.parts.answers
         room = self._on.parts.rates.room(min(self._request.bytes_max, budget.room()))
         answers = await self._named(answers, AnswerRoom(room, first_whole=not budget.full))
-        self._on.cut_short = False
+        self._on.cut_short &= not any(answer.records for answer in answers)
         owed_ms = self._on.pace.spend(sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_own_answer()

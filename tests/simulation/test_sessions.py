@@ -13,6 +13,9 @@ SEED_VARIABLE = "FETCHPROXY_LAB_SEED"
 CHOSEN = os.environ.get(SEED_VARIABLE)
 SEEDS = [int(CHOSEN)] if CHOSEN else range(28)
 LONG_OUTAGE_SEEDS = [int(CHOSEN)] if CHOSEN else range(1_000, 1_002)
+# In which a reader once stood still for ever: metadata that a failed read had got, and an archive
+# whose turn behind the tail came when nothing was in memory.
+STOOD_STILL_SEEDS = [] if CHOSEN else (10_069, 30_059, 30_181)
 MANY_SEEDS = [] if CHOSEN else range(10_000, 10_400)
 
 
@@ -67,6 +70,11 @@ def test_the_world_is_as_hard_as_it_says() -> None:
     logs = [log for world in worlds for log in world.logs]
     trimmed = [log for log in logs if log.start_offset > log.first_offset]
     assert len(trimmed) > 0.8 * len(logs)
+
+
+@pytest.mark.parametrize("seed", STOOD_STILL_SEEDS)
+def test_nobody_stands_still(seed: int) -> None:
+    run(seed)
 
 
 @pytest.mark.slow
