@@ -164,7 +164,7 @@ class FetchMarks:
         known: Knowledge,
         changed: Collection[PartitionKey] | None = None,
     ) -> Split:
-        """`split_in_steps` in one step: for what is not wide."""
+        """The same as `split_in_steps`, without a pause. Not for wide fetches."""
         return at_once(self.split_in_steps(asked, now, known, changed))
 
     def split_in_steps(

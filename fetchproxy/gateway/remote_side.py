@@ -54,9 +54,7 @@ class RemoteSide:
         """Begin reading the first ones; completes at once where the chunk cache has it all."""
         if self.owed_s:
             return
-        keys = list(
-            islice(remote, PARTITIONS_READ_MAX - sum(len(keys) for keys, _ in self.watched))
-        )
+        keys = list(islice(remote, PARTITIONS_READ_MAX - len(self.read_for())))
         if not keys:
             return
         reads = [self._read_request(key, tip) for key, tip in keys]

@@ -218,7 +218,7 @@ class ServedFetch:
                 if result is not None and isinstance(result.error, OffsetNotArchived):
                     judging.again(key)
             answers.append(answer)
-        if len(split.remote) > PARTITIONS_READ_MAX:
+        if len(split.withheld) > PARTITIONS_READ_MAX:
             for key in side.read_for():
                 judging.marks.had_its_turn(key)
         return answers

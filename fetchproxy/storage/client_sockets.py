@@ -1,8 +1,8 @@
 """The sockets of a store's HTTP client, so that none outlives its request for long.
 
-An HTTP client closes the connection of an upload that took too long, and asyncio then keeps the
-socket with what is left to send until the store takes it. A store that hangs takes nothing, so each
-try would leave a part of some MiB in memory for as long as the outage lasts.
+An HTTP client closes the connection of an upload that took too long. asyncio then keeps the socket,
+with the bytes that are not sent yet, until the store takes them. A store that hangs takes nothing.
+Each try would leave a socket behind for as long as the outage lasts.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from fetchproxy.gateway import served_fetch
 from fetchproxy.gateway.fetch_marks import SPLIT_AT_ONCE, FetchMarks
 from fetchproxy.many_items import ITEMS_AT_ONCE
 from fetchproxy.remote_fetch.api import PARTITIONS_READ_MAX
+from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
 from fetchproxy.remote_fetch.segment_reader import SegmentReader
 
 VERSION = 12
@@ -110,12 +111,21 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     steps.count(SegmentReader, "read")
     steps.count(served_fetch, "read_answer")
     answers: list[list[int]] = []
+    read_for: list[int] = []
+    watch = RemoteFetchPurgatory.watch
+
+    def watched(self: RemoteFetchPurgatory, requests: Any, **limits: Any) -> Any:
+        read_for.extend(request.tip.partition for request in requests)
+        return watch(self, requests, **limits)
+
+    monkeypatch.setattr(RemoteFetchPurgatory, "watch", watched)
 
     async def main(replay: Replay) -> None:
         answers.extend(await read(PARTITIONS))
 
     run_replay(RemoteFetchConfig(), main, partitions=PARTITIONS, batches=BATCHES)
     assert max(map(len, answers)) <= PARTITIONS_READ_MAX
+    assert len(set(read_for[:PARTITIONS])) == PARTITIONS, "one was read twice before others once"
     assert steps.calls["_place"].total() >= PARTITIONS
     assert steps.most("_place") <= 2 * SPLIT_AT_ONCE
     assert steps.most("read") <= 4 * PARTITIONS_READ_MAX
