@@ -255,11 +255,14 @@ class _Simulation:
         world, rng = self.world, Random(self.world.rng.random())
         turns = max(1, (len(log.batches) - log.written) // 4)
         seconds = (world.faults_end_s - START_S) / turns
+        loop = asyncio.get_running_loop()
         while not log.complete:
-            await asyncio.sleep(rng.uniform(0, 2 * seconds))
+            # Consumers wait for the end of the log, and get no longer for that after the faults.
+            left_s = max(0, world.faults_end_s - loop.time())
+            await asyncio.sleep(min(rng.uniform(0, 2 * seconds), left_s))
             log.write(rng.randint(1, 8))
             await asyncio.sleep(rng.choice([0.0, 0.001, 0.2]))  # until the followers have it
-            log.replicate(asyncio.get_running_loop().time())
+            log.replicate(loop.time())
             world.cluster.moved()
 
     async def _consume(self, number: int) -> None:
