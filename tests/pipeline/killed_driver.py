@@ -1,14 +1,17 @@
 """A driver whose writes are all counted, to be killed between them: `python killed_driver.py JSON`.
 
-It writes to `killing:` (lab/clients/killing_file_system). Ends with 0 when its query is at its end.
-Not a test.
+Its queries run beside each other and write to `killing:` (lab/clients/killing_file_system). Ends
+with 0 when all are at their ends. Not a test.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +20,28 @@ from pyspark.sql import DataFrame, SparkSession
 import fetchproxy.spark
 
 
-def session(folder: Path, class_path: str, only: str) -> SparkSession:
+def session(asked: dict[str, Any], queries: list[str]) -> SparkSession:
+    folder = asked["folder"]
     settings = {
-        "spark.driver.extraClassPath": class_path,
-        "spark.driver.memory": "512m",
+        "spark.driver.extraClassPath": asked["class_path"],
+        "spark.driver.extraJavaOptions": asked["java_options"],
+        "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.local.dir": str(folder / "local"),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": f"{folder}/local",
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.hadoop.fs.killing.impl": "KillingFileSystem",
-        "spark.hadoop.fs.killing.steps": str(folder / "steps"),
+        "spark.hadoop.fs.killing.folder": folder,
+        "spark.hadoop.fs.killing.queries": ",".join(queries),
         "spark.hadoop.fs.killing.group": str(os.getpgid(0)),
-        "spark.hadoop.fs.killing.only": only,
+        "spark.hadoop.fs.killing.only": asked["only"],
     }
-    builder = SparkSession.builder.master("local[2,2]").appName("killed")
+    # A task that waits to be killed leaves the other queries theirs.
+    builder = SparkSession.builder.master(f"local[{2 * len(queries)},2]").appName("killed")
     return builder.config(map=settings).getOrCreate()
 
 
@@ -50,7 +57,6 @@ def finish(frame: DataFrame, place: str, *, available_now: bool) -> None:
 
 
 def run(mode: str, spark: SparkSession, options: dict[str, str], place: str) -> None:
-    fetchproxy.spark.register(spark)
     if mode == "batch":
         frame = spark.read.format("remotelog").options(**options).load()
         frame.write.mode("overwrite").parquet(f"{place}/out")
@@ -65,8 +71,21 @@ def run(mode: str, spark: SparkSession, options: dict[str, str], place: str) -> 
 
 def main(asked: dict[str, Any]) -> None:
     folder = Path(asked["folder"])
-    spark = session(folder, asked["class_path"], asked["only"])
-    run(asked["mode"], spark, asked["options"], f"killing://{folder}/killing")
+    left = [query for query in asked["queries"] if not (folder / f"{query}.done").exists()]
+    spark = session(asked, left)
+    fetchproxy.spark.register(spark)
+
+    def to_its_end(query: str) -> None:
+        try:
+            place = f"killing://{folder}/killing/{query}"
+            run(asked["mode"], spark, asked["queries"][query], place)
+            (folder / f"{query}.done").touch()
+        except BaseException:
+            (folder / f"{query}.failed").write_text(traceback.format_exc())
+            os.killpg(0, signal.SIGKILL)
+
+    with ThreadPoolExecutor(len(left)) as running:
+        list(running.map(to_its_end, left))
     spark.stop()
 
 

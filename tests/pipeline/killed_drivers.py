@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,39 +14,39 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lab.spark import kafka_connector, killing_file_system, spark_environment
+from lab.spark import kafka_connector, killing_file_system, quick_java_options, spark_environment
 
 PROJECT = Path(__file__).parents[2]
 _PROGRAM = Path(__file__).with_name("killed_driver.py")
-_RUNS_MAX = 60
+_RUNS_MAX = 100
+_RUN_S_MAX = 900  # a driver that comes to no step and to no end
 # Spark gives a Python process ten seconds to start, also on a busy machine.
 _TOO_SLOW = "failed to connect back"
 
 
 class KilledDrivers:
-    """One query in `folder`, begun again by a new driver after each kill."""
+    """Queries in `folder`, begun again by a new driver after each kill."""
 
     def __init__(self, version: str, folder: Path, *, kafka: bool) -> None:
         folder.mkdir()
         self._folder = folder
         connector = kafka_connector(version) if kafka else []
-        self._class_path = ":".join(map(str, [killing_file_system(), *connector]))
+        class_path = ":".join(map(str, [killing_file_system(), *connector]))
+        java_options = quick_java_options(version, class_path)
+        self._asked = {
+            "folder": str(folder), "class_path": class_path, "java_options": java_options
+        }  # fmt: skip
         self._environment = {**os.environ, **spark_environment(version)}
         path = self._environment["PYTHONPATH"]
         self._environment["PYTHONPATH"] = f"{PROJECT}:{path}"
 
-    def run(self, mode: str, options: Mapping[str, str], only: str = "") -> list[str]:
-        """To the query's end; the steps before which a driver was killed (`only`: of those that the
-        expression finds)."""
-        asked = {
-            "folder": str(self._folder),
-            "class_path": self._class_path,
-            "mode": mode,
-            "options": dict(options),
-            "only": only,
-        }
+    def run(self, mode: str, queries: Mapping[str, Mapping[str, str]], only: str = "") -> None:
+        """Each of `queries`, by name with its options, to its end; killed before each of its steps
+        (`only`: of those that the expression finds)."""
+        options = {query: dict(given) for query, given in queries.items()}
+        asked = {**self._asked, "mode": mode, "queries": options, "only": only}
         for _ in range(_RUNS_MAX):
-            before = len(self._steps())
+            before = self._killed(queries)
             done = subprocess.run(
                 [sys.executable, str(_PROGRAM), json.dumps(asked)],
                 env=self._environment,
@@ -55,21 +55,31 @@ class KilledDrivers:
                 text=True,
                 check=False,
                 start_new_session=True,
+                timeout=_RUN_S_MAX,
             )
+            failed = "".join(each.read_text() for each in self._folder.glob("*.failed"))
+            if _TOO_SLOW in failed + done.stderr:
+                for each in self._folder.glob("*.failed"):
+                    each.unlink()
+                continue
+            assert not failed, failed
             if done.returncode == 0:
-                return self._steps()
-            if _TOO_SLOW not in done.stderr:
-                assert len(self._steps()) == before + 1, done.stderr[-3000:]
-        raise AssertionError(f"not at its end, killed before {self._steps()}")
+                return
+            assert self._killed(queries) > before, done.stderr[-3000:]
+        raise AssertionError(f"not at its end, killed {self._killed(queries)} times")
 
-    def _steps(self) -> list[str]:
-        steps = self._folder / "steps"
+    def _killed(self, queries: Iterable[str]) -> int:
+        return sum(len(self.steps(query)) for query in queries)
+
+    def steps(self, query: str) -> list[str]:
+        """Before which a driver was killed."""
+        steps = self._folder / f"{query}.steps"
         return steps.read_text().splitlines() if steps.exists() else []
 
-    def rows(self) -> list[list[Any]]:
+    def rows(self, query: str) -> list[list[Any]]:
         """As `spark_program.as_row` makes them, in the order of partitions and offsets: of a stream
         the files that its log names, of a batch those that are there."""
-        out = self._folder / "killing/out"
+        out = self._folder / "killing" / query / "out"
         logs = sorted(out.glob("_spark_metadata/[0-9]*"), key=lambda path: int(path.stem))
         files = _named_in(logs) if logs else sorted(out.glob("*.parquet"))
         rows = [as_row(row) for file in files for row in pq.read_table(file).to_pylist()]

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.spark
 Rows = list[list[Any]]
 Place = tuple[int, int]
 FindPart = Callable[[str, Callable[[], None]], None]
+KINDS = ("plain", "transactional", "corrupt", "gap", "empty")
 MODES = ("batch", "stream", "availableNow", "archive_then_live")
 ADMITS = "4.2"  # from which version on a stream takes limits
 PARTITIONS = 2
@@ -161,18 +162,19 @@ def check_steps(mode: str, steps: list[str]) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "transactional", "corrupt", "gap", "empty"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", list(PYSPARKS))
 def test_rows_are_those_of_sparks_kafka_source(
-    topics: Topics, part: str, mode: str, kind: str, tmp_path: Path, find_part: FindPart
+    topics: Topics, part: str, mode: str, tmp_path: Path, find_part: FindPart
 ) -> None:
     find_part(part, lambda: check_set_up(part))
-    case, version = topics.case(kind), PYSPARKS[part]
-    drivers = KilledDrivers(version, tmp_path / "query", kafka=mode == "archive_then_live")
-    steps = drivers.run(mode, options_for(mode, version, case.options))
-    check_steps(mode, steps)
-    assert drivers.rows() == (case.every if mode == "archive_then_live" else case.archived)
+    version, live = PYSPARKS[part], mode == "archive_then_live"
+    cases = {kind: topics.case(kind) for kind in KINDS}
+    drivers = KilledDrivers(version, tmp_path / "query", kafka=live)
+    drivers.run(mode, {k: options_for(mode, version, case.options) for k, case in cases.items()})
+    for kind, case in cases.items():
+        check_steps(mode, drivers.steps(kind))
+        assert drivers.rows(kind) == (case.every if live else case.archived), kind
 
 
 # The first PySpark and the last one without brokers, each killed once, at its last step.
@@ -195,7 +197,8 @@ def test_a_driver_that_is_killed_at_its_last_step(
     drivers = KilledDrivers(PYSPARKS[part], tmp_path / "query", kafka=False)
     chosen = {"store": archive.url, "topics": "orders", "includeHeaders": "true"}
     options = options_for(mode, PYSPARKS[part], {**chosen, "failOnDataLoss": "false"})
-    assert drivers.run(mode, options, only=step) == [step]
+    drivers.run(mode, {"orders": options}, only=step)
+    assert drivers.steps("orders") == [step]
     offsets = [*range(10), *range(20, 30)]
     wanted = [(0, o, (b"v%d" % (o % 10)).hex(), o % 10 * 1000) for o in offsets]
-    assert [(row[3], row[4], row[1], row[5]) for row in drivers.rows()] == wanted
+    assert [(row[3], row[4], row[1], row[5]) for row in drivers.rows("orders")] == wanted

@@ -116,7 +116,9 @@ class FetchCheck:
             for tip, asked in self.wanted.items()
             if asked.offset < min(world.archived_end[tip], world.log_of(tip).start_offset)
         }
-        well = self.answered.began_at > world.fair_since + world.recovery_s
+        # What is not judged yet may wait for a read of metadata that hangs from before.
+        judged_s = world.config.metadata.metadata_read_max_ms / 1000
+        well = self.answered.began_at > world.fair_since + world.recovery_s + judged_s
         if not well or not archived.intersection(served):
             return
         passed_over.update(archived.difference(served))
