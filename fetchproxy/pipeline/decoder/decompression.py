@@ -16,8 +16,8 @@ from protocol.compression import RECORDS_BYTES_MAX, CompressionType, decompress
 from protocol.errors import MalformedMessage
 
 # Many batches at once, so that compiled code is called seldom; one that is larger makes it grow.
-ARENA_BYTES = 16 * 1024 * 1024
-_ROOM_BYTES = 4 * 1024 * 1024  # a batch of usual size finds as much
+ARENA_BYTES = 8 * 1024 * 1024
+_ROOM_BYTES = 2 * 1024 * 1024  # a batch of usual size finds as much
 
 _UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
     CompressionType.LZ4: cramjam.lz4.decompress_into,

@@ -22,7 +22,7 @@ from fetchproxy.pipeline.source.task_reader import PassedOver
 
 DAY_US = 86_400_000_000
 # A row group: large enough to scan well, small enough for several tasks a host.
-BUFFERED_BYTES_MAX = 32 * 1024 * 1024
+BUFFERED_BYTES_MAX = 24 * 1024 * 1024
 # Records are about in the order of time; of more dates than these the one written to longest ago is
 # closed, and a later record of it begins another file.
 OPEN_DATES_MAX = 16
