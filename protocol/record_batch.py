@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from protocol.compression import unpack_up_to
 from protocol.errors import MalformedMessage, Truncated
@@ -186,7 +186,7 @@ def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[i
 def check_crc(buf: Buffer, header: BatchHeader) -> bool:
     """Whether the batch's bytes have the CRC-32C that its header states. No copy is made."""
     view = memoryview(buf)[header.position + CRC_COVERS_FROM : header.position + header.size]
-    return bool(crc32c.crc32c(view) == header.crc)
+    return bool(crc32c(view) == header.crc)
 
 
 def _varlong(buf: Buffer, pos: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from struct import Struct
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 _OFFSET_ENTRY = Struct(">ii")
 _TIME_ENTRY = Struct(">qi")
@@ -75,7 +75,7 @@ def snapshot_fault(raw: bytes) -> str:
     if len(raw) < _SNAPSHOT_HEAD.size:
         return f"producer snapshot of {len(raw)} bytes has no head"
     _, stated = _SNAPSHOT_HEAD.unpack_from(raw)
-    found = crc32c.crc32c(raw[_SNAPSHOT_HEAD.size :])
+    found = crc32c(raw[_SNAPSHOT_HEAD.size :])
     if found != stated:
         return f"producer snapshot has checksum {found:#010x}, states {stated:#010x}"
     return ""

@@ -15,7 +15,7 @@ from operator import le, lt
 from struct import Struct
 from typing import Any
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import CorruptSegment, OffsetNotArchived
 from fetchproxy.index.remote_log_index_entry import (
@@ -188,7 +188,7 @@ class RemoteLogIndex:
         sound = (
             magics.count(MAGIC) == rdi_sizes.count(size - FIXED_BYTES) == len(rows)
             and b"".join(texts) == "".join(map(str, positions)).encode()  # all equally wide
-            and crcs == tuple(crc32c.crc32c(raw[end - size + HEAD.size : end]) for end in ends)
+            and crcs == tuple(crc32c(raw[end - size + HEAD.size : end]) for end in ends)
             and min(lengths) > 0
             and all(map(le, firsts, lasts))
             and all(map(lt, chain((self.last_offset,), lasts), firsts))

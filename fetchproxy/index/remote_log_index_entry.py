@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import CorruptSegment
 from protocol.primitives import Buffer
@@ -84,7 +84,7 @@ def encode_entry(object_key: str, span: IndexSpan) -> bytes:
         )
         + rdi
     )
-    return HEAD.pack(MAGIC, HEAD.size + len(body), crc32c.crc32c(body)) + body
+    return HEAD.pack(MAGIC, HEAD.size + len(body), crc32c(body)) + body
 
 
 def read_entry(raw: Buffer, at: int) -> RemoteLogIndexEntry:
@@ -131,7 +131,7 @@ def _checked_length(raw: Buffer, at: int) -> int:
         raise CorruptSegment(f"magic {magic}, not {MAGIC}")
     if length < FIXED_BYTES or length > left:
         raise CorruptSegment(f"length {length}, {left} bytes are left")
-    found = crc32c.crc32c(memoryview(raw)[at + HEAD.size : at + length])
+    found = crc32c(memoryview(raw)[at + HEAD.size : at + length])
     if found != crc:
         raise CorruptSegment(f"checksum {found:#010x}, stored {crc:#010x}")
     return int(length)

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
-import crc32c
 import structlog
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.entry_runs import Single, compact, split_entries
@@ -119,14 +119,14 @@ class CacheFile:
             entries = compact(entries, self._tip, str(self.path))
             self._write_anew(entries, metadata_topic_offset, durable=False)
         else:
-            checksum = crc32c.crc32c(entries, self._checksum)
+            checksum = crc32c(entries, self._checksum)
             checkpoint = _checkpoint(metadata_topic_offset, checksum)
             with self.path.open("r+b", buffering=0) as file:
                 file.truncate(size)  # an append that failed may have left something
                 file.seek(size)
                 write_all(file.fileno(), entries + checkpoint)
             self._size = size + len(entries) + len(checkpoint)
-            self._checksum = crc32c.crc32c(checkpoint, checksum)
+            self._checksum = crc32c(checkpoint, checksum)
             self._appended += len(entries) + len(checkpoint)
 
     @property
@@ -160,7 +160,7 @@ class CacheFile:
         return self._size
 
     def _remember(self, good: bytes, entries_bytes: int, lost: bytes | None) -> None:
-        self._size, self._checksum, self._lost = len(good), crc32c.crc32c(good), lost
+        self._size, self._checksum, self._lost = len(good), crc32c(good), lost
         self._compacted = HEADER.size + entries_bytes + _CHECKPOINT_BYTES if good else 0
         self._appended = len(good) - self._compacted
 
@@ -187,7 +187,7 @@ class CacheFile:
             MAGIC, self._tip.topic_id.bytes, self._tip.partition, metadata_topic_offset
         )
         content = header + entries
-        content += _checkpoint(metadata_topic_offset, crc32c.crc32c(content))
+        content += _checkpoint(metadata_topic_offset, crc32c(content))
         self.path.parent.mkdir(exist_ok=True)
         # One that replaces nothing is made durable by `sync`, before anybody relies on it.
         replace_file(self.path, content, durable=durable)
@@ -207,12 +207,12 @@ class CacheFile:
 def _last_checkpoint(raw: bytes) -> tuple[int, int]:
     """(where the last one that holds ends, its offset); 0 where none does."""
     at = len(raw) - _CHECKPOINT_BYTES
-    offset = _holds(raw, at, crc32c.crc32c(memoryview(raw)[:at])) if at >= HEADER.size else None
+    offset = _holds(raw, at, crc32c(memoryview(raw)[:at])) if at >= HEADER.size else None
     if offset is not None:
         return len(raw), offset
     end = last_offset = checksum = seen = 0
     for at in _checkpoints(raw):
-        checksum = crc32c.crc32c(memoryview(raw)[seen:at], checksum)
+        checksum = crc32c(memoryview(raw)[seen:at], checksum)
         offset = _holds(raw, at, checksum)
         if offset is None:
             break  # some byte before it is not what was written: no later one can hold either
@@ -223,7 +223,7 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
 def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
     """An entry behind bytes of that checksum."""
     said = _CHECKPOINT_LEAD + INT64.pack(metadata_topic_offset)
-    return said + UINT32.pack(crc32c.crc32c(said, checksum))
+    return said + UINT32.pack(crc32c(said, checksum))
 
 
 def _holds(raw: bytes, at: int, checksum: int) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.json_fields import INT32, INT64, Fields, decode_document
@@ -86,7 +86,7 @@ def _checksum(finished: FinishedOffsets) -> str:
         finished.log_start_offset,
     )
     said = f"{tip.topic} {uuid_text(tip.topic_id)} {tip.partition} {values}"
-    return f"{crc32c.crc32c(said.encode()):08x}"
+    return f"{crc32c(said.encode()):08x}"
 
 
 def _partition(tip: TopicIdPartition) -> dict[str, object]:

@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-import crc32c
 import structlog
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.folder_lock import make_own_folder
@@ -155,13 +155,13 @@ def _text(topic_id: UUID, files: int, offsets: Mapping[int, int]) -> bytes:
     lines = [_VERSION, uuid_text(topic_id), str(files)]
     lines += [f"{partition} {offset}" for partition, offset in sorted(offsets.items())]
     body = "".join(f"{line}\n" for line in lines).encode()
-    return body + b"%08x\n" % crc32c.crc32c(body)
+    return body + b"%08x\n" % crc32c(body)
 
 
 def _parse(text: bytes) -> tuple[UUID, int, dict[int, int]]:
     """(metadata topic id, number of cache files, offsets). Raises ValueError."""
     body, seal = text[:-9], text[-9:]
-    if seal != b"%08x\n" % crc32c.crc32c(body):
+    if seal != b"%08x\n" % crc32c(body):
         raise ValueError(f"{COMMITTED} is damaged")
     version, topic_id, files, *rows = body.decode().splitlines()
     parsed = parse_uuid(topic_id)

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart
@@ -46,7 +46,7 @@ def check_chunk(
     """
     view, limit = memoryview(content), len(content)
     last_offsets, ends = array("q"), array("q")
-    crc_of, unpack_from = crc32c.crc32c, _FIELDS.unpack_from
+    crc_of, unpack_from = crc32c, _FIELDS.unpack_from
     later_epochs = list(epochs[1:])
     # A segment may begin inside a batch, so its first epoch also holds below that epoch's start.
     epoch = epochs[0].epoch if epochs else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from struct import Struct
 from uuid import UUID
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.model import ByteRange
 
@@ -90,7 +90,7 @@ class DiskCacheFiles:
             head = os.pread(fd, HEAD_BYTES, 0)
             content = os.pread(fd, chunk.byte_range.length, HEAD_BYTES)
             expected = chunk.head()
-            if head != expected + _CRC.pack(crc32c.crc32c(content, crc32c.crc32c(expected))):
+            if head != expected + _CRC.pack(crc32c(content, crc32c(expected))):
                 raise DamagedFile(f"{chunk.file_name}: it does not have its checksum")
             os.utime(fd)  # its age, for the next start
             return content
@@ -105,7 +105,7 @@ class DiskCacheFiles:
         if lacking > 0:
             raise NoRoom(lacking)
         head = chunk.head()
-        crc = crc32c.crc32c(content, crc32c.crc32c(head))
+        crc = crc32c(content, crc32c(head))
         path = self._folder / chunk.file_name
         temporary = path.with_suffix(_TEMPORARY)
         try:

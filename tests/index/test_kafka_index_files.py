@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from struct import pack
 
-import crc32c
 import pytest
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.index.kafka_index_files import (
     offset_index_fault,
@@ -63,7 +63,7 @@ def test_unsound_time_indexes(raw: bytes, what: str) -> None:
 
 def test_snapshots_carry_their_checksum() -> None:
     body = b"\x00\x00\x00\x00"
-    sound = pack(">hI", 1, crc32c.crc32c(body)) + body
+    sound = pack(">hI", 1, crc32c(body)) + body
     assert snapshot_fault(sound) == ""
     assert "checksum" in snapshot_fault(sound[:-1] + b"\x01")
     assert "head" in snapshot_fault(sound[:5])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-import crc32c
 import pytest
+from fastcrc.crc32 import iscsi as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,7 +72,7 @@ def built(headers: list[BatchHeader], interval_bytes: int) -> bytes:
 def test_entry_has_the_bytes_of_the_kip() -> None:
     raw = encode_entry("a/b.log", IndexSpan(300, 20, 5, 9, 1_000, 1_002))
     body = struct.pack(">qqqqih", 5, 9, 1_000, 1_002, 20, 11) + b"a/b.log#300"
-    assert raw == struct.pack(">hhI", 0, len(body) + 8, crc32c.crc32c(body)) + body
+    assert raw == struct.pack(">hhI", 0, len(body) + 8, crc32c(body)) + body
 
 
 def test_an_entry_closes_at_the_interval_and_never_inside_a_batch() -> None:
@@ -216,7 +216,7 @@ def test_another_way_to_write_a_position_is_read_as_before() -> None:
     raw = b"".join(entry(KEY, 10 * i, 10, i, i) for i in range(300))
     assert len(RemoteLogIndex.parse(raw)) == 300
     odd = struct.pack(">qqqqih", 300, 300, 0, 0, 10, len(KEY) + 6) + f"{KEY}#03000".encode()
-    odd = struct.pack(">hhI", 0, len(odd) + 8, crc32c.crc32c(odd)) + odd
+    odd = struct.pack(">hhI", 0, len(odd) + 8, crc32c(odd)) + odd
     tail = b"".join(entry(KEY, 3_010 + 10 * i, 10, 301 + i, 301 + i) for i in range(50))
     index = RemoteLogIndex.parse(raw + odd + tail)
     assert [span.position for span in index.spans()] == [10 * i for i in range(351)]

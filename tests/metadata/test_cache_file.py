@@ -288,10 +288,10 @@ def test_another_magic_and_another_topic(written: CacheFile, tmp_path: Path, pat
         assert CacheFile(path, tip).load() == CachedEntries(b"", 0, damaged=True)
     good = path.read_bytes()
     older = b"\x00\x00" + good[2:-15]
-    path.write_bytes(older + cache_file._checkpoint(300, cache_file.crc32c.crc32c(older)))
+    path.write_bytes(older + cache_file._checkpoint(300, cache_file.crc32c(older)))
     assert file_at(tmp_path).load() == CachedEntries(b"", 0, damaged=True)
     newer = b"\x00\x02" + good[2:-15]
-    path.write_bytes(newer + cache_file._checkpoint(300, cache_file.crc32c.crc32c(newer)))
+    path.write_bytes(newer + cache_file._checkpoint(300, cache_file.crc32c(newer)))
     with pytest.raises(NewerMetadataVersion, match="magic 2, known are those up to 1"):
         file_at(tmp_path).load()
 

@@ -44,12 +44,10 @@ def test_the_licence_is_the_one_that_the_package_states(package: str) -> None:
     assert NAMED[package] == found
 
 
-def test_what_is_not_permissive_is_explained() -> None:
+def test_all_is_permissive() -> None:
     others = {
         package
         for package, licence in NAMED.items()
         if not set(re.split(r" AND | OR ", licence)) <= PERMISSIVE
     }
-    assert others == {"crc32c"}
-    assert "Lesser General Public License" in NOTICE
-    assert "https://github.com/ICRAR/crc32c" in NOTICE
+    assert not others

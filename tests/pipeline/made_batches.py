@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import crc32c
 from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaReader
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
+from fastcrc.crc32 import iscsi as crc32c
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonReader
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
@@ -41,7 +41,7 @@ class Row:
 
 
 def reseal(batch: bytearray) -> bytes:
-    struct.pack_into(">I", batch, 17, crc32c.crc32c(bytes(batch[21:])))
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
     return bytes(batch)
 
 

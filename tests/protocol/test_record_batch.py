@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import cramjam
-import crc32c
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from fastcrc.crc32 import iscsi as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
@@ -41,7 +41,7 @@ NO_PRODUCER = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1}
 
 def reseal(batch: bytearray) -> bytes:
     """Make the CRC true again after an edit."""
-    struct.pack_into(">I", batch, 17, crc32c.crc32c(bytes(batch[21:])))
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
     return bytes(batch)
 
 

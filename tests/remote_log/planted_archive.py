@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.config.sections import MetadataConfig
 from fetchproxy.index.leader_epochs import encode_epochs
@@ -59,7 +59,7 @@ def batch(
     sealed = struct.pack(
         ">hiqqqhii", attributes, records - 1, at_ms, at_ms + 9, txn or -1, 0, 0, records
     )
-    crc = crc32c.crc32c(sealed + body)
+    crc = crc32c(sealed + body)
     inner = struct.pack(">ibI", epoch, 2, crc) + sealed + body
     return struct.pack(">qi", base, len(inner)) + inner
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from struct import pack
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 from planted_archive import TIP
 
 from fetchproxy.index.leader_epochs import encode_epochs
@@ -48,7 +48,7 @@ def plant_segment(
 def plant_kafka_files(folder: Path, base: int, end: int) -> tuple[bytes, bytes, bytes]:
     """Offset index, time index, and the snapshot at `end` (inclusive)."""
     body = bytes(range(30))
-    snapshot = pack(">hI", 1, crc32c.crc32c(body)) + body
+    snapshot = pack(">hI", 1, crc32c(body)) + body
     files = pack(">iiii", 9, 0, 19, 170), pack(">qi", 19, 9), snapshot
     for (offset, suffix), content in zip(
         ((base, "index"), (base, "timeindex"), (end + 1, "snapshot")), files, strict=True

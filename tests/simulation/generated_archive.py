@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.index.remote_log_index import RemoteLogIndexBuilder
 from fetchproxy.index.transaction_index import encode_aborted
@@ -84,9 +84,7 @@ def make_batch(
         )
         + noise
     )
-    head = struct.pack(
-        ">qiibI", base_offset, len(covered) + 9, leader_epoch, 2, crc32c.crc32c(covered)
-    )
+    head = struct.pack(">qiibI", base_offset, len(covered) + 9, leader_epoch, 2, crc32c(covered))
     return Batch(base_offset, base_offset + count - 1, head + covered, timestamp_ms)
 
 

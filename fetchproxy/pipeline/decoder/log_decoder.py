@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import crc32c
 import numpy as np
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.pipeline.decoder import header_scan, record_rows
 from fetchproxy.pipeline.decoder.aborted_batches import AbortedBatches
@@ -180,7 +180,7 @@ class LogDecoder:
         columns = (header_scan.POSITION, header_scan.SIZE, header_scan.CRC)
         rows = scanned.headers.table[indices][:, columns].tolist()
         for i, (start, size, crc) in zip(indices.tolist(), rows, strict=True):
-            found = crc32c.crc32c(view[start + CRC_COVERS_FROM : start + size])
+            found = crc32c(view[start + CRC_COVERS_FROM : start + size])
             if found == crc:
                 sound.add(i)
             else:

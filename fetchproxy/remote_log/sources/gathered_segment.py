@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import CompactedLog, CorruptSegment
 from fetchproxy.index.remote_log_index import RemoteLogIndex, RemoteLogIndexBuilder, encode_entry
@@ -137,7 +137,7 @@ class SegmentSummary:
     def add_bytes(self, chunk: memoryview) -> None:
         """The bytes of batches that were added, all of them and in order."""
         self.size_bytes += len(chunk)
-        self._crc = crc32c.crc32c(chunk, self._crc)
+        self._crc = crc32c(chunk, self._crc)
 
     def close(self, log: Path, *, settled: bool) -> GatheredSegment:
         """`log` holds what was added; at least one batch must have been."""
@@ -161,6 +161,6 @@ def _file_crc(path: Path) -> tuple[int, int]:
     crc = size_bytes = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
-            crc = crc32c.crc32c(block, crc)
+            crc = crc32c(block, crc)
             size_bytes += len(block)
     return crc, size_bytes
