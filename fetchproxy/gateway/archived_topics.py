@@ -1,4 +1,4 @@
-"""Where the logs of the tail's topics really begin: shown in relayed Fetch answers (DESIGN §4.10).
+"""Where the logs of the tail's topics really begin: shown in relayed Fetch answers.
 
 A Kafka with tiered storage shows the log start of both tiers, and so does the proxy, if it knows
 it: what clients read at the tail is looked up in the archive off their path, once for all of them

@@ -1,4 +1,4 @@
-"""One client connection and its own connection to one broker (DESIGN §3).
+"""One client connection and its own connection to one broker.
 
 Requests are cut into frames as they arrive. Most pass through untouched; the few that need a look
 are held until whole and given to their API's handler. Requests go upstream in order and answers

@@ -3,7 +3,7 @@
 A mark says what is known of one partition that the broker called out of range. A *permit* is the
 broker's own OffsetOutOfRange on this very connection: it checked authorization and leader epoch
 before the range, so for a while (`permit_ttl_ms`) this client may be given the topic's archive
-without asking again (DESIGN §3.6). A fetch with another leader epoch than the one that was checked
+without asking again. A fetch with another leader epoch than the one that was checked
 is the broker's again: only it knows whether that is FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
 """
 

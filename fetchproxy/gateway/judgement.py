@@ -2,7 +2,7 @@
 
 A client that is told OffsetOutOfRange skips data for good, so the error is passed on only on fresh
 knowledge: the log's ends, what archivers say that they gather, and the view of the archive, each
-read *after* the broker answered and in this order (DESIGN §4.7). `decide` is the rule, pure;
+read *after* the broker answered and in this order. `decide` is the rule, pure;
 `judge` gets the knowledge, for all partitions of a fetch at once.
 """
 

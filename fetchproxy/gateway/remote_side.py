@@ -122,7 +122,7 @@ def read_answer(
     """What the archive has to say of one withheld partition; `result` None: nothing yet.
 
     `may_fail`: a storage error is shown to the client. Not where tail partitions share the answer:
-    some clients throw a whole answer away for one partition's error (DESIGN §4.4).
+    some clients throw a whole answer away for one partition's error.
     """
     if result is None or isinstance(result.error, OffsetNotArchived):
         return PartitionAnswer(key, marks)

@@ -1,4 +1,4 @@
-"""Which OffsetOutOfRange a client may see: the rule of DESIGN §4.7, case by case."""
+"""Which OffsetOutOfRange a client may see: the rule, case by case."""
 
 from __future__ import annotations
 

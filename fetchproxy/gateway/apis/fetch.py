@@ -1,4 +1,4 @@
-"""Where a fetch is caught, split and merged (DESIGN §3.5, §4.1): one handler per connection.
+"""Where a fetch is caught, split and merged: one handler per connection.
 
 A fetch of the tail passes as it came; its answer is only scanned. When the scan meets
 OffsetOutOfRange the partition is judged, and from then on it is *withheld* from the broker and read
