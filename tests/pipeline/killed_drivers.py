@@ -20,8 +20,9 @@ PROJECT = Path(__file__).parents[2]
 _PROGRAM = Path(__file__).with_name("killed_driver.py")
 _RUNS_MAX = 100
 _RUN_S_MAX = 900  # a driver that comes to no step and to no end
-# Spark gives a Python process ten seconds to start, also on a busy machine.
-_TOO_SLOW = "failed to connect back"
+# Faults of Spark's own: it gives a Python process ten seconds to start, also on a busy machine; and it
+# may serialize a task while another query of the driver changes a map that both share.
+_SPARKS_OWN = ("failed to connect back", "java.io.OptionalDataException")
 
 
 class KilledDrivers:
@@ -58,7 +59,7 @@ class KilledDrivers:
                 timeout=_RUN_S_MAX,
             )
             failed = "".join(each.read_text() for each in self._folder.glob("*.failed"))
-            if _TOO_SLOW in failed + done.stderr:
+            if any(fault in failed + done.stderr for fault in _SPARKS_OWN):
                 for each in self._folder.glob("*.failed"):
                     each.unlink()
                 continue
