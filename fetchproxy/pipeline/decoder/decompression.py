@@ -17,7 +17,7 @@ from protocol.errors import MalformedMessage
 
 # Many batches at once, so that compiled code is called seldom; one that is larger makes it grow.
 ARENA_BYTES = 8 * 1024 * 1024
-_ROOM_BYTES = 2 * 1024 * 1024  # a batch of usual size finds as much
+_ROOM_BYTES = 4 * 1024 * 1024  # a batch of usual size finds as much
 
 _UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
     CompressionType.LZ4: cramjam.lz4.decompress_into,
