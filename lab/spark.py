@@ -143,13 +143,18 @@ def quick_java_options(version: str, class_path: str) -> str:
             "spark.driver.extraClassPath": class_path,
             "spark.driver.extraJavaOptions": f"{quick} -XX:ArchiveClassesAtExit={folder}/classes",
         }
-        subprocess.run(
-            [sys.executable, "-c", _LOADS_CLASSES, json.dumps(settings)],
-            env={**os.environ, **environment},
-            cwd=folder,
-            capture_output=True,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as scratch:
+            done = subprocess.run(
+                [sys.executable, "-c", _LOADS_CLASSES, json.dumps(settings)],
+                env={**os.environ, **environment},
+                cwd=scratch,
+                capture_output=True,  # also waits for Java, which writes the archive last
+                text=True,
+                check=False,
+            )
+        if done.returncode != 0:
+            output = done.stderr[-500:]
+            raise PartMissing(f"classes of Spark {version}", f"Spark does not run ({output})", "")
 
     digest = hashlib.sha256(f"{class_path} {environment}".encode()).hexdigest()[:12]
     archive = cache.build_once(f"spark-{version}-classes-{digest}", build) / "classes"
