@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,7 +47,7 @@ class KilledDrivers:
         options = {query: dict(given) for query, given in queries.items()}
         asked = {**self._asked, "mode": mode, "queries": options, "only": only}
         for _ in range(_RUNS_MAX):
-            before = self._killed(queries)
+            before = {query: len(self.steps(query)) for query in queries}
             done = subprocess.run(
                 [sys.executable, str(_PROGRAM), json.dumps(asked)],
                 env=self._environment,
@@ -66,11 +66,10 @@ class KilledDrivers:
             assert not failed, failed
             if done.returncode == 0:
                 return
-            assert self._killed(queries) > before, done.stderr[-3000:]
-        raise AssertionError(f"not at its end, killed {self._killed(queries)} times")
-
-    def _killed(self, queries: Iterable[str]) -> int:
-        return sum(len(self.steps(query)) for query in queries)
+            more = {query: len(self.steps(query)) - before[query] for query in queries}
+            assert set(more.values()) <= {0, 1}, more
+            assert any(more.values()), done.stderr[-3000:]
+        raise AssertionError(f"not at its end, killed before {before}")
 
     def steps(self, query: str) -> list[str]:
         """Before which a driver was killed."""
