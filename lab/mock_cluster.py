@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from confluent_kafka.admin import AdminClient
+
 from lab.errors import PartFailed
 from lab.process import ServerProcess
 
@@ -65,6 +67,21 @@ class MockCluster:
         self._process.wait_until(self._answer.exists, timeout_s=60.0)
         found = json.loads(self._answer.read_text())
         self._addresses = {int(broker_id): address for broker_id, address in found.items()}
+
+    def topic_on_several_brokers(self, name: str) -> tuple[str, list[int]]:
+        """A topic with the leaders of its partitions, which are never all on one broker.
+
+        The mock cluster draws leaders at random when it creates a topic, so topics `name-0`,
+        `name-1` … are created until one fits.
+        """
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for number in range(100):
+            topic = f"{name}-{number}"
+            partitions = admin.list_topics(topic, timeout=20).topics[topic].partitions
+            leaders = [partitions[partition].leader for partition in sorted(partitions)]
+            if len(set(leaders)) > 1:
+                return topic, leaders
+        raise PartFailed("no topic has its partitions on several brokers")
 
     def stop(self) -> None:
         self._process.stop(timeout_s=2.0)

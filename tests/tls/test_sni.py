@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from certificates import Authority
-from confluent_kafka.admin import AdminClient
 from host_names import names_here, with_names
 from proxy_process import ProxyProcess, wait_for
 from raw_tls import RawTls, answers, tls_connection
@@ -58,14 +57,7 @@ def through(
 @pytest.fixture(scope="module")
 def leaders(cluster: MockCluster) -> tuple[str, list[int]]:
     """A topic, and who leads its partitions: partitions on one broker alone would show nothing."""
-    for number in range(100):
-        topic = f"sni-{number}"
-        described = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(topic, 20)
-        partitions = described.topics[topic].partitions
-        found = [partitions[number].leader for number in sorted(partitions)]
-        if len(set(found)) > 1:
-            return topic, found
-    raise AssertionError("no topic has its partitions on several brokers")
+    return cluster.topic_on_several_brokers("sni")
 
 
 @pytest.fixture(scope="module")
