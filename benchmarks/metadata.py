@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.frame import Outcome, Part, Size, child
 from benchmarks.report import Row, row
-from fetchproxy.metadata.metadata_cache import MetadataCache
+from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,

@@ -18,9 +18,9 @@ from statistics import median
 from uuid import UUID
 
 from benchmarks.process_usage import resident_mib
-from fetchproxy.metadata.metadata_cache import MetadataCache
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.segment_table import SegmentTable
 from fetchproxy.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,

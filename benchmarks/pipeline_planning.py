@@ -23,15 +23,14 @@ import structlog
 
 from benchmarks.metadata import segments_of
 from benchmarks.process_usage import resident_mib
-from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.pipeline.source.archive_reading import plan_input
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.planning import plan_tasks
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import (
+from fetchproxy.remotelog.archive_reading import plan_input
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.remotelog.planning import plan_tasks
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     SegmentFile,
     layout_text,
@@ -39,6 +38,7 @@ from fetchproxy.storage.layout import (
     segment_key,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 async def _make_store(folder: Path) -> None:

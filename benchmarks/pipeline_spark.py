@@ -17,8 +17,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from fetchproxy.pipeline.jobs.backfill import backfill
-from fetchproxy.pipeline.source.spark_source import register_source
+from fetchproxy.jobs.backfill import backfill
+from fetchproxy.remotelog.source import register_source
 
 # Every column is looked at, and no two records' bytes can be exchanged unnoticed for each other.
 ALL_COLUMNS = (

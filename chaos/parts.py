@@ -26,9 +26,9 @@ from benchmarks.fault_relay import NO_FAULT, Fault, FaultRelay
 from chaos.ledger import Log
 from chaos.plan import ARCHIVERS, BROKERS, PROXIES
 from fetchproxy.cli.segments import SegmentRow, read_archive
-from fetchproxy.config.sections import Config, MetadataConfig, StoreConfig
+from fetchproxy.config.schema import Config, MetadataConfig, StoreConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.remote_log.concerns import Concern
+from fetchproxy.writing.concerns import Concern
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 from lab.kafka_cluster import KafkaCluster

@@ -24,47 +24,42 @@ from uuid import uuid4
 
 import structlog
 
-from fetchproxy.archive_only.server import ArchiveOnlyServer
-from fetchproxy.cluster.broker_watch import BrokerWatch
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.leader_log import ClusterLeaderLog
-from fetchproxy.cluster.open_metadata import metadata_manager
+from fetchproxy.archive import metadata_manager
+from fetchproxy.brokers.broker_watch import BrokerWatch
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError
-from fetchproxy.event_loop_time import publish_event_loop_time
-from fetchproxy.freed_memory import give_back_freed_memory, glibc_allocator, spare_collections
-from fetchproxy.gateway.first_looks import FIRST_LOOKS_WAIT_MAX_S
-from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.gateway.server import GatewayServer
-from fetchproxy.gateway.told_addresses import in_words
-from fetchproxy.index.local_indexes import LocalIndexes
-from fetchproxy.keep_running import keep_running
-from fetchproxy.listening import listening
-from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
-from fetchproxy.metadata.attached_topics import open_archive
+from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
-from fetchproxy.observability.sparing_warnings import SparingWarnings
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.remote_log.archive_once import archive_once
-from fetchproxy.remote_log.concerns import ArchiverConcerns
-from fetchproxy.remote_log.leadership.api import LeadershipState
-from fetchproxy.remote_log.local_index_refresh import open_local_indexes
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.own_archive import OwnArchive
-from fetchproxy.remote_log.sources.open_source import open_log_dirs
-from fetchproxy.remote_log.status import PartitionArchiveStatus
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.tls.reloading import (
-    ReloadingContext,
-    keep_fresh,
-    listener_context,
-    upstream_context,
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.runtime.loop import (
+    give_back_freed_memory,
+    glibc_allocator,
+    listening,
+    publish_event_loop_time,
+    spare_collections,
 )
+from fetchproxy.runtime.retrying import keep_running
+from fetchproxy.serving.relay.addresses import in_words
+from fetchproxy.serving.relay.server import FIRST_LOOKS_WAIT_MAX_S, GatewayServer
+from fetchproxy.serving.standalone.server import ArchiveOnlyServer
+from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.storage.index_files import LocalIndexes
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.tls.contexts import ReloadingContext, keep_fresh, listener_context, upstream_context
+from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.index_refresh import open_local_indexes
+from fetchproxy.writing.leadership import LeadershipState
+from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once, open_log_dirs
+from fetchproxy.writing.status import PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 from uuid import UUID
 
 ZERO_UUID = UUID(int=0)
@@ -55,7 +56,7 @@ class TopicIdPartition:
 
 
 class RemoteLogSegmentState(IntEnum):
-    """Kafka's RemoteLogSegmentState; the legal transitions are `fetchproxy.metadata.states`."""
+    """Kafka's RemoteLogSegmentState; legal transitions: `fetchproxy.segments.description`."""
 
     COPY_SEGMENT_STARTED = 0
     COPY_SEGMENT_FINISHED = 1
@@ -95,6 +96,13 @@ class EpochStart:
 
     epoch: int
     start_offset: int
+
+
+class EpochEnd(NamedTuple):
+    """A leader epoch, and the offset behind its last record."""
+
+    epoch: int
+    end_offset: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,16 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from fetchproxy.pipeline.source.archive_then_live import archive_then_live
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.spark_source import NAME, register_source, schema_of
-from fetchproxy.pipeline.source.spark_versions import ADMITS, check_batch, check_stream
+from fetchproxy.remotelog.archive_then_live import archive_then_live
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.remotelog.source import (
+    ADMITS,
+    NAME,
+    check_batch,
+    check_stream,
+    register_source,
+    schema_of,
+)
 
 __all__ = ["archive_then_live", "follow_archive", "read_archive", "register"]
 

@@ -20,9 +20,11 @@ from collections.abc import Callable
 from struct import Struct
 
 from protocol.addresses import hide_node_endpoints
-from protocol.errors import MalformedMessage, Truncated
-from protocol.fetch_request import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM, TopicRef
-from protocol.fetch_response import (
+from protocol.apis import MalformedMessage, Truncated
+from protocol.fetch import (
+    FLEXIBLE_FROM,
+    SESSIONS_FROM,
+    TOPIC_IDS_FROM,
     WATERMARKS,
     WATERMARKS_V4,
     FetchResponseHead,
@@ -30,6 +32,7 @@ from protocol.fetch_response import (
     LogStart,
     LogStarts,
     PartitionPatch,
+    TopicRef,
     encode_head,
     head_bytes,
     parse_head,

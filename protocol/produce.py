@@ -6,8 +6,7 @@ NodeEndpoints are a tagged field of the whole answer from v10 on (KIP-951). Reco
 from __future__ import annotations
 
 from protocol.addresses import TaggedAddresses
-from protocol.apis import ApiKey, is_flexible
-from protocol.errors import Truncated
+from protocol.apis import ApiKey, Truncated, is_flexible
 from protocol.primitives import Buffer, Cursor
 
 ENDPOINTS_FROM = 10

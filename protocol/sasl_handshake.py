@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from protocol.error_codes import ErrorCode
+from protocol.apis import ErrorCode
 
 _HANDSHAKE_REFUSAL = Struct(">ihi")
 

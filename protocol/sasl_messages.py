@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.message_codec import (
-    BYTES,
-    I16,
-    I64,
-    NULLABLE_TEXT,
-    TEXT,
-    Array,
-    Field,
-    Structure,
-)
+from protocol.messages import BYTES, I16, I64, NULLABLE_TEXT, TEXT, Array, Field, Structure
 
 SASL_HANDSHAKE_REQUEST = Structure(Field("mechanism", TEXT))
 SASL_HANDSHAKE_RESPONSE = Structure(

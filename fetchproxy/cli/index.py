@@ -16,12 +16,15 @@ from rich.table import Table
 
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_USER_ERROR
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.index import remote_offset_index, remote_time_index
-from fetchproxy.index.local_index_files import OFFSET_INDEX, TIME_INDEX
-from fetchproxy.index.remote_log_index import RemoteLogIndex
-from fetchproxy.index.remote_log_index_entry import read_entry
-from fetchproxy.index.remote_offset_index import RemoteOffsetIndex
-from fetchproxy.index.remote_time_index import RemoteTimeIndex
+from fetchproxy.segments.remote_log_index import RemoteLogIndex, read_entry
+from fetchproxy.storage.index_files import (
+    OFFSET_ENTRY_BYTES,
+    OFFSET_INDEX,
+    TIME_ENTRY_BYTES,
+    TIME_INDEX,
+    RemoteOffsetIndex,
+    RemoteTimeIndex,
+)
 
 app = typer.Typer(help="Look into index files of the archive.", no_args_is_help=True)
 
@@ -103,14 +106,14 @@ def _begins_segment(raw: bytes, at: int, before: RemoteLogIndex) -> bool:
 def _offset_rows(raw: bytes, file: Path) -> Iterator[Row]:
     base, index = _base_offset(file), RemoteOffsetIndex(raw, _base_offset(file))
     for i in range(len(index)):
-        row = {"entry": i, "byte": i * remote_offset_index.ENTRY_BYTES}
+        row = {"entry": i, "byte": i * OFFSET_ENTRY_BYTES}
         if index.offset(i) < base or index.position(i) < 0 or (i and not _rises(index, i)):
             raise CorruptSegment(
                 f"entry {i} at byte {row['byte']}: offset {index.offset(i)} at byte "
                 f"{index.position(i)} of the remoteLogIndex does not follow what is before it"
             )
         yield {**row, "first_offset": index.offset(i), "position": index.position(i)}
-    _check_whole(raw, remote_offset_index.ENTRY_BYTES)
+    _check_whole(raw, OFFSET_ENTRY_BYTES)
 
 
 def _rises(index: RemoteOffsetIndex, i: int) -> bool:
@@ -120,7 +123,7 @@ def _rises(index: RemoteOffsetIndex, i: int) -> bool:
 def _time_rows(raw: bytes, file: Path) -> Iterator[Row]:
     base, index = _base_offset(file), RemoteTimeIndex(raw, _base_offset(file))
     for i in range(len(index)):
-        row: Row = {"entry": i, "byte": i * remote_time_index.ENTRY_BYTES}
+        row: Row = {"entry": i, "byte": i * TIME_ENTRY_BYTES}
         timestamp_ms, offset = index.timestamp_ms(i), index.offset(i)
         before = (index.timestamp_ms(i - 1), index.offset(i - 1)) if i else None
         if offset < base or (before and not (timestamp_ms > before[0] and offset > before[1])):
@@ -129,7 +132,7 @@ def _time_rows(raw: bytes, file: Path) -> Iterator[Row]:
                 "does not follow what is before it"
             )
         yield {**row, "timestamp": _time(timestamp_ms), "first_offset": offset}
-    _check_whole(raw, remote_time_index.ENTRY_BYTES)
+    _check_whole(raw, TIME_ENTRY_BYTES)
 
 
 def _check_whole(raw: bytes, entry_bytes: int) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fetchproxy.config.load import Setting, load_config, parse_assignment
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 NAMED_KEYS = {

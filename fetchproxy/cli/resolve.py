@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 from fetchproxy.app import wall_clock_ms
+from fetchproxy.archive import metadata_manager
+from fetchproxy.auditing.resolve import Answer, ResolutionPlan
+from fetchproxy.auditing.resolve import resolve as resolve_partition
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.leader_log import ClusterLeaderLog
-from fetchproxy.cluster.open_metadata import metadata_manager
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.metadata.attached_topics import open_archive
+from fetchproxy.metadata.leader_views import ClusterLeaderLog
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remote_log.resolution import Answer, ResolutionPlan
-from fetchproxy.remote_log.resolution import resolve as resolve_partition
-from fetchproxy.tls.reloading import upstream_context
+from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.tls.contexts import upstream_context
 
 Partition = Annotated[
     str, typer.Argument(metavar="TOPIC-PARTITION", help="As logs and status name it: orders-0.")

@@ -11,22 +11,22 @@ from rich.console import Console
 from rich.table import Table
 
 from fetchproxy.app import wall_clock_ms
+from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.restore import RestoredPartition, restore_archive
+from fetchproxy.auditing.verify import metadata_faults
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.metadata_log import KafkaMetadataLog
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.metadata.topic_follower import TopicFollower
+from fetchproxy.metadata.topic_based import TopicFollower
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remote_log.local_index_refresh import LocalIndexRefresher, open_local_indexes
-from fetchproxy.remote_log.own_archive import state_metadata_topic
-from fetchproxy.remote_log.verification.repair import repair_archive
-from fetchproxy.remote_log.verification.restore import RestoredPartition, restore_archive
-from fetchproxy.remote_log.verification.verify import metadata_faults
-from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.tls.reloading import upstream_context
+from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.tls.contexts import upstream_context
+from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
+from fetchproxy.writing.own_archive import state_metadata_topic
 
 
 def restore(

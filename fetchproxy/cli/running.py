@@ -18,9 +18,9 @@ from typing import TypeVar
 import structlog
 import typer
 
-from fetchproxy.config.secrets import mask_text
+from fetchproxy.config.values import mask_text
 from fetchproxy.errors import CorruptSegment, FetchProxyError
-from fetchproxy.event_loop_time import TimedEventLoop
+from fetchproxy.runtime.loop import TimedEventLoop
 
 log = structlog.get_logger(__name__)
 

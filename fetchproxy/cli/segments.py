@@ -17,15 +17,15 @@ from rich.table import Table
 
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remote_log.archive_health import partition_health, with_stored
-from fetchproxy.remote_log.concerns import Finding, read_concerns
-from fetchproxy.storage.layout import uuid_text
-from fetchproxy.storage.open import open_store
+from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.writing.archive_health import partition_health, with_stored
+from fetchproxy.writing.concerns import Finding, read_concerns
 
 AsJson = Annotated[
     bool,

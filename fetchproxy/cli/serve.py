@@ -10,7 +10,7 @@ from fetchproxy.app import run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.open_files import raise_open_files_max
+from fetchproxy.runtime.loop import raise_open_files_max
 
 
 def serve(

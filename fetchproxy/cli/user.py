@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from fetchproxy.archive_only.access.scram import HASHES, ITERATIONS_MADE, credential_of
-from fetchproxy.archive_only.access.users import parse_users
 from fetchproxy.cli.running import users_errors
 from fetchproxy.errors import ConfigError
+from fetchproxy.serving.standalone.logins import HASHES, ITERATIONS_MADE, credential_of, parse_users
 
 _SALT_BYTES = 24
 

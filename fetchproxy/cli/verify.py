@@ -23,21 +23,21 @@ from rich.progress import (
 )
 
 from fetchproxy.app import wall_clock_ms
+from fetchproxy.archive import metadata_topic_to_verify
+from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
+from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.verify import OnFault, verify_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
-from fetchproxy.cluster.open_metadata import metadata_topic_to_verify
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.metadata.attached_topics import open_archive
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remote_log.archive_health import with_stored
-from fetchproxy.remote_log.concerns import read_concerns
-from fetchproxy.remote_log.verification.repair import repair_archive
-from fetchproxy.remote_log.verification.verify import OnFault, verify_archive
-from fetchproxy.remote_log.verification.verify_report import Fault, RepairReport, VerifyReport
-from fetchproxy.storage.open import open_store
+from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.writing.archive_health import with_stored
+from fetchproxy.writing.concerns import read_concerns
 
 Repair = Annotated[
     bool,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fetchproxy.config.keys import Key, all_keys, section_docstrings
+from fetchproxy.config.load import Key, all_keys, section_docstrings
 
 _INTRODUCTION = """\
 # Configuration

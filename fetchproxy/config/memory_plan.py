@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from fetchproxy.config.section import KiB, MiB
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config, KiB, MiB
 from fetchproxy.errors import ConfigError
 from protocol.record_batch import SEARCHED_BYTES_MAX
 

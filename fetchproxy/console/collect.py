@@ -17,32 +17,39 @@ from itertools import groupby
 import structlog
 
 from fetchproxy import __version__
-from fetchproxy.cluster.broker_watch import BrokersStatus
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.secrets import mask_text
-from fetchproxy.config.sections import Config
-from fetchproxy.console import counters
-from fetchproxy.console.partition_table import PartitionTable
-from fetchproxy.console.partitions import archiver_status, partition_status, with_work
-from fetchproxy.console.partitions_health import PartitionsHealth, is_same_archive
+from fetchproxy.brokers.broker_watch import BrokersStatus
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import mask_text
+from fetchproxy.console import status as counters
 from fetchproxy.console.status import (
     NO_PARTITIONS,
     ArchiverStatus,
     Asked,
     Event,
     OperationStatus,
+    PartitionsHealth,
     PartitionStatus,
+    PartitionTable,
     Status,
     StoreStatus,
+    archiver_status,
+    is_same_archive,
+    partition_status,
+    with_work,
 )
 from fetchproxy.errors import ClusterError, RemoteStorageError
-from fetchproxy.many_items import each_of
-from fetchproxy.metadata.api import PARTITIONS_ALONE_MAX, RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import (
+    PARTITIONS_ALONE_MAX,
+    RemoteLogMetadataManager,
+)
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
-from fetchproxy.observability.recent import RECENT_EVENTS, RecentEvents
-from fetchproxy.remote_log.concerns import (
+from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
+from fetchproxy.runtime.loop import each_of
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import (
     ArchiverConcerns,
     Finding,
     StoredConcern,
@@ -51,9 +58,8 @@ from fetchproxy.remote_log.concerns import (
     publish_gauges,
     read_concerns,
 )
-from fetchproxy.remote_log.leadership.api import LeadershipState
-from fetchproxy.remote_log.status import PartitionArchiveStatus, trouble
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.leadership import LeadershipState
+from fetchproxy.writing.status import PartitionArchiveStatus, trouble
 
 log = structlog.get_logger(__name__)
 

@@ -1,35 +1,206 @@
-"""The console's HTTP side: health, metrics, status as JSON, and the page that shows it.
-
-Read-only: no request changes anything. It must never slow the relay, so every answer is made from
-what the process already knows.
-"""
+"""The console's HTTP side: health, metrics, status as JSON, and the page that shows it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib import resources
+from ipaddress import ip_address
 from itertools import islice
 from types import TracebackType
 from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
-from fetchproxy.config.addresses import HostPort, is_loopback, parse_host_port
-from fetchproxy.config.sections import ConsoleConfig
-from fetchproxy.console.guard import add_security_headers, allowed_names, host_guard
-from fetchproxy.console.limited_connections import LimitedConnections
+from fetchproxy.config.schema import ConsoleConfig
+from fetchproxy.config.values import HostPort, is_loopback, parse_host_port
 from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
 from fetchproxy.errors import ConfigError
-from fetchproxy.many_items import each_of
+from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.runtime.loop import each_of
+
+# Who may talk to the console from a browser, and what its pages may do there.
+#
+# Against DNS rebinding (a foreign page whose name is made to point at this machine) the Host
+# header must be an IP address, a loopback name, the listener's own host or one of
+# `console.allowed_hosts`. Requests that a browser makes for another site's page are refused, but
+# for a link that somebody follows to the page.
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def host_allowed(host_header: str, names: frozenset[str]) -> bool:
+    """`host_header` as sent, with or without a port; `names` in lower case."""
+    host = host_header.strip().lower()
+    try:
+        host = parse_host_port(host).host
+    except ValueError:
+        host = host.removeprefix("[").removesuffix("]")
+    if host in names:
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True  # no name was resolved, so none can have been rebound
+
+
+def allowed_names(listen: str, further: str) -> frozenset[str]:
+    """From `console.listen` and the comma-separated `console.allowed_hosts`."""
+    names = {"localhost", parse_host_port(listen).host.lower()}
+    names.update(name.strip().lower() for name in further.split(",") if name.strip())
+    return frozenset(names)
+
+
+def is_cross_site(request: web.Request) -> bool:
+    """By what browsers add to a request (Fetch Metadata, Origin); others send neither."""
+    headers = request.headers
+    origin = headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("Host"):
+        return True
+    if headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none"):
+        return False
+    return headers.get("Sec-Fetch-Mode") != "navigate" or request.path != "/"
+
+
+def host_guard(names: frozenset[str]) -> Middleware:
+    """Answers 421 to a Host header that `host_allowed` refuses, 403 to another site's page."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not host_allowed(request.headers.get("Host", ""), names):
+            return web.Response(
+                status=421,
+                text="This console is not known by that name; "
+                "set console.allowed_hosts to let browsers use it.\n",
+            )
+        if is_cross_site(request):
+            return web.Response(status=403, text="This console answers no other site's pages.\n")
+        return await handler(request)
+
+    return guard
+
+
+async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    """For aiohttp's `on_response_prepare`, so errors and refusals carry them too."""
+    response.headers.update(SECURITY_HEADERS)
+
+
+# Connections of the console: few, each for one request, and none for long.
+#
+# Whoever opens many and sends nothing, or never reads, must not take the descriptors and the
+# memory of the gateway beside it. It stands between a socket and aiohttp's own protocol, which
+# has no such limits.
 
 log = structlog.get_logger(__name__)
+
+# A few browsers, with a handful each, and a scraper; its own share of the descriptors.
+CONSOLE_CONNECTIONS_MAX = 64
+CONSOLE_HEADERS_MAX_S = 5.0
+# From the first byte to the last one of the answer, however slowly it is read.
+CONSOLE_REQUEST_MAX_S = 30.0
+_HEADERS_END = b"\r\n\r\n"
+
+
+class LimitedConnections:
+    """A protocol factory around another one."""
+
+    def __init__(self, inner: Callable[[], asyncio.Protocol]) -> None:
+        self._inner = inner
+        self.open: set[LimitedConnection] = set()
+
+    def __call__(self) -> LimitedConnection:
+        return LimitedConnection(self._inner, self.open)
+
+
+class LimitedConnection(asyncio.Protocol):
+    def __init__(
+        self, inner: Callable[[], asyncio.Protocol], connections: set[LimitedConnection]
+    ) -> None:
+        self._make_inner = inner
+        self._inner: asyncio.Protocol | None = None  # None: refused
+        self._open = connections
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_bytes: bytes | None = b""  # of unfinished headers; None: they are here
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if len(self._open) >= CONSOLE_CONNECTIONS_MAX:
+            LIMITS_REACHED.labels("console_connections_max").inc()
+            transport.abort()
+            return
+        self._open.add(self)
+        self._transport = transport
+        self._inner = self._make_inner()
+        self._inner.connection_made(transport)
+        self._end_after(CONSOLE_HEADERS_MAX_S, "console_headers_max_s")
+
+    def data_received(self, data: bytes) -> None:
+        if self._inner is None:
+            return
+        if self._last_bytes is not None:
+            seen = self._last_bytes + data
+            self._last_bytes = seen[-len(_HEADERS_END) + 1 :]
+            if _HEADERS_END in seen:
+                self._last_bytes = None
+                self._end_after(CONSOLE_REQUEST_MAX_S, "console_request_max_s")
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._inner is None else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+    def _end_after(self, seconds: float, limit: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._end, limit)
+
+    def _end(self, limit: str) -> None:
+        LIMITS_REACHED.labels(limit).inc()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+# The console's HTTP side: health, metrics, status as JSON, and the page that shows it.
+#
+# Read-only: no request changes anything. It must never slow the relay, so every answer is made
+# from what the process already knows.
+
 
 METRICS_A_STEP = 8
 # One takes some 40 µs.

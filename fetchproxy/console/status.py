@@ -1,16 +1,31 @@
-"""What the console shows, as plain values, and the one thing it asks of its surroundings.
-
-The console renders a `Status`; who gathers it (`fetchproxy.console.collect` in the product, a
-function in a test) is none of its business. Field names are the JSON names of `/api/status`.
-"""
+"""What the console shows, as plain values made of what archive and broker last said. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from fetchproxy.cluster.broker_watch import BrokersStatus
-from fetchproxy.remote_log.concerns import Finding
+import structlog
+from prometheus_client.metrics import MetricWrapperBase
+
+from fetchproxy.brokers.broker_watch import BrokersStatus
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import FIRST_HISTORY, LogEdges, TopicIdPartition
+from fetchproxy.observability import metrics
+from fetchproxy.runtime.loop import each_of
+from fetchproxy.storage.archive_objects import PartitionRecords
+from fetchproxy.writing.archive_health import partition_health
+from fetchproxy.writing.concerns import ON_RECORD, Concern, Finding, in_order
+from fetchproxy.writing.leadership import LeadershipState
+from fetchproxy.writing.published import read_finished_offsets
+from fetchproxy.writing.status import PartitionArchiveStatus
+
+# What the console shows, as plain values, and the one thing it asks of its surroundings.
+#
+# The console renders a `Status`; who gathers it (`fetchproxy.console.collect` in the product, a
+# function in a test) is none of its business. Field names are the JSON names of `/api/status`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +212,301 @@ NO_PARTITIONS = Asked(rows_max=0)
 
 # Called on the loop for every request, so it must wait for nobody, and take short turns alone.
 StatusSource = Callable[[Asked], Awaitable[Status]]
+
+
+# Figures for the console, read off the metrics: what is counted once is not counted twice.
+
+
+def relay(connections_max: int) -> RelayStatus:
+    return RelayStatus(
+        connections=_total(metrics.CONNECTIONS),
+        connections_max=connections_max,
+        to_broker_bytes=_total(metrics.RELAYED_BYTES, direction="to_broker"),
+        to_client_bytes=_total(metrics.RELAYED_BYTES, direction="to_client"),
+    )
+
+
+def remote_reads() -> RemoteReadsStatus:
+    return RemoteReadsStatus(
+        in_flight=_total(metrics.REMOTE_READS_IN_FLIGHT),
+        queued=_total(metrics.REMOTE_LOG_READER_TASK_QUEUE_SIZE),
+        waiting=_total(metrics.PURGATORY_ENTRIES),
+        read_bytes=_total(metrics.REMOTE_FETCH_BYTES),
+        backoffs=_total(metrics.BACKOFFS),
+        catches=_total(metrics.CATCHES),
+        held_stale=_total(metrics.CATCH_OUTCOMES, outcome="held_stale"),
+        passed_on=_total(metrics.CATCH_OUTCOMES, outcome="passed_on"),
+        held_partitions=_total(metrics.HELD_PARTITIONS),
+        led_on=_total(metrics.READERS_LED_ON),
+        offsets_skipped=_total(metrics.OFFSETS_SKIPPED),
+        corrupt_chunks=_total(metrics.CORRUPT_CHUNKS),
+    )
+
+
+def cache(bytes_max: int) -> CacheStatus:
+    return CacheStatus(
+        bytes=_total(metrics.CHUNK_CACHE_BYTES),
+        bytes_max=bytes_max,
+        hits=_total(metrics.CHUNK_CACHE_HITS),
+        misses=_total(metrics.CHUNK_CACHE_MISSES),
+        evictions=_total(metrics.CHUNK_CACHE_EVICTIONS),
+    )
+
+
+def _total(metric: MetricWrapperBase, **labels: str) -> int:
+    """Of a counter or a gauge, over all children that have these labels."""
+    return int(sum(_values(metric, labels)))
+
+
+def _values(metric: MetricWrapperBase, labels: dict[str, str]) -> Iterator[float]:
+    for family in metric.collect():
+        for sample in family.samples:
+            if labels.items() <= sample.labels.items():
+                yield sample.value
+
+
+def held_readers() -> tuple[str, ...]:
+    """A headline, where there are any."""
+    count = _total(metrics.HELD_PARTITIONS)
+    if not count:
+        return ()
+    of = "1 partition" if count == 1 else f"{count} partitions"
+    return (
+        f"readers of {of} wait for the archiver: the brokers have deleted what they ask for, and "
+        "it is not archived yet",
+    )
+
+
+# The partitions of a status: which of them are shown, in which order, and all of them by topic.
+#
+# Pure. Lines come one by one, by topic and partition, so that whoever makes them can breathe.
+
+
+@dataclass(slots=True)
+class _Rows:
+    """At most `rows_max` of those that were added."""
+
+    rows_max: int | None
+    lines: list[PartitionStatus]
+
+    def add(self, line: PartitionStatus) -> None:
+        if self.rows_max is None or len(self.lines) < self.rows_max:
+            self.lines.append(line)
+
+
+class PartitionTable:
+    def __init__(self, asked: Asked, findings: Iterable[Finding]) -> None:
+        self._name_part = asked.name_part.lower()
+        self._rows_max = asked.rows_max
+        self._told = {(f.topic, f.partition) for f in findings if f.concern not in ON_RECORD}
+        self._faulty = _Rows(asked.rows_max, [])
+        self._others = _Rows(asked.rows_max, [])
+        self._topics: dict[str, TopicStatus] = {}
+        self.total = 0
+        self.matching = 0
+
+    def add(self, line: PartitionStatus) -> None:
+        faulty = self._is_faulty(line)
+        self._count(line, faulty)
+        self.total += 1
+        if self._name_part in f"{line.topic}-{line.partition}".lower():
+            self.matching += 1
+            (self._faulty if faulty else self._others).add(line)
+
+    def rows(self) -> tuple[PartitionStatus, ...]:
+        """Those with a fault first."""
+        return tuple([*self._faulty.lines, *self._others.lines][: self._rows_max])
+
+    def concerns_of_rows(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """Of the partitions that are shown, and of the archive as a whole."""
+        if self._rows_max is None and not self._name_part:
+            return findings
+        shown = {(row.topic, row.partition) for row in self.rows()}
+        return tuple(f for f in findings if f.topic is None or (f.topic, f.partition) in shown)
+
+    def topics(self) -> tuple[TopicStatus, ...]:
+        """Those with a fault first, then by name."""
+        every = self._topics.values()
+        return tuple(sorted(every, key=lambda topic: (not topic.faulty, topic.topic)))
+
+    def _is_faulty(self, line: PartitionStatus) -> bool:
+        told = (line.topic, line.partition) in self._told
+        return told or line.error is not None
+
+    def _count(self, line: PartitionStatus, faulty: bool) -> None:
+        before = self._topics.get(line.topic) or TopicStatus(line.topic)
+        left = [s for s in (before.deleted_in_seconds, line.deleted_in_seconds) if s is not None]
+        self._topics[line.topic] = replace(
+            before,
+            partitions=before.partitions + 1,
+            faulty=before.faulty + faulty,
+            lag_offsets=before.lag_offsets + (line.lag_offsets or 0),
+            size_bytes=before.size_bytes + line.size_bytes,
+            deleted_in_seconds=min(left, default=None),
+        )
+
+
+# One partition's line of the console, from what archive and broker last said. Pure.
+
+
+def partition_status(
+    tip: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None, error: str | None
+) -> PartitionStatus:
+    """`view` or `edges` is None where nothing is known; then nothing is said of it either."""
+    gaps = () if view is None else tuple(OffsetRange(first, last) for first, last in view.gaps())
+    archive_end = None if view is None else view.log_end_offset
+    return PartitionStatus(
+        topic=tip.topic,
+        partition=tip.partition,
+        archived=() if view is None else archived_ranges(view),
+        gaps=gaps,
+        segments=0 if view is None else len(view.segments),
+        size_bytes=0 if view is None else view.segments.size_bytes,
+        log_start_offset=None if edges is None else edges.log_start_offset,
+        log_end_offset=None if edges is None else edges.high_watermark,
+        lag_offsets=None if view is None or edges is None else lag_offsets(archive_end, edges),
+        margin_offsets=(
+            None if edges is None or archive_end is None else archive_end - edges.log_start_offset
+        ),
+        error=error,
+    )
+
+
+def with_work(
+    shown: PartitionStatus, work: PartitionArchiveStatus | None, now: float
+) -> PartitionStatus:
+    """The line with what this process' archiver is doing; `now` is loop time (s).
+
+    Its figures are those of its gauges and of its log, so that all places say the same.
+    """
+    if work is None:
+        return shown
+    copy_s, left_ms = work.copy_seconds(now), work.deleted_in_ms
+    if work.leads and work.last_stable_offset is not None:
+        shown = replace(
+            shown,
+            log_start_offset=work.log_start_offset,
+            lag_offsets=work.lag_offsets,
+            margin_offsets=work.margin_offsets,
+        )
+    return replace(
+        shown,
+        role="leader" if work.leads else "follower",
+        copy_seconds=None if copy_s is None else round(copy_s, 1),
+        retention_used=None if work.retention_used is None else round(work.retention_used, 4),
+        deleted_in_seconds=None if left_ms is None else round(left_ms / 1000),
+    )
+
+
+def archiver_status(
+    leads_and_follows: tuple[int, int], leadership: LeadershipState, refused: Mapping[str, str]
+) -> ArchiverStatus:
+    return ArchiverStatus(
+        leadership=leadership.kind,
+        state=leadership.state,
+        leads=leads_and_follows[0],
+        follows=leads_and_follows[1],
+        members=leadership.members,
+        error=leadership.error,
+        refused=dict(refused),
+    )
+
+
+def archived_ranges(view: PartitionView) -> tuple[OffsetRange, ...]:
+    """The archive's span, cut at the recorded gaps."""
+    if view.log_start_offset is None or view.log_end_offset is None:
+        return ()
+    firsts = [view.log_start_offset, *(last + 1 for _, last in view.gaps())]
+    lasts = [*(first - 1 for first, _ in view.gaps()), view.log_end_offset - 1]
+    return tuple(map(OffsetRange, firsts, lasts))
+
+
+def lag_offsets(archive_end: int | None, edges: LogEdges) -> int:
+    """Offsets below the last stable offset, still on the broker, that the archive has not got."""
+    copied_to = edges.log_start_offset if archive_end is None else archive_end
+    return max(0, edges.last_stable_offset - max(copied_to, edges.log_start_offset))
+
+
+# What the store tells of partitions that have something to tell, for page and gauges.
+#
+# Most have nothing, and are known by memory alone: no hole, no unreadable metadata, and an end
+# that has not fallen. Where the archive has to end is a small object; it is read once for each
+# partition after the start, and when an end has fallen, as when the newest segments are gone.
+
+log = structlog.get_logger(__name__)
+
+# Of very many partitions the others follow at the next looks.
+STATED_ENDS_READ_MAX = 200
+_PARTITIONS_AT_ONCE = 20
+
+
+class PartitionsHealth:
+    def __init__(self, records: PartitionRecords, rlmm: RemoteLogMetadataManager) -> None:
+        self._records = records
+        self._rlmm = rlmm
+        self._looked: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
+        self._sound_ends: dict[TopicIdPartition, int] = {}
+        self._reads_left = 0
+
+    def findings(self) -> Iterable[Finding]:
+        return (one for _, found in self._looked.values() for one in found)
+
+    async def look(
+        self, tips: Sequence[TopicIdPartition], has_holes: Callable[[TopicIdPartition], bool]
+    ) -> None:
+        """At each once, while its archive stays the same. Raises RemoteStorageError: what was found
+        before stands."""
+        looked: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
+        self._reads_left = STATED_ENDS_READ_MAX
+        async for tip in each_of(tips, _PARTITIONS_AT_ONCE):
+            view, before = self._rlmm.view(tip), self._looked.get(tip)
+            if view is None:
+                continue
+            if before is not None and is_same_archive(view, before[0]):
+                looked[tip] = before
+            elif (
+                has_holes(tip)
+                or view.history != FIRST_HISTORY
+                or self._rlmm.problems(tip)
+                or await self._may_end_early(tip, view)
+            ):
+                looked[tip] = view, await partition_health(self._records, self._rlmm, tip)
+        before_all, self._looked = set(self._missing()), looked
+        _log_changes(before_all, set(self._missing()))
+        if len(self._sound_ends) > len(tips):
+            kept = set(tips)
+            self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in kept}
+
+    def _missing(self) -> Iterable[Finding]:
+        """What nobody has said in a log: the rest did whoever copied or read."""
+        return (f for f in self.findings() if f.concern == Concern.ARCHIVED_OFFSETS_MISSING)
+
+    async def _may_end_early(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+        end, sound = view.log_end_offset or 0, self._sound_ends.get(tip)
+        if sound is not None and end >= sound:
+            self._sound_ends[tip] = end
+            return False
+        if self._reads_left == 0:
+            return False
+        self._reads_left -= 1
+        try:
+            stated = await read_finished_offsets(self._records, tip)
+        except CorruptSegment:
+            stated = None  # `verify` says it
+        if stated is not None and stated.end_offset >= end:
+            self._sound_ends.pop(tip, None)
+            return True
+        self._sound_ends[tip] = end
+        return False
+
+
+def _log_changes(before: set[Finding], now: set[Finding]) -> None:
+    for one in in_order(now - before):
+        log.error(one.concern, topic=one.topic, partition=one.partition, error=one.what)
+    for one in in_order(before - now):
+        log.info(f"{one.concern}_no_more", topic=one.topic, partition=one.partition)
+
+
+def is_same_archive(view: PartitionView, before: PartitionView) -> bool:
+    """Nothing has changed, though it may have been read again."""
+    return view.segments is before.segments and replace(view, read_at=before.read_at) == before

@@ -1,1 +1,1 @@
-"""What the archive holds, how certain that is, and the states a segment goes through."""
+"""RemoteLogMetadataManager: which segments there are, by the store or by the metadata topic."""

@@ -30,12 +30,12 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError, StorageUnavailable
-from fetchproxy.many_items import pieces
-from fetchproxy.metadata.fresh_reads import FreshReads
-from fetchproxy.metadata.json_fields import INT32, INT64, Fields, decode_document
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVERS_HEARD, ARCHIVERS_SILENT
-from fetchproxy.storage.layout import parse_uuid, uuid_text
+from fetchproxy.runtime.flights import FreshReads
+from fetchproxy.runtime.loop import pieces
+from fetchproxy.segments.description import INT32, INT64, Fields, decode_document
+from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)

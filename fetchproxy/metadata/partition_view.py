@@ -1,6 +1,6 @@
 """An immutable picture of one partition's archive, and the questions a read asks of it. Pure.
 
-The segments are rows (`segment_rows`), of which values are made where somebody asks for one.
+The segments are rows (`columns`), of which values are made where somebody asks for one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fetchproxy.metadata.overlaps import add_in_order
-from fetchproxy.metadata.segment_rows import SegmentRows
+from fetchproxy.metadata.columns import SegmentRows
 from fetchproxy.model import (
     FIRST_HISTORY,
     LogHistory,
@@ -19,6 +18,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.segments.overlaps import add_in_order
 
 _UNFINISHED = (
     RemoteLogSegmentState.COPY_SEGMENT_STARTED,

@@ -1,41 +1,49 @@
-"""The first RemoteLogMetadataManager: it reads the `.metadata` object beside each segment.
-
-The store is the only truth, so any number of proxies and archivers agree without talking to each
-other. Nothing is read but what somebody asks for: a refresh lists one partition and gets only the
-metadata objects that are new or have changed.
-
-Memory: a segment is a Python object here, about 1 KB each, for partitions that were asked for. The
-topic-based manager keeps arrays (about 100 bytes a segment).
-"""
+"""The first RemoteLogMetadataManager: it reads the `.metadata` object beside each segment."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
 import structlog
 
-from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.errors import RemoteStorageError, StorageUnavailable
-from fetchproxy.many_items import pieces
-from fetchproxy.metadata.api import MetadataProblem, RemoteLogMetadataManager
-from fetchproxy.metadata.collected_metadata import NOTHING, Collected
-from fetchproxy.metadata.collecting import CollectedOnce, Collecting, read_collected
-from fetchproxy.metadata.fresh_reads import FreshReads
-from fetchproxy.metadata.listed_reads import get_listed
-from fetchproxy.metadata.log_history_json import encode_log_history
-from fetchproxy.metadata.log_start_json import encode_log_start
+from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.errors import (
+    CorruptSegment,
+    DamagedObject,
+    ObjectNotFound,
+    RemoteStorageError,
+    StorageUnavailable,
+)
+from fetchproxy.metadata.collected import (
+    NOTHING,
+    Collected,
+    CollectedOnce,
+    Collecting,
+    Read,
+    collected_segment,
+    read_collected,
+)
 from fetchproxy.metadata.partition_view import PartitionView, build_view
-from fetchproxy.metadata.segment_json import encode_segment
-from fetchproxy.metadata.states import check_update
-from fetchproxy.metadata.stored_deletions import StoredPartitionDeletions
-from fetchproxy.metadata.stored_partition import PartitionRead, StoredPartition, segments_in
+from fetchproxy.metadata.remote_log_metadata_manager import (
+    MetadataProblem,
+    RemoteLogMetadataManager,
+)
 from fetchproxy.model import (
+    FIRST_HISTORY,
     LogHistory,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -43,11 +51,386 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
-from fetchproxy.storage.layout import PartitionNote
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, Standing
+from fetchproxy.observability.metrics import (
+    METADATA_REFRESH_ERRORS,
+    METADATA_REFRESH_SECONDS,
+    METADATA_UNREADABLE,
+)
+from fetchproxy.runtime.flights import FreshReads
+from fetchproxy.runtime.loop import pieces
+from fetchproxy.segments.description import (
+    check_deletion,
+    check_update,
+    decode_log_history,
+    decode_partition_deletion,
+    decode_segment,
+    encode_log_history,
+    encode_log_start,
+    encode_partition_deletion,
+    encode_segment,
+)
+from fetchproxy.segments.object_keys import PartitionNote
+from fetchproxy.storage.listings import (
+    LogStartObject,
+    PartitionNoteObject,
+    SegmentMetadataObject,
+    Standing,
+)
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import StoredObject
+
+# How far the deletions of partitions are, from the objects that say it in the store.
+
+
+class StoredPartitionDeletions:
+    """`async with` owns the reads; callers at the same time share one."""
+
+    def __init__(self, rsm: RemoteStorageManager, read_max_ms: int) -> None:
+        self._rsm = rsm
+        self._read_max_ms = read_max_ms
+        self._reads = FreshReads(self._read)
+
+    async def __aenter__(self) -> Self:
+        await self._reads.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._reads.__aexit__(kind, error, traceback)
+
+    async def get(
+        self, tip: TopicIdPartition, not_older_than: float
+    ) -> RemotePartitionDeleteMetadata | None:
+        """As RemoteLogMetadataManager.partition_deletion."""
+        return await self._reads.get(tip, not_older_than)
+
+    async def put(self, deletion: RemotePartitionDeleteMetadata) -> None:
+        """As RemoteLogMetadataManager.put_partition_deletion; looks first how far it is."""
+        tip = deletion.topic_id_partition
+        known = await self.get(tip, asyncio.get_running_loop().time())
+        check_deletion(None if known is None else known.state, deletion.state)
+        if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            await self._rsm.forget_partition(tip)
+        else:
+            await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
+
+    async def _read(self, tip: TopicIdPartition, _: float) -> RemotePartitionDeleteMetadata | None:
+        try:
+            async with asyncio.timeout(self._read_max_ms / 1000):
+                raw = await self._rsm.get_partition_deletion(tip)
+        except TimeoutError:
+            raise StorageUnavailable(
+                f"deletion of {tip}: not read within {self._read_max_ms} ms"
+            ) from None
+        if raw is None:
+            return None
+        try:
+            return decode_partition_deletion(raw, f"delete-partition-state of {tip}")
+        except CorruptSegment as error:
+            # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
+            raise RemoteStorageError(str(error)) from error
+
+
+# What is known of one partition from its objects in the store: read objects, and a view of them.
+#
+# Lists and reads nothing itself: see `store_backed`.
 
 log = structlog.get_logger(__name__)
+
+# By key: the version that was read, and what it said.
+Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory
+Contents = dict[str, tuple[str, Content]]
+Readable = SegmentMetadataObject | PartitionNoteObject
+
+
+@dataclass(slots=True)
+class StoredPartition:
+    """`objects` is what was last listed, as far as it was read."""
+
+    objects: Contents = field(default_factory=dict)
+    segments: dict[UUID, RemoteLogSegmentMetadata] = field(default_factory=dict)
+    problems: tuple[MetadataProblem, ...] = ()
+    # What was put lately, with its loop time: a listing begun before may have missed it.
+    puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
+    put_at: float = float("-inf")  # loop time of the last put
+    built_at: float = float("-inf")  # loop time at which the listing began that `segments` are of
+    # `objects` have changed since: a read that failed, or is under way, got some of them.
+    is_behind: bool = False
+    log_starts: tuple[LogStartObject, ...] = ()  # as last listed
+    # By the history they are of; none falls, so that a listing that began too early does no harm.
+    raised_log_starts: dict[int, int] = field(default_factory=dict)
+    history: LogHistory = FIRST_HISTORY
+
+    @property
+    def raised_log_start(self) -> int:
+        return self.raised_log_starts.get(self.history.after_epoch, 0)
+
+    @property
+    def was_built(self) -> bool:
+        return self.built_at != float("-inf")
+
+    def raise_log_start(self, offset: int, after_epoch: int) -> None:
+        known = self.raised_log_starts.get(after_epoch, 0)
+        self.raised_log_starts[after_epoch] = max(known, offset)
+
+    def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
+        """`keep_s`: no listing takes longer."""
+        self._apply(metadata)
+        self.put_at = now
+        self.puts = {key: put for key, put in self.puts.items() if put[0] >= now - keep_s}
+        self.puts[metadata.segment_id.id] = (now, metadata)
+
+    def _apply(self, metadata: RemoteLogSegmentMetadata) -> None:
+        if metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+            self.segments.pop(metadata.segment_id.id, None)
+        else:
+            self.segments[metadata.segment_id.id] = metadata
+
+    def has_read(self, stored: StoredObject) -> bool:
+        """This version was read and understood; a damaged read may have been damaged on the way."""
+        version, content = self.objects.get(stored.key, ("", None))
+        return version == stored.version and not isinstance(content, MetadataProblem)
+
+    def note(self, stored: StoredObject, content: Content) -> None:
+        self.objects[stored.key] = (stored.version, content)
+        self.is_behind = True
+
+    def forget(self, stored: StoredObject) -> None:
+        """It is not there any more."""
+        if self.objects.pop(stored.key, None) is not None:
+            self.is_behind = True
+
+    def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
+        """Raises RemoteStorageError where the log's history cannot be read.
+
+        Then nobody knows which segments count, and none may be deleted.
+        """
+        if isinstance(entry, PartitionNoteObject):
+            self.note(entry.stored, _decode_history(raw, entry))
+            return
+        if isinstance(raw, DamagedObject):
+            content: Content = MetadataProblem(entry.stored.key, entry.base_offset, str(raw))
+        else:
+            content = _decode(raw, entry)
+        if isinstance(content, MetadataProblem):
+            self._report(content, entry)
+        self.note(entry.stored, content)
+
+    def _report(self, problem: MetadataProblem, entry: SegmentMetadataObject) -> None:
+        """Once for each unreadable version of an object, however often it is read again."""
+        known = self.objects.get(problem.key)
+        if known is not None and known[0] == entry.stored.version:
+            return
+        METADATA_UNREADABLE.inc()
+        tip = entry.segment_id.topic_id_partition
+        log.error(
+            "segment_metadata_unreadable",
+            topic=tip.topic,
+            partition=tip.partition,
+            segment_id=str(entry.segment_id.id),
+            base_offset=entry.base_offset,
+            error=problem.what,
+        )
+
+    def build(self, contents: Contents, began_at: float) -> None:
+        """Stand on `contents`, as a listing that began then found them."""
+        self.built_at, self.is_behind = began_at, False
+        self.objects = contents
+        found = [content for _, content in contents.values()]
+        self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
+        self.history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
+        self.segments = {}
+        put_since = [metadata for at, metadata in self.puts.values() if at >= began_at]
+        for metadata in (*found, *put_since):
+            if isinstance(metadata, RemoteLogSegmentMetadata):
+                self._apply(metadata)
+
+    def view(self, tip: TopicIdPartition, read_at: float) -> PartitionView:
+        unreadable = {problem.base_offset for problem in self.problems}
+        return build_view(
+            tip,
+            self.segments.values(),
+            read_at,
+            unreadable,
+            self.raised_log_start,
+            self.history,
+        )
+
+
+class PartitionRead:
+    """One listing of a partition on its way to a view; others of the same may be under way.
+
+    `add` what is listed; then `begin`, `read` each of what it gives, and `land`.
+    """
+
+    def __init__(self, tip: TopicIdPartition, partition: StoredPartition, began_at: float) -> None:
+        self.tip = tip
+        self.partition = partition
+        self._began_at = began_at
+        self._listed: list[Readable] = []
+        self._log_starts: list[LogStartObject] = []
+        self._contents: Contents = {}
+        self._unchanged_since = partition.built_at
+        self._some_gone = False  # that were there when it was listed last
+
+    def add(self, found: Standing) -> None:
+        if isinstance(found, LogStartObject):
+            self._log_starts.append(found)
+        else:
+            self._listed.append(found)
+
+    def begin(self, collected: Collected = NOTHING) -> list[Readable]:
+        """The objects that have to be read: the others are known, or were collected."""
+        partition = self.partition
+        partition.log_starts = tuple(self._log_starts)
+        for found in self._log_starts:
+            partition.raise_log_start(found.offset, found.after_epoch)
+        waiting: list[Readable] = []
+        for entry in self._listed:
+            if partition.has_read(entry.stored):
+                # Kept here too: a read that lands meanwhile may have listed too early for it.
+                self._contents[entry.stored.key] = partition.objects[entry.stored.key]
+            elif (said := _collected(collected, entry)) is not None:
+                partition.note(entry.stored, said)
+                self._contents[entry.stored.key] = (entry.stored.version, said)
+            else:
+                waiting.append(entry)
+        self._unchanged_since = partition.built_at
+        self._some_gone = len(self._listed) - len(waiting) < len(partition.objects)
+        return waiting
+
+    def read(self, entry: Readable, raw: bytes | DamagedObject | None) -> None:
+        """None: it was deleted since it was listed."""
+        key = entry.stored.key
+        if raw is None:
+            self.partition.forget(entry.stored)
+        else:
+            # Into the partition too: where this read fails, the next one is shorter.
+            self.partition.note_content(entry, raw)
+            self._contents[key] = self.partition.objects[key]
+
+    def land(self, shown: tuple[float, PartitionView] | None) -> PartitionView:
+        """The view after it; `shown` is the last one, with the loop time its listing began."""
+        partition = self.partition
+        if shown is not None and shown[0] > self._began_at:
+            return shown[1]  # somebody who looked later was faster
+        # Making thousands of segments anew holds the loop, and mostly nothing has changed.
+        if (
+            shown is not None
+            and not (self._some_gone or partition.is_behind)
+            and self._unchanged_since == partition.built_at
+            and partition.put_at < partition.built_at
+            and shown[1].raised_log_start == partition.raised_log_start
+        ):
+            return replace(shown[1], read_at=self._began_at)
+        # From here on nothing waits: no put can come between reading and showing.
+        partition.build(self._contents, self._began_at)
+        return partition.view(self.tip, self._began_at)
+
+
+def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
+    """Each segment's metadata that was read: its key, its version, and the metadata."""
+    for partition in partitions:
+        for key, (version, content) in list(partition.objects.items()):
+            if isinstance(content, RemoteLogSegmentMetadata):
+                yield key, version, content
+
+
+def _collected(collected: Collected, entry: Readable) -> RemoteLogSegmentMetadata | None:
+    if not collected or isinstance(entry, PartitionNoteObject):
+        return None
+    return collected_segment(collected, entry)
+
+
+def _decode_history(raw: bytes | DamagedObject, entry: PartitionNoteObject) -> LogHistory:
+    if isinstance(raw, DamagedObject):
+        raise raw
+    try:
+        return decode_log_history(raw, entry.stored.key)
+    except CorruptSegment as error:
+        raise RemoteStorageError(str(error)) from None
+
+
+def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadata | MetadataProblem:
+    key = entry.stored.key
+    try:
+        metadata = decode_segment(raw, key)
+        if (metadata.segment_id, metadata.start_offset) != (entry.segment_id, entry.base_offset):
+            raise CorruptSegment(
+                f"{key}: holds the metadata of segment {metadata.segment_id.id} of "
+                f"{metadata.topic_id_partition} at {metadata.start_offset}"
+            )
+        return metadata
+    except CorruptSegment as error:
+        return MetadataProblem(key, entry.base_offset, str(error))
+
+
+# Reads what listings of partitions have found and nobody has read yet, many objects at once.
+
+# Of a few segments each what was collected is decoded, some 20 µs a segment.
+PARTITIONS_AT_ONCE = 50
+
+
+async def get_listed(
+    rsm: RemoteStorageManager,
+    reads: Iterable[PartitionRead],
+    at_once_max: int,
+    got: Callable[[], None],
+    collected: Collected = NOTHING,
+) -> int:
+    """Read what is new and was not collected; `got` is called for each object. How many they are.
+
+    Raises RemoteStorageError.
+    """
+    waiting: list[tuple[PartitionRead, Readable]] = []
+    for piece in pieces(reads, PARTITIONS_AT_ONCE):
+        waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
+        await asyncio.sleep(0)
+    number = len(waiting)
+    waiting.reverse()  # taken from the end
+    failures: list[RemoteStorageError] = []
+
+    async def get_some() -> None:
+        # The first failure ends the read; raised in here, the TaskGroup would wrap it.
+        while waiting and not failures:
+            read, entry = waiting.pop()
+            try:
+                read.read(entry, await _content(rsm, entry))
+            except ObjectNotFound:
+                read.read(entry, None)
+            except RemoteStorageError as error:
+                failures.append(error)
+            got()
+
+    async with asyncio.TaskGroup() as readers:
+        for _ in range(min(number, at_once_max)):
+            readers.create_task(get_some())
+    if failures:
+        raise failures[0]
+    return number
+
+
+async def _content(rsm: RemoteStorageManager, entry: Readable) -> bytes | DamagedObject:
+    try:
+        return await rsm.get_segment_metadata(entry.stored.key)
+    except DamagedObject as damage:
+        return damage
+
+
+# The first RemoteLogMetadataManager: it reads the `.metadata` object beside each segment.
+#
+# The store is the only truth, so any number of proxies and archivers agree without talking to
+# each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
+# only the metadata objects that are new or have changed.
+#
+# Memory: a segment is a Python object here, about 1 KB each, for partitions that were asked for.
+# The topic-based manager keeps arrays (about 100 bytes a segment).
+
+
 T = TypeVar("T")
 
 # Making a view of a few segments takes some 50 µs.
@@ -82,7 +465,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         collects: bool = False,
         plans: bool = False,
     ) -> None:
-        """`collects`: reads and leaves what is collected of topics (`collected_metadata`).
+        """`collects`: reads and leaves what is collected of topics (`collected`).
         `plans`: reads it too, for partitions that are seen for the first time; leaves nothing."""
         self._rsm = rsm
         self._collecting = Collecting(rsm) if collects else None

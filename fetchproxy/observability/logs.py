@@ -1,22 +1,140 @@
-"""Logging: structlog for us, the standard library's records of other libraries routed into it.
-
-People get coloured lines on a terminal, machines get one JSON object a line with the same keys
-(`timestamp`, `level`, `event`, `logger` first). Event names are constants; what varies is in the
-other keys. Values of keys that are named like secrets never leave, whoever logs them.
+"""The log: structlog for us, the standard library's records of other libraries, and what the
+console keeps of it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TextIO
 
 import structlog
+from cachetools import LRUCache
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from fetchproxy.config.secrets import MASK, is_secret_name, mask_text
-from fetchproxy.config.sections import LogConfig
-from fetchproxy.observability.recent import RECENT_EVENTS
+from fetchproxy.config.schema import LogConfig
+from fetchproxy.config.values import MASK, is_secret_name, mask_text
+
+# The last events of the process, for the console: a bounded ring beside the log.
+#
+# Log lines at INFO and above come here by a structlog processor; what is too frequent for a log
+# (a catch) is noted here only. Alike events in a row are counted, not repeated, so a storm of one
+# kind does not push the others out.
+
+RECENT_EVENTS_MAX = 100
+_DETAIL_CHARS_MAX = 300
+_NOT_DETAILS = frozenset({"event", "level", "timestamp", "logger", "exception", "exc_info"})
+_SHOWN_LEVELS = frozenset({"info", "warning", "error", "critical"})
+
+
+def _wall_clock() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class RecentEvent:
+    """`at` is ISO 8601 in UTC, of the last of `count` alike ones."""
+
+    at: str
+    level: str
+    event: str
+    details: dict[str, str]
+    count: int = 1
+
+
+@dataclass(slots=True)
+class RecentEvents:
+    clock: Callable[[], str] = _wall_clock
+    _ring: deque[RecentEvent] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS_MAX))
+
+    def note(self, event: str, level: str = "info", **details: object) -> None:
+        """Cheap enough for once per catch; not for once per frame."""
+        shown = {
+            name: MASK if is_secret_name(name) else mask_text(str(value)[:_DETAIL_CHARS_MAX])
+            for name, value in details.items()
+        }
+        last = self._ring[-1] if self._ring else None
+        if last is not None and (last.event, last.level, last.details) == (event, level, shown):
+            last.count += 1
+            last.at = self.clock()
+            return
+        self._ring.append(RecentEvent(self.clock(), level, event, shown))
+
+    def newest_first(self) -> list[RecentEvent]:
+        return list(reversed(self._ring))
+
+    def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
+        """A structlog processor that notes what passes and changes nothing."""
+        level = str(event_dict.get("level", "info"))
+        if level in _SHOWN_LEVELS:
+            details = {str(k): v for k, v in event_dict.items() if k not in _NOT_DETAILS}
+            self.note(str(event_dict.get("event", "")), level, **details)
+        return event_dict
+
+
+RECENT_EVENTS = RecentEvents()
+
+
+# Warnings about a state that is met again and again: one line a minute for each.
+
+log = structlog.get_logger(__name__)
+
+WARNING_INTERVAL_S = 60.0
+WARNINGS_KNOWN_MAX = 1_000  # beyond it the oldest is forgotten, and may be logged again
+
+
+class _Logged:
+    __slots__ = ("at", "suppressed")
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.suppressed = 0
+
+
+class SparingWarnings:
+    """`clock` gives loop seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._logged: LRUCache[Hashable, _Logged] = LRUCache(WARNINGS_KNOWN_MAX)
+
+    def warn(self, event: str, about: Hashable, **context: object) -> None:
+        """Log `event`, unless it was logged `about` the same thing a short while ago.
+
+        The next line about it then says how many were `suppressed`.
+        """
+        self._say(log.warning, event, about, context)
+
+    def info(self, event: str, about: Hashable, **context: object) -> None:
+        """As `warn`, of what is no fault: that many of them are over, for one."""
+        self._say(log.info, event, about, context)
+
+    def _say(
+        self,
+        say: Callable[..., object],
+        event: str,
+        about: Hashable,
+        context: dict[str, object],
+    ) -> None:
+        now = self._clock()
+        known = self._logged.get((event, about))
+        if known is not None and now - known.at < WARNING_INTERVAL_S:
+            known.suppressed += 1
+            return
+        if known is not None and known.suppressed:
+            context["suppressed"] = known.suppressed
+        self._logged[event, about] = _Logged(now)
+        say(event, **context)
+
+
+# Logging: structlog for us, the standard library's records of other libraries routed into it.
+#
+# People get coloured lines on a terminal, machines get one JSON object a line with the same keys
+# (`timestamp`, `level`, `event`, `logger` first). Event names are constants; what varies is in
+# the other keys. Values of keys that are named like secrets never leave, whoever logs them.
 
 _FIRST_KEYS = ("timestamp", "level", "event", "logger")
 

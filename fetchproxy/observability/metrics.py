@@ -1,102 +1,355 @@
-"""Every metric of fetchproxy, declared once, on one registry; `docs/metrics.md` is made from here.
-
-Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
-them: domain, type, name, without the rate suffix), so that existing alerts go on working; the rest
-begin with `fetchproxy_`. Modules count here and read nothing back: no decision may hang on a
-metric. Labels are bounded sets, or topic and partition as in Kafka; never a client or an offset.
-On hot paths use the bound children at the end of each block, as `labels()` costs a lookup.
-"""
+"""Every metric of fetchproxy, declared once, on one registry; `docs/metrics.md` is made of it."""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from collections.abc import Iterable
+from threading import Lock
 
-from fetchproxy.observability.budget_metrics import (
-    ARCHIVE_THROTTLE_SECONDS as ARCHIVE_THROTTLE_SECONDS,
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
 )
-from fetchproxy.observability.budget_metrics import (
-    CLIENT_THROTTLE_SECONDS as CLIENT_THROTTLE_SECONDS,
+from prometheus_client.metrics_core import Metric
+
+# The one registry of metrics, and how they are declared on it. Declares none itself.
+#
+# Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
+# them: domain, type, name, without the rate suffix), so that existing alerts go on working; the
+# rest begin with `fetchproxy_`.
+
+# A `_created` series per counter doubles a scrape and nobody reads it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)  # process_cpu_seconds_total, process_resident_memory_bytes …
+
+
+_TAKING_OVER = Lock()  # two readers at once must not take the same over
+
+
+class Tally:
+    """Counts by `tally.total += n`, without the calls and the lock of the library's counter.
+
+    It counts the pieces that are relayed. One thread counts; any thread may read."""
+
+    __slots__ = ("taken", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.taken = 0  # of it, what the counter has
+
+
+class TalliedCounter(Counter):
+    """A counter that takes over what its tallies have counted whenever it is read."""
+
+    _tallies: tuple[tuple[Counter, Tally], ...] = ()
+
+    def tally(self, **labels: str) -> Tally:
+        found = Tally()
+        self._tallies = (*self._tallies, (self.labels(**labels) if labels else self, found))
+        return found
+
+    def collect(self) -> Iterable[Metric]:
+        with _TAKING_OVER:
+            for counter, tally in self._tallies:
+                total = tally.total
+                counter.inc(total - tally.taken)
+                tally.taken = total
+        return super().collect()
+
+
+def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ()) -> Counter:
+    """`values` of its one label begin at 0: `increase()` does not see a first count otherwise."""
+    found = Counter(name, help_text, labels, registry=REGISTRY)
+    for value in values:
+        found.labels(value)
+    return found
+
+
+def tallied_counter(name: str, help_text: str, *labels: str) -> TalliedCounter:
+    return TalliedCounter(name, help_text, labels, registry=REGISTRY)
+
+
+def gauge(name: str, help_text: str, *labels: str) -> Gauge:
+    return Gauge(name, help_text, labels, registry=REGISTRY)
+
+
+# Metrics of budgets, rates and the event loop's time; declared here, found in `metrics`.
+
+ARCHIVE_THROTTLE_SECONDS = counter(
+    "fetchproxy_archive_throttle_seconds",
+    "Seconds that partitions have waited for archive.copy_bytes_per_s_max (Kafka's "
+    "remote-copy-throttle-time)",
 )
-from fetchproxy.observability.budget_metrics import CLIENT_THROTTLES as CLIENT_THROTTLES
-from fetchproxy.observability.budget_metrics import (
-    EVENT_LOOP_BUSY_SECONDS as EVENT_LOOP_BUSY_SECONDS,
+CLIENT_THROTTLES = counter(
+    "fetchproxy_client_throttles",
+    "Fetches of the archive that remote_fetch.client_bytes_per_s_max made wait (Kafka's "
+    "remote-fetch-throttle-time)",
 )
-from fetchproxy.observability.budget_metrics import EVENT_LOOP_CPU_SECONDS as EVENT_LOOP_CPU_SECONDS
-from fetchproxy.observability.budget_metrics import (
-    EVENT_LOOP_HELD_SECONDS as EVENT_LOOP_HELD_SECONDS,
+CLIENT_THROTTLE_SECONDS = counter(
+    "fetchproxy_client_throttle_seconds", "Seconds for which clients were told to wait, in all"
 )
-from fetchproxy.observability.budget_metrics import (
-    EVENT_LOOP_LONGEST_SECONDS as EVENT_LOOP_LONGEST_SECONDS,
+READERS_WAITING = gauge(
+    "fetchproxy_remote_readers_waiting",
+    "Clients whose reads wait for a free fetcher, each served in turn",
 )
-from fetchproxy.observability.budget_metrics import EVENT_LOOP_TURNS as EVENT_LOOP_TURNS
-from fetchproxy.observability.budget_metrics import MEMORY_BUDGET_BYTES as MEMORY_BUDGET_BYTES
-from fetchproxy.observability.budget_metrics import MEMORY_USED_BYTES as MEMORY_USED_BYTES
-from fetchproxy.observability.budget_metrics import READERS_WAITING as READERS_WAITING
-from fetchproxy.observability.budget_metrics import REMOTE_ANSWER_BYTES as REMOTE_ANSWER_BYTES
-from fetchproxy.observability.budget_metrics import REMOTE_ANSWERS_WAITING as REMOTE_ANSWERS_WAITING
-from fetchproxy.observability.catch_metrics import CATCH_OUTCOMES as CATCH_OUTCOMES
-from fetchproxy.observability.catch_metrics import CATCHES as CATCHES
-from fetchproxy.observability.catch_metrics import HELD_PARTITIONS as HELD_PARTITIONS
-from fetchproxy.observability.catch_metrics import OFFSETS_SKIPPED as OFFSETS_SKIPPED
-from fetchproxy.observability.catch_metrics import READERS_LED_ON as READERS_LED_ON
-from fetchproxy.observability.cluster_metrics import ARCHIVER_DISK_FAILING as ARCHIVER_DISK_FAILING
-from fetchproxy.observability.cluster_metrics import ARCHIVERS_HEARD as ARCHIVERS_HEARD
-from fetchproxy.observability.cluster_metrics import ARCHIVERS_SILENT as ARCHIVERS_SILENT
-from fetchproxy.observability.cluster_metrics import BROKERS_KNOWN as BROKERS_KNOWN
-from fetchproxy.observability.cluster_metrics import BROKERS_REACHABLE as BROKERS_REACHABLE
-from fetchproxy.observability.cluster_metrics import (
-    CLUSTER_AUTHENTICATION_REFUSALS as CLUSTER_AUTHENTICATION_REFUSALS,
+REMOTE_ANSWER_BYTES = gauge(
+    "fetchproxy_remote_answer_bytes", "Archived records on their way to clients that take them"
 )
-from fetchproxy.observability.index_metrics import LOCAL_INDEX_BYTES as LOCAL_INDEX_BYTES
-from fetchproxy.observability.index_metrics import LOCAL_INDEX_FILES as LOCAL_INDEX_FILES
-from fetchproxy.observability.index_metrics import LOCAL_INDEX_READS as LOCAL_INDEX_READS
-from fetchproxy.observability.index_metrics import LOCAL_INDEX_REBUILDS as LOCAL_INDEX_REBUILDS
-from fetchproxy.observability.reading_metrics import DISK_CACHE_BYTES as DISK_CACHE_BYTES
-from fetchproxy.observability.reading_metrics import DISK_CACHE_ERRORS as DISK_CACHE_ERRORS
-from fetchproxy.observability.reading_metrics import DISK_CACHE_EVICTIONS as DISK_CACHE_EVICTIONS
-from fetchproxy.observability.reading_metrics import DISK_CACHE_HITS as DISK_CACHE_HITS
-from fetchproxy.observability.reading_metrics import DISK_CACHE_MISSES as DISK_CACHE_MISSES
-from fetchproxy.observability.reading_metrics import (
-    DISK_CACHE_NOT_WRITTEN as DISK_CACHE_NOT_WRITTEN,
+REMOTE_ANSWERS_WAITING = gauge(
+    "fetchproxy_remote_answers_waiting",
+    "Fetches that wait for their turn to be given archived records (remote_answer_turns_max)",
 )
-from fetchproxy.observability.reading_metrics import HEDGED_READS as HEDGED_READS
-from fetchproxy.observability.reading_metrics import READ_AHEAD_CHUNKS as READ_AHEAD_CHUNKS
-from fetchproxy.observability.reading_metrics import READ_AHEAD_UNUSED as READ_AHEAD_UNUSED
-from fetchproxy.observability.registry import REGISTRY as REGISTRY
-from fetchproxy.observability.registry import counter as _counter
-from fetchproxy.observability.registry import gauge as _gauge
-from fetchproxy.observability.registry import tallied_counter as _tallied_counter
-from fetchproxy.observability.retention_metrics import DELETED_PARTITIONS as DELETED_PARTITIONS
-from fetchproxy.observability.retention_metrics import LOCAL_LOG_TRIMMED as LOCAL_LOG_TRIMMED
-from fetchproxy.observability.retention_metrics import (
-    LOCAL_TRIMMING_REFUSED as LOCAL_TRIMMING_REFUSED,
+MEMORY_BUDGET_BYTES = gauge(
+    "fetchproxy_memory_budget_bytes",
+    "What each part of process.memory_bytes_max may take, by configuration key",
+    "part",
 )
-from fetchproxy.observability.retention_metrics import (
-    ORPHAN_OBJECTS_DELETED as ORPHAN_OBJECTS_DELETED,
+MEMORY_USED_BYTES = gauge(
+    "fetchproxy_memory_used_bytes",
+    "What these parts take now, by configuration key",
+    "part",
 )
-from fetchproxy.observability.retention_metrics import REMOTE_DELETE_ERRORS as REMOTE_DELETE_ERRORS
-from fetchproxy.observability.retention_metrics import (
-    REMOTE_DELETE_LAG_BYTES as REMOTE_DELETE_LAG_BYTES,
+CONNECTION_BUFFERS_BYTES = MEMORY_USED_BYTES.labels("gateway.connection_buffers_bytes_max")
+INFLIGHT_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.inflight_bytes_max")
+INDEX_CACHE_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.index_cache_bytes_max")
+CHUNKS_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.chunk_cache_bytes_max")
+ANSWERS_BYTES = MEMORY_USED_BYTES.labels("gateway.remote_answers_bytes_max")
+EVENT_LOOP_HELD_SECONDS = Histogram(
+    "fetchproxy_event_loop_held_seconds",
+    "Seconds of each turn of the event loop that took 1 ms or more: all else waited for it",
+    registry=REGISTRY,
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
-from fetchproxy.observability.retention_metrics import (
-    REMOTE_DELETE_LAG_SEGMENTS as REMOTE_DELETE_LAG_SEGMENTS,
+EVENT_LOOP_LONGEST_SECONDS = gauge(
+    "fetchproxy_event_loop_longest_seconds", "The longest turn of the event loop in the last minute"
 )
-from fetchproxy.observability.retention_metrics import (
-    REMOTE_DELETE_REQUESTS as REMOTE_DELETE_REQUESTS,
+EVENT_LOOP_CPU_SECONDS = gauge(
+    "fetchproxy_event_loop_cpu_longest_seconds",
+    "The most CPU time that a turn of the event loop took in the last minute, of turns of 1 ms or "
+    "more: its own work, without what other processes and threads had meanwhile",
 )
-from fetchproxy.observability.retention_metrics import (
-    REMOTE_LOG_METADATA_COUNT as REMOTE_LOG_METADATA_COUNT,
+EVENT_LOOP_BUSY_SECONDS = counter(
+    "fetchproxy_event_loop_busy_seconds",
+    "Seconds that the event loop has run something; 1 a second is a core that is full",
 )
-from fetchproxy.observability.retention_metrics import (
-    REMOTE_LOG_SIZE_BYTES as REMOTE_LOG_SIZE_BYTES,
+EVENT_LOOP_TURNS = counter("fetchproxy_event_loop_turns", "Turns of the event loop")
+
+
+# Metrics of caught offsets, and of readers that wait or are led on; `metrics` names them too.
+
+CATCHES = counter(
+    "fetchproxy_catches", "OffsetOutOfRange answers of brokers that the scan has seen", "topic"
 )
-from fetchproxy.observability.store_metrics import STORE_FAILING_SECONDS as STORE_FAILING_SECONDS
-from fetchproxy.observability.store_metrics import STORE_REQUEST_ERRORS as STORE_REQUEST_ERRORS
-from fetchproxy.observability.store_metrics import STORE_REQUEST_SECONDS as STORE_REQUEST_SECONDS
-from fetchproxy.observability.store_metrics import STORE_SECONDS
-from fetchproxy.observability.store_metrics import STORE_UP as STORE_UP
+CATCH_OUTCOMES = counter(
+    "fetchproxy_catch_outcomes",
+    "What a caught partition was judged to be: remote (served from the archive), local (the broker "
+    "has it again), passed_on (the error went to the client), held_stale (kept back: the view of "
+    "the archive was not fresh, or the offset is not archived yet), lost (neither tier will have "
+    "it: the reader was led on behind it)",
+    "outcome",
+)
+READERS_LED_ON = counter(
+    "fetchproxy_readers_led_on",
+    "Answers that led a reader behind offsets that were lost before they could be archived",
+    "topic",
+)
+OFFSETS_SKIPPED = counter(
+    "fetchproxy_offsets_skipped",
+    "Lost offsets that readers were led behind, counted for each reader",
+    "topic",
+)
+HELD_PARTITIONS = gauge(
+    "fetchproxy_held_partitions",
+    "Partitions with a reader at an offset that the brokers have no more and the archive has not "
+    "yet; it waits where it is",
+)
+
+
+# Of brokers and archivers, as this process finds them. Reached through `metrics`.
+
+BROKERS_KNOWN = gauge(
+    "fetchproxy_brokers_known",
+    "Brokers of the cluster, those of the last hour included; the bootstrap addresses before",
+)
+BROKERS_REACHABLE = gauge(
+    "fetchproxy_brokers_reachable",
+    "Of these, brokers that answer; 0: clients are not served, and nothing is archived",
+)
+CLUSTER_AUTHENTICATION_REFUSALS = counter(
+    "fetchproxy_cluster_authentication_refusals",
+    "Times that brokers or a token endpoint refused the proxy's own credentials",
+)
+ARCHIVERS_HEARD = gauge(
+    "fetchproxy_archivers_heard", "Archivers at work, in this process or another one"
+)
+ARCHIVERS_SILENT = gauge(
+    "fetchproxy_archivers_silent",
+    "Archivers that were killed, or cannot write to the store, and whose partitions no other one "
+    "has; an alarm",
+)
+ARCHIVER_DISK_FAILING = gauge(
+    "fetchproxy_archiver_disk_failing",
+    "Partitions that are not archived as this archiver's own disk fails, or has no room; an alarm",
+)
+
+
+# Metrics of the local remote log indexes; `observability.metrics` names them with all others.
+
+LOCAL_INDEX_BYTES = gauge(
+    "fetchproxy_local_index_bytes", "Bytes of local index files, of partitions opened so far"
+)
+LOCAL_INDEX_FILES = gauge(
+    "fetchproxy_local_index_files", "Local index files, of partitions opened so far"
+)
+LOCAL_INDEX_REBUILDS = counter(
+    "fetchproxy_local_index_rebuilds",
+    "Times that local index files were torn or damaged, and were cut and made again",
+)
+LOCAL_INDEX_READS = counter(
+    "fetchproxy_local_index_reads",
+    "Segments looked up in a local index: hit (no request to the store), or a fallback to the "
+    "store: absent, damaged or failed (the disk)",
+    "outcome",
+)
+
+
+# Metrics of reading ahead, disk cache and hedged reads; `metrics` names them with all others.
+
+READ_AHEAD_CHUNKS = counter(
+    "fetchproxy_read_ahead_chunks", "Chunks whose read was begun before anybody asked for them"
+)
+READ_AHEAD_UNUSED = counter(
+    "fetchproxy_read_ahead_chunks_unused", "Chunks read ahead that left the cache unused"
+)
+DISK_CACHE_BYTES = gauge("fetchproxy_disk_cache_bytes", "Bytes of files in the disk cache")
+DISK_CACHE_HITS = counter("fetchproxy_disk_cache_hits", "Chunks read from the disk cache")
+DISK_CACHE_MISSES = counter(
+    "fetchproxy_disk_cache_misses", "Chunks that were not in the disk cache, or not sound"
+)
+DISK_CACHE_EVICTIONS = counter(
+    "fetchproxy_disk_cache_evictions", "Chunks removed from the disk cache to make room"
+)
+DISK_CACHE_NOT_WRITTEN = counter(
+    "fetchproxy_disk_cache_not_written",
+    "Chunks that did not enter the disk cache: busy (disk_cache_writes_max), full (the file system "
+    "or the chunk is too large), failed (the disk)",
+    "reason",
+)
+DISK_CACHE_ERRORS = counter(
+    "fetchproxy_disk_cache_errors",
+    "Files of the disk cache that were given up: damaged (read again from the store), failed (the "
+    "disk)",
+    "kind",
+)
+HEDGED_READS = counter(
+    "fetchproxy_hedged_reads",
+    "Slow range reads by what became of the second request: won (it was faster), lost, refused (no "
+    "place in the budget), limited (hedged_reads_share_max)",
+    "outcome",
+)
+
+
+# Metrics of what deletes, in either tier; `observability.metrics` names them with all others.
 
 _BTM = "kafka_server_brokertopicmetrics"
+
+REMOTE_DELETE_REQUESTS = counter(
+    f"{_BTM}_remotedeleterequests",
+    "Segment deletions that were begun (RemoteDeleteRequests)",
+    "topic",
+)
+REMOTE_DELETE_ERRORS = counter(
+    f"{_BTM}_remotedeleteerrors", "Segment deletions that failed (RemoteDeleteErrors)", "topic"
+)
+REMOTE_DELETE_LAG_BYTES = gauge(
+    f"{_BTM}_remotedeletelagbytes",
+    "Bytes of segments that are to go and are still stored (RemoteDeleteLagBytes)",
+    "topic",
+    "partition",
+)
+REMOTE_DELETE_LAG_SEGMENTS = gauge(
+    f"{_BTM}_remotedeletelagsegments",
+    "Segments that are to go and are still stored (RemoteDeleteLagSegments)",
+    "topic",
+    "partition",
+)
+REMOTE_LOG_SIZE_BYTES = gauge(
+    f"{_BTM}_remotelogsizebytes",
+    "Bytes of the finished segments from the log start on (RemoteLogSizeBytes)",
+    "topic",
+    "partition",
+)
+REMOTE_LOG_METADATA_COUNT = gauge(
+    f"{_BTM}_remotelogmetadatacount",
+    "Segments that metadata name, in any state (RemoteLogMetadataCount)",
+    "topic",
+    "partition",
+)
+ORPHAN_OBJECTS_DELETED = counter(
+    "fetchproxy_orphan_objects_deleted", "Objects deleted that no metadata named", "topic"
+)
+LOCAL_LOG_TRIMMED = counter(
+    "fetchproxy_local_log_trimmed",
+    "Times that archived records were deleted from the brokers by local retention",
+    "topic",
+)
+LOCAL_TRIMMING_REFUSED = gauge(
+    "fetchproxy_local_trimming_refused",
+    "Topics whose own settings contradict archive.local_retention_*; the log says why",
+)
+DELETED_PARTITIONS = counter(
+    "fetchproxy_deleted_partitions", "Partitions deleted with their topic", "topic"
+)
+
+
+# How the store answers. Declared here, reached through `metrics`.
+
+# Seconds; from a page-cache read of a local file to a store in trouble.
+STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+STORE_UP = gauge(
+    "fetchproxy_store_up",
+    "1: the last request of its kind succeeded; 0: it failed. operation: list, read, write, delete",
+    "operation",
+)
+STORE_FAILING_SECONDS = gauge(
+    "fetchproxy_store_failing_seconds",
+    "Seconds since requests of that kind began to fail; 0 while they succeed",
+    "operation",
+)
+for _operation in ("list", "read", "write", "delete"):
+    STORE_UP.labels(_operation).set(1)
+    STORE_FAILING_SECONDS.labels(_operation).set(0)
+STORE_REQUEST_SECONDS = Histogram(
+    "fetchproxy_store_request_seconds",
+    "Seconds per operation of the RemoteStorageManager, by its name",
+    ("operation",),
+    registry=REGISTRY,
+    buckets=STORE_SECONDS,
+)
+STORE_REQUEST_ERRORS = counter(
+    "fetchproxy_store_request_errors",
+    "Operations on the store that failed, by name and error",
+    "operation",
+    "error",
+)
+
+
+# Every metric of fetchproxy, declared once, on one registry; `docs/metrics.md` is made from here.
+#
+# Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
+# them: domain, type, name, without the rate suffix), so that existing alerts go on working; the
+# rest begin with `fetchproxy_`. Modules count here and read nothing back: no decision may hang on
+# a metric. Labels are bounded sets, or topic and partition as in Kafka; never a client or an
+# offset. On hot paths use the bound children at the end of each block, as `labels()` costs a
+# lookup.
+
+
 _RSM = "kafka_log_remote_remotestoragemanager"
 
 # Milliseconds, as Kafka's RemoteLogReaderFetchRateAndTimeMs counts them.
@@ -104,20 +357,20 @@ _READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000
 
 
 # --- Kafka's own: reading the archive -------------------------------------------------------------
-REMOTE_FETCH_BYTES = _counter(
+REMOTE_FETCH_BYTES = counter(
     f"{_BTM}_remotefetchbytes", "Bytes read from the store for fetches (RemoteFetchBytes)", "topic"
 )
-REMOTE_FETCH_REQUESTS = _counter(
+REMOTE_FETCH_REQUESTS = counter(
     f"{_BTM}_remotefetchrequests", "Remote reads that were begun (RemoteFetchRequests)", "topic"
 )
-REMOTE_FETCH_ERRORS = _counter(
+REMOTE_FETCH_ERRORS = counter(
     f"{_BTM}_remotefetcherrors", "Remote reads that failed (RemoteFetchErrors)", "topic"
 )
-REMOTE_LOG_READER_TASK_QUEUE_SIZE = _gauge(
+REMOTE_LOG_READER_TASK_QUEUE_SIZE = gauge(
     f"{_RSM}_remotelogreadertaskqueuesize",
     "Remote reads that wait for a free fetcher (RemoteLogReaderTaskQueueSize)",
 )
-REMOTE_READS_IN_FLIGHT = _gauge(
+REMOTE_READS_IN_FLIGHT = gauge(
     "fetchproxy_remote_reads_in_flight", "Range reads that the store has not answered yet"
 )
 REMOTE_LOG_READER_FETCH_TIME_MS = Histogram(
@@ -126,28 +379,28 @@ REMOTE_LOG_READER_FETCH_TIME_MS = Histogram(
     registry=REGISTRY,
     buckets=_READ_MS,
 )
-DELAYED_REMOTE_FETCH_EXPIRES = _counter(
+DELAYED_REMOTE_FETCH_EXPIRES = counter(
     "kafka_server_delayedremotefetchmetrics_expires",
     "Waiting fetches that reached their deadline (DelayedRemoteFetchMetrics ExpiresPerSec)",
 )
 
 # --- Kafka's own: writing the archive -------------------------------------------------------------
-REMOTE_COPY_BYTES = _counter(
+REMOTE_COPY_BYTES = counter(
     f"{_BTM}_remotecopybytes", "Bytes of segments copied to the store (RemoteCopyBytes)", "topic"
 )
-REMOTE_COPY_REQUESTS = _counter(
+REMOTE_COPY_REQUESTS = counter(
     f"{_BTM}_remotecopyrequests", "Segment copies that were begun (RemoteCopyRequests)", "topic"
 )
-REMOTE_COPY_ERRORS = _counter(
+REMOTE_COPY_ERRORS = counter(
     f"{_BTM}_remotecopyerrors", "Segment copies that failed (RemoteCopyErrors)", "topic"
 )
-REMOTE_COPY_LAG_BYTES = _gauge(
+REMOTE_COPY_LAG_BYTES = gauge(
     f"{_BTM}_remotecopylagbytes",
     "Bytes gathered and not copied yet (RemoteCopyLagBytes)",
     "topic",
     "partition",
 )
-REMOTE_COPY_LAG_SEGMENTS = _gauge(
+REMOTE_COPY_LAG_SEGMENTS = gauge(
     f"{_BTM}_remotecopylagsegments",
     "Closed segments not copied yet (RemoteCopyLagSegments)",
     "topic",
@@ -155,32 +408,32 @@ REMOTE_COPY_LAG_SEGMENTS = _gauge(
 )
 
 # --- The gateway ----------------------------------------------------------------------------------
-CONNECTIONS = _gauge("fetchproxy_connections", "Client connections that are open")
-CONNECTIONS_REFUSED = _counter(
+CONNECTIONS = gauge("fetchproxy_connections", "Client connections that are open")
+CONNECTIONS_REFUSED = counter(
     "fetchproxy_connections_refused",
     "Client connections closed at once: limit or broker_unreachable",
     "reason",
     values=("limit", "broker_unreachable"),
 )
-RELAYED_BYTES = _tallied_counter(
+RELAYED_BYTES = tallied_counter(
     "fetchproxy_relayed_bytes", "Bytes relayed: to_broker or to_client", "direction"
 )
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.tally(direction="to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.tally(direction="to_client")
-SPLICED_BYTES = _counter("fetchproxy_spliced_bytes", "Of those to clients, bytes never copied")
-WIRE_ERRORS = _counter(
+SPLICED_BYTES = counter("fetchproxy_spliced_bytes", "Of those to clients, bytes never copied")
+WIRE_ERRORS = counter(
     "fetchproxy_wire_errors",
     "Connections closed for bytes that are not Kafka's protocol, by kind of fault",
     "kind",
 )
-LIMITS_REACHED = _counter(
+LIMITS_REACHED = counter(
     "fetchproxy_limits_reached",
     "How often a named limit was reached, by its configuration key",
     "limit",
 )
 
 # --- TLS ------------------------------------------------------------------------------------------
-TLS_HANDSHAKES_FAILED = _counter(
+TLS_HANDSHAKES_FAILED = counter(
     "fetchproxy_tls_handshakes_failed",
     "Clients closed before they were through the handshake: plaintext, version, no_certificate, "
     "certificate, certificate_refused, server_name, timeout, closed or other",
@@ -197,124 +450,124 @@ TLS_HANDSHAKES_FAILED = _counter(
         "other",
     ),
 )
-TLS_CERTIFICATE_EXPIRY = _gauge(
+TLS_CERTIFICATE_EXPIRY = gauge(
     "fetchproxy_tls_certificate_expiry_timestamp_seconds",
     "When our own certificate in use ends, in epoch seconds; place: listener or upstream",
     "place",
 )
-TLS_FILES_UNUSABLE = _gauge(
+TLS_FILES_UNUSABLE = gauge(
     "fetchproxy_tls_files_unusable",
     "1: changed files could not be loaded and the former ones are still in use; an alarm",
     "place",
 )
-TLS_RELOADS = _counter(
+TLS_RELOADS = counter(
     "fetchproxy_tls_reloads", "Times that changed files were loaded without a restart", "place"
 )
 
 # --- RemoteFetchPurgatory and the fetcher pool ----------------------------------------------------
-PURGATORY_ENTRIES = _gauge("fetchproxy_purgatory_entries", "Fetches that wait for remote data")
-PURGATORY_COMPLETED = _counter(
+PURGATORY_ENTRIES = gauge("fetchproxy_purgatory_entries", "Fetches that wait for remote data")
+PURGATORY_COMPLETED = counter(
     "fetchproxy_purgatory_completed",
     "Waiting fetches answered: data, error, deadline or cancelled (the client left)",
     "reason",
     values=("data", "error", "deadline", "cancelled"),
 )
-BACKOFFS = _counter("fetchproxy_backoffs", "Pauses taken after a storage error")
-CORRUPT_CHUNKS = _counter(
+BACKOFFS = counter("fetchproxy_backoffs", "Pauses taken after a storage error")
+CORRUPT_CHUNKS = counter(
     "fetchproxy_corrupt_chunks", "Chunks whose bytes failed their own CRC-32C; each is an alarm"
 )
 
 # --- The chunk cache ------------------------------------------------------------------------------
-CHUNK_CACHE_BYTES = _gauge("fetchproxy_chunk_cache_bytes", "Bytes in the chunk cache")
-CHUNK_CACHE_HITS = _counter("fetchproxy_chunk_cache_hits", "Chunks found in the cache")
-CHUNK_CACHE_MISSES = _counter(
+CHUNK_CACHE_BYTES = gauge("fetchproxy_chunk_cache_bytes", "Bytes in the chunk cache")
+CHUNK_CACHE_HITS = counter("fetchproxy_chunk_cache_hits", "Chunks found in the cache")
+CHUNK_CACHE_MISSES = counter(
     "fetchproxy_chunk_cache_misses", "Chunks read from disk cache or store"
 )
-CHUNK_CACHE_EVICTIONS = _counter(
+CHUNK_CACHE_EVICTIONS = counter(
     "fetchproxy_chunk_cache_evictions", "Chunks pushed out to make room"
 )
 
 # --- The archive's ranges -------------------------------------------------------------------------
-ARCHIVE_START_OFFSET = _gauge(
+ARCHIVE_START_OFFSET = gauge(
     "fetchproxy_archive_start_offset", "First archived offset", "topic", "partition"
 )
-ARCHIVE_END_OFFSET = _gauge(
+ARCHIVE_END_OFFSET = gauge(
     "fetchproxy_archive_end_offset", "One past the last archived offset", "topic", "partition"
 )
-ARCHIVE_LAG_OFFSETS = _gauge(
+ARCHIVE_LAG_OFFSETS = gauge(
     "fetchproxy_archive_lag_offsets",
     "Offsets below the last stable offset that are not archived yet",
     "topic",
     "partition",
 )
-ARCHIVE_MARGIN_OFFSETS = _gauge(
+ARCHIVE_MARGIN_OFFSETS = gauge(
     "fetchproxy_archive_margin_offsets",
     "Archive end minus the broker's log start: below 0, data was lost before it was copied",
     "topic",
     "partition",
 )
-ARCHIVE_GAPS = _counter(
+ARCHIVE_GAPS = counter(
     "fetchproxy_archive_gaps",
     "Ranges that the broker deleted before they were copied",
     "topic",
     "partition",
 )
-ARCHIVE_REFUSED_TOPICS = _gauge(
+ARCHIVE_REFUSED_TOPICS = gauge(
     "fetchproxy_archive_refused_topics",
     "Topics that archive.topics matches and that cannot be archived; the log says why",
 )
-ARCHIVE_CONCERNS = _gauge(
+ARCHIVE_CONCERNS = gauge(
     "fetchproxy_archive_concerns",
     "What there is to see to, or to know, in the whole archive, by its name in the log, in verify, "
     "segments and /api/status. Each process says it of the whole archive: take the maximum",
     "concern",
 )
-ARCHIVE_CONCERN_OFFSETS = _gauge(
+ARCHIVE_CONCERN_OFFSETS = gauge(
     "fetchproxy_archive_concern_offsets",
     "Offsets that these are about: lost, missing, put aside, announced; 0 of those about none",
     "concern",
 )
-ARCHIVE_TRUNCATED_OFFSETS = _counter(
+ARCHIVE_TRUNCATED_OFFSETS = counter(
     "fetchproxy_archive_truncated_offsets",
     "Archived offsets that an unclean leader election took out of the log, and the archiver out of "
     "the archive; each is an alarm",
     "topic",
     "partition",
 )
-ARCHIVER_RESTARTS = _counter(
+ARCHIVER_RESTARTS = counter(
     "fetchproxy_archiver_restarts", "Times that the archiver failed as a whole and began again"
 )
 
 # --- Leadership, turns and the margin -------------------------------------------------------------
-ARCHIVE_LEADER_PARTITIONS = _gauge(
+ARCHIVE_LEADER_PARTITIONS = gauge(
     "fetchproxy_archive_leader_partitions", "Partitions that this archiver leads"
 )
-ARCHIVE_GROUP_STABLE = _gauge(
+ARCHIVE_GROUP_STABLE = gauge(
     "fetchproxy_archive_group_stable",
     "1: this archiver is a member of its consumer group and knows its part; 0: it is not",
 )
-ARCHIVE_GROUP_REBALANCES = _counter(
+ARCHIVE_GROUP_REBALANCES = counter(
     "fetchproxy_archive_group_rebalances", "Times that this archiver has been assigned its part"
 )
-ARCHIVE_GROUP_LOST = _counter(
+ARCHIVE_GROUP_LOST = counter(
     "fetchproxy_archive_group_lost",
     "Times that this archiver was out of its group without leaving it, and led nothing: expired, "
     "fenced or error",
     "reason",
     values=("expired", "fenced", "error"),
 )
-ARCHIVE_OLDEST_COPY_SECONDS = _gauge(
+ARCHIVE_OLDEST_COPY_SECONDS = gauge(
     "fetchproxy_archive_oldest_copy_seconds",
     "Age of the copy that has been under way for longest; 0: none is",
 )
-ARCHIVE_STALLED_COPIES = _gauge(
+ARCHIVE_STALLED_COPIES = gauge(
     "fetchproxy_archive_stalled_copies",
     "Copies that have used up half of archive.copy_max_ms; at the whole of it they are ended",
 )
-ARCHIVE_TURNS_ENDED = _counter(
+ARCHIVE_TURNS_ENDED = counter(
     "fetchproxy_archive_turns_ended", "Turns that took over archive.turn_max_ms and were ended"
 )
-ARCHIVE_RETENTION_USED_SHARE = _gauge(
+ARCHIVE_RETENTION_USED_SHARE = gauge(
     "fetchproxy_archive_retention_used_share",
     "Share of the broker's retention that the oldest record not archived has used up; at 1 the "
     "broker deletes it uncopied",
@@ -329,57 +582,57 @@ METADATA_REFRESH_SECONDS = Histogram(
     registry=REGISTRY,
     buckets=STORE_SECONDS,
 )
-METADATA_REFRESH_ERRORS = _counter(
+METADATA_REFRESH_ERRORS = counter(
     "fetchproxy_metadata_refresh_errors", "Refreshes that failed; the old view stays"
 )
-METADATA_UNREADABLE = _counter(
+METADATA_UNREADABLE = counter(
     "fetchproxy_metadata_unreadable",
     "Segment metadata objects that could not be read, once per version; each is an alarm",
 )
-METADATA_EVENTS_READ = _counter(
+METADATA_EVENTS_READ = counter(
     "fetchproxy_metadata_events_read", "Events read of the metadata topic"
 )
-METADATA_EVENTS_WRITTEN = _counter(
+METADATA_EVENTS_WRITTEN = counter(
     "fetchproxy_metadata_events_written", "Events that this process has written to it"
 )
-METADATA_EVENTS_REFUSED = _counter(
+METADATA_EVENTS_REFUSED = counter(
     "fetchproxy_metadata_events_refused",
     "Events that did not count at their place in the metadata topic: repeated, or second in a race",
 )
-METADATA_LAG = _gauge(
+METADATA_LAG = gauge(
     "fetchproxy_metadata_lag_events",
     "Events of the metadata topic that are known to exist and were not read yet, by its partition",
     "partition",
 )
 
 # --- Archive-only mode ----------------------------------------------------------------------------
-ARCHIVE_ONLY_REQUESTS = _counter(
+ARCHIVE_ONLY_REQUESTS = counter(
     "fetchproxy_archive_only_requests", "Requests answered without a cluster, by API", "api"
 )
-ARCHIVE_ONLY_REFUSED = _counter(
+ARCHIVE_ONLY_REFUSED = counter(
     "fetchproxy_archive_only_refused",
     "Requests that an archive cannot answer, by API key",
     "api",
 )
-ARCHIVE_ONLY_LOGINS = _counter(
+ARCHIVE_ONLY_LOGINS = counter(
     "fetchproxy_archive_only_logins",
     "Logins of users of the archive's own (archive_only.users_file): accepted, refused",
     "result",
     values=("accepted", "refused"),
 )
-ARCHIVE_ONLY_TOPICS = _gauge(
+ARCHIVE_ONLY_TOPICS = gauge(
     "fetchproxy_archive_only_topics", "Topics that archive-only mode serves"
 )
-ARCHIVE_ONLY_GROUPS = _gauge(
+ARCHIVE_ONLY_GROUPS = gauge(
     "fetchproxy_archive_only_groups", "Groups with members, or with one about to join"
 )
 
 # --- The process ----------------------------------------------------------------------------------
-HEAP_FREED_BYTES = _gauge(
+HEAP_FREED_BYTES = gauge(
     "fetchproxy_heap_freed_bytes",
     "Free memory within the C library's heap, with what was given back to the system already",
 )
-HEAP_TRIMS = _counter(
+HEAP_TRIMS = counter(
     "fetchproxy_heap_trims", "Times that freed memory was given back to the system"
 )
 

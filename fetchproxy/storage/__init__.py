@@ -1,1 +1,1 @@
-"""Bytes in a store: the interface, its backends, and where each object lies."""
+"""RemoteStorageManager over object stores, and what else lies in the store."""

@@ -23,8 +23,7 @@ from fetchproxy.errors import (
     ObjectNotFound,
     RemoteStorageError,
 )
-from fetchproxy.storage.api import ObjectStore
-from fetchproxy.storage.layout import (
+from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     LAYOUT_VERSION,
     layout_text,
@@ -32,7 +31,7 @@ from fetchproxy.storage.layout import (
     parse_uuid,
     uuid_text,
 )
-from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX
+from fetchproxy.storage.stores.object_store import SMALL_OBJECT_BYTES_MAX, ObjectStore
 
 # What was seen so lately is not looked at again: who lists many empty partitions asks each time.
 LOOK_AGE_MAX_S = 1.0

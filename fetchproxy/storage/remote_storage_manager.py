@@ -23,12 +23,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
-from fetchproxy.storage.api import Content, ObjectStore, StoredObject
-from fetchproxy.storage.archive_identity import OwnIdentity
-from fetchproxy.storage.archiver_objects import ArchiverObjects
-from fetchproxy.storage.collected_objects import CollectedObjects
-from fetchproxy.storage.concern_objects import ConcernObjects
-from fetchproxy.storage.layout import (
+from fetchproxy.segments.object_keys import (
     SegmentFile,
     SegmentKey,
     key_after_base_offset,
@@ -40,23 +35,35 @@ from fetchproxy.storage.layout import (
     partition_folder,
     segment_key,
 )
-from fetchproxy.storage.measured import measured
-from fetchproxy.storage.object_sizes import SMALL_OBJECT_BYTES_MAX, segment_file_bytes_max
-from fetchproxy.storage.partition_listing import listed_partitions
-from fetchproxy.storage.partition_objects import (
+from fetchproxy.storage.archive_identity import OwnIdentity
+from fetchproxy.storage.archive_objects import (
+    ArchiverObjects,
+    CollectedObjects,
+    ConcernObjects,
+    PartitionRecords,
+    RetentionObjects,
+)
+from fetchproxy.storage.listings import (
     LogStartObject,
     PartitionNoteObject,
     PartitionNotes,
     SegmentMetadataObject,
     Standing,
+    listed_partitions,
     standing,
+    take_topic_objects,
 )
-from fetchproxy.storage.partition_records import PartitionRecords
-from fetchproxy.storage.retention_objects import RetentionObjects
-from fetchproxy.storage.store_clock import StoreClock
-from fetchproxy.storage.topic_listing import take_topic_objects
-from fetchproxy.storage.unfinished_uploads import UnfinishedUploads
-from fetchproxy.storage.watched_store import WatchedObjectStore
+from fetchproxy.storage.measured import measured
+from fetchproxy.storage.store_health import WatchedObjectStore
+from fetchproxy.storage.stores.object_store import (
+    SMALL_OBJECT_BYTES_MAX,
+    Content,
+    ObjectStore,
+    StoreClock,
+    StoredObject,
+    UnfinishedUploads,
+    segment_file_bytes_max,
+)
 
 __all__ = [
     "LogSegmentData",

@@ -1,25 +1,35 @@
-"""How the store answers: listings, reads, writes and deletions, each with a state of its own.
-
-They fail apart: a bucket that is full or read-only is read well, and a key that may not delete
-writes well. It drives the error after a long outage, the log, the metrics and the console.
-
-Pure but for log and gauges: loop times (s) are arguments. "Failing" means that no request of the
-kind has succeeded since the first failed one began; a store that says "no such object" is a working
-one. A request that is not answered at all fails when it has been silent for SILENT_AFTER_S.
-"""
+"""How the store answers: listings, reads, writes and deletions, each with a state of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import structlog
 
 from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
+from fetchproxy.model import ByteRange
 from fetchproxy.observability.metrics import STORE_FAILING_SECONDS, STORE_UP
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    Content,
+    ObjectStore,
+    StoredObject,
+)
+
+# How the store answers: listings, reads, writes and deletions, each with a state of its own.
+#
+# They fail apart: a bucket that is full or read-only is read well, and a key that may not delete
+# writes well. It drives the error after a long outage, the log, the metrics and the console.
+#
+# Pure but for log and gauges: loop times (s) are arguments. "Failing" means that no request of
+# the kind has succeeded since the first failed one began; a store that says "no such object" is a
+# working one. A request that is not answered at all fails when it has been silent for
+# SILENT_AFTER_S.
 
 log = structlog.get_logger(__name__)
 
@@ -170,3 +180,76 @@ class StoreHealth:
         while True:
             self.look(asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+# An ObjectStore that notes how another one answers (`store_health`); changes nothing about it.
+
+
+class WatchedObjectStore(ObjectStore):
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+        self.health = StoreHealth()
+        self._lists = self.health[StoreOperation.LIST]
+        self._reads = self.health[StoreOperation.READ]
+        self._writes = self.health[StoreOperation.WRITE]
+        self._deletions = self.health[StoreOperation.DELETE]
+
+    async def put(self, key: str, content: bytes) -> None:
+        with self._writes.asked() as request:
+            await self.inner.put(key, content)
+            request.answered()
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        with self._writes.asked() as request:
+            made = await self.inner.put_new(key, content)
+            request.answered()
+        return made
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        with self._writes.asked(may_take_long=True) as request:
+            await self.inner.put_file(key, path, settled=settled)
+            request.answered()
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        with self._reads.asked() as request:
+            content = await self.inner.get(key, bytes_max)
+            request.answered()
+        return content
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        with self._reads.asked() as request:
+            content = await self.inner.get_range(key, byte_range)
+            request.answered()
+        return content
+
+    @property
+    def page_objects(self) -> int | None:
+        return self.inner.page_objects
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        with self._lists.asked() as request:
+            first = True
+            async for found in self.inner.list(prefix, start_after):
+                if first:
+                    request.answered()
+                first = False
+                yield found
+            request.answered()
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        with self._lists.asked() as request:
+            first = True
+            async for name in self.inner.list_folders(prefix):
+                if first:
+                    request.answered()
+                first = False
+                yield name
+            request.answered()
+
+    async def delete(self, key: str) -> None:
+        with self._deletions.asked() as request:
+            await self.inner.delete(key)
+            request.answered()
+
+    async def close(self) -> None:
+        await self.inner.close()

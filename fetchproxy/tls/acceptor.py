@@ -14,9 +14,7 @@ from typing import Protocol, cast
 import structlog
 
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
-from fetchproxy.tls.failures import in_words, reason_of
-from fetchproxy.tls.reloading import ReloadingContext
-from fetchproxy.tls.server_side import SHAKING
+from fetchproxy.tls.contexts import SHAKING, ReloadingContext, in_words, reason_of
 
 log = structlog.get_logger(__name__)
 

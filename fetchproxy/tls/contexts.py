@@ -1,20 +1,216 @@
-"""SSL contexts from the configuration and the files it names. Raises ConfigError with the key.
-
-Decides what TLS may look like (version, who is verified) and nothing about connections. A password
-is handed to OpenSSL and is in no message.
+"""SSL contexts from the files that the configuration names, and what becomes of them while a
+process runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Protocol, cast
 
-from fetchproxy.config.secret_file import secret_from
-from fetchproxy.config.sections import ClusterConfig, GatewayConfig, TlsConfig
+import structlog
+
+from fetchproxy.config.schema import ClusterConfig, GatewayConfig, TlsConfig
+from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ConfigError
-from fetchproxy.tls.certificate_time import first_certificate, not_after
-from fetchproxy.tls.server_side import ServerSideContext, on_server_name
+from fetchproxy.observability.metrics import TLS_CERTIFICATE_EXPIRY, TLS_FILES_UNUSABLE, TLS_RELOADS
+
+# Until when a certificate is valid. Reads nothing else of it and trusts nothing: OpenSSL does.
+
+_BEGIN = "-----BEGIN CERTIFICATE-----"
+_END = "-----END CERTIFICATE-----"
+_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+
+
+def first_certificate(pem: str) -> bytes:
+    """The DER bytes of the first one in a PEM file. Raises ValueError."""
+    begin, end = pem.find(_BEGIN), pem.find(_END)
+    if begin < 0 or end < begin:
+        raise ValueError("holds no certificate")
+    return ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)])
+
+
+def not_after(der: bytes) -> int:
+    """Epoch seconds at which the certificate ends (RFC 5280, 4.1.2.5). Raises ValueError."""
+    try:
+        certificate = _content(der, 0, _SEQUENCE)
+        fields = _content(certificate, 0, _SEQUENCE)
+        at = _behind(fields, 0) if fields[0] == _VERSION else 0
+        for _ in range(3):  # serial number, signature algorithm, issuer
+            at = _behind(fields, at)
+        validity = _content(fields, at, _SEQUENCE)
+        at = _behind(validity, 0)
+        return _epoch_seconds(validity[at], _content(validity, at, validity[at]))
+    except IndexError:
+        raise ValueError("is no certificate") from None
+
+
+def _header(der: bytes, at: int) -> tuple[int, int]:
+    """(where the content of the element at `at` begins, its length)."""
+    length = der[at + 1]
+    if length < 0x80:
+        return at + 2, length
+    size = length & 0x7F
+    return at + 2 + size, int.from_bytes(der[at + 2 : at + 2 + size])
+
+
+def _content(der: bytes, at: int, tag: int) -> bytes:
+    if der[at] != tag:
+        raise ValueError("is no certificate")
+    begin, length = _header(der, at)
+    return der[begin : begin + length]
+
+
+def _behind(der: bytes, at: int) -> int:
+    begin, length = _header(der, at)
+    return begin + length
+
+
+def _epoch_seconds(tag: int, text: bytes) -> int:
+    digits = text.decode("ascii").removesuffix("Z")
+    if tag == _UTC_TIME:
+        digits = ("19" if digits >= "50" else "20") + digits
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError("is no certificate")
+    return int(datetime.strptime(digits, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp())
+
+
+# Handshakes that failed, in words: OpenSSL's reasons name its own functions. Pure.
+
+# The two first bytes of a TLS record with a handshake or an alert, versions 3.0 to 3.4.
+_RECORD_STARTS = frozenset((kind << 16) | (3 << 8) | minor for kind in (0x15, 0x16)
+                           for minor in range(5))  # fmt: skip
+
+_REASONS = {
+    # What OpenSSL makes of bytes that are no TLS record, by its version and by the bytes.
+    "WRONG_VERSION_NUMBER": "plaintext",
+    "RECORD_LAYER_FAILURE": "plaintext",
+    "PACKET_LENGTH_TOO_LONG": "plaintext",
+    "HTTP_REQUEST": "plaintext",
+    "UNSUPPORTED_PROTOCOL": "version",
+    "NO_PROTOCOLS_AVAILABLE": "version",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "version",
+    "NO_SHARED_CIPHER": "version",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "no_certificate",
+    "CERTIFICATE_VERIFY_FAILED": "certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "certificate_refused",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "certificate_refused",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "certificate_refused",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "certificate_refused",
+    "CALLBACK_FAILED": "server_name",
+    "TLSV1_UNRECOGNIZED_NAME": "server_name",
+}
+_WORDS = {
+    "plaintext": "the other side does not speak TLS",
+    "version": "no TLS version or cipher in common",
+    "no_certificate": "a client certificate is required and none was shown",
+    "certificate_refused": "the other side does not accept our certificate, or was shown none",
+    "server_name": "the server name is not known here",
+    "timeout": "the handshake was not finished in time",
+    "closed": "closed within the handshake",
+}
+
+
+def reason_of(error: OSError) -> str:
+    """One of a bounded set, for a metric's label."""
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
+        return "closed"
+    if isinstance(error, ssl.SSLError):
+        return _REASONS.get(error.reason or "", "other")
+    if isinstance(error, ConnectionAbortedError | TimeoutError):
+        return "timeout"  # asyncio's word for a handshake that takes too long
+    return "other"
+
+
+def in_words(error: OSError) -> str:
+    """For logs and messages; an error that is none of TLS in its own words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate not accepted: {error.verify_message}"
+    words = _WORDS.get(reason_of(error))
+    if words is None or not isinstance(error, ssl.SSLError):
+        return str(error) or words or type(error).__name__
+    return f"{words} ({error.reason or error})"
+
+
+def looks_like_tls(size: int) -> bool:
+    """Whether a size prefix (bytes) is the beginning of a TLS record: about 352 or 336 MiB."""
+    return size >> 8 in _RECORD_STARTS
+
+
+# The server's side of TLS as asyncio lacks it: a refused client is told why, by an alert.
+#
+# asyncio drops what OpenSSL has to say when a handshake fails, so that a client without
+# certificate would see nothing but a closed connection, and try again for ever.
+
+
+class Peer(Protocol):
+    """An accepted connection whose handshake is under way."""
+
+    server_name: str | None
+
+    def send(self, data: bytes) -> None: ...
+
+    def knows(self, server_name: str | None) -> bool: ...
+
+
+# Whose TLS is begun in this task: `wrap_bio` is called by asyncio and takes nothing of ours.
+SHAKING: ContextVar[Peer] = ContextVar("shaking")
+
+
+class ServerSideObject(ssl.SSLObject):
+    peer: Peer
+    outgoing: ssl.MemoryBIO
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            alert = self.outgoing.read()
+            if alert:
+                self.peer.send(alert)
+            raise
+
+
+class ServerSideContext(ssl.SSLContext):
+    """Made by `ServerSideContext(ssl.PROTOCOL_TLS_SERVER)`; `SHAKING` is set where it is used."""
+
+    sslobject_class = ServerSideObject
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        tls = cast(
+            ServerSideObject,
+            super().wrap_bio(incoming, outgoing, server_side, server_hostname, session),
+        )
+        tls.peer, tls.outgoing = SHAKING.get(), outgoing
+        return tls
+
+
+def on_server_name(tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
+    """For `sni_callback`: the peer is told the name, and says whether it is one of ours."""
+    peer = cast(ServerSideObject, tls).peer
+    peer.server_name = name
+    return None if peer.knows(name) else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+
+# SSL contexts from the configuration and the files it names. Raises ConfigError with the key.
+#
+# Decides what TLS may look like (version, who is verified) and nothing about connections. A
+# password is handed to OpenSSL and is in no message.
 
 _CLIENT_AUTH = {
     "none": ssl.CERT_NONE,
@@ -136,3 +332,133 @@ def _read(file: Path, said: str) -> str:
         raise ConfigError(f"{said}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{said}: is not PEM") from None
+
+
+# Contexts that follow their files: what is new is used for new connections, without a restart.
+#
+# Files that cannot be used leave the old context in force, which is said once and shown as a
+# metric. Connections that are open keep the context they began with.
+
+log = structlog.get_logger(__name__)
+
+EXPIRY_WARNING_INTERVAL_S = 86_400.0
+
+Stamp = tuple[int, int, int] | None
+
+
+class ReloadingContext:
+    """`place` is "listener" or "upstream". Raises ConfigError where the first load fails."""
+
+    def __init__(
+        self, place: str, load: Callable[[], LoadedContext], files: Sequence[Path]
+    ) -> None:
+        self.place = place
+        self._load = load
+        self._files = files
+        self._seen = self._stamps()
+        self._fault: str | None = None
+        self._loaded = load()
+        self._warned_at: float | None = None
+        self._show()
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For the connection that is made now."""
+        return self._loaded.context
+
+    async def look(self) -> None:
+        """Load anew if a file has changed, or could not be used at the last look."""
+        stamps = await asyncio.to_thread(self._stamps)
+        if stamps == self._seen and self._fault is None:
+            return
+        try:
+            loaded = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            TLS_FILES_UNUSABLE.labels(self.place).set(1)
+            if str(error) != self._fault:
+                log.error("tls_files_unusable", place=self.place, error=str(error))
+            self._fault = str(error)
+            return
+        # Stamps from before the load: a file that changed meanwhile is loaded at the next look.
+        self._seen, self._loaded, self._fault = stamps, loaded, None
+        self._warned_at = None
+        TLS_RELOADS.labels(self.place).inc()
+        log.info("tls_files_reloaded", place=self.place)
+        self._show()
+
+    def warn_of_expiry(self, wall_clock_ms: int, warning_ms: int) -> None:
+        """At most once a day."""
+        ends = self._loaded.not_after
+        if ends is None or ends * 1000 - wall_clock_ms > warning_ms:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._warned_at is not None and now - self._warned_at < EXPIRY_WARNING_INTERVAL_S:
+            return
+        self._warned_at = now
+        hours_left = (ends * 1000 - wall_clock_ms) // 3_600_000
+        event = "tls_certificate_expires" if hours_left >= 0 else "tls_certificate_expired"
+        log.warning(event, place=self.place, hours_left=hours_left)
+
+    def _show(self) -> None:
+        TLS_FILES_UNUSABLE.labels(self.place).set(0)
+        if self._loaded.not_after is not None:
+            TLS_CERTIFICATE_EXPIRY.labels(self.place).set(self._loaded.not_after)
+
+    def _stamps(self) -> list[Stamp]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> Stamp:
+    """Follows symbolic links, which is how Kubernetes swaps a secret."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def listener_context(config: GatewayConfig, tls: TlsConfig) -> ReloadingContext | None:
+    """None: clients speak plaintext. Raises ConfigError."""
+    if config.tls_certificate_file is None:
+        return None
+    return ReloadingContext("listener", lambda: server_context(config, tls), files_of(config))
+
+
+def upstream_context(config: ClusterConfig, tls: TlsConfig) -> ReloadingContext | None:
+    """None: `cluster.security_protocol` has no TLS. Raises ConfigError."""
+    if not config.security_protocol.endswith("SSL"):
+        return None
+    return ReloadingContext("upstream", lambda: client_context(config, tls), files_of(config))
+
+
+async def keep_fresh(
+    contexts: Iterable[ReloadingContext | None], config: TlsConfig, wall_clock_ms: Callable[[], int]
+) -> None:
+    """Until cancelled. `wall_clock_ms` gives epoch milliseconds."""
+    in_use = [context for context in contexts if context is not None]
+    while True:
+        for context in in_use:
+            await context.look()
+            context.warn_of_expiry(wall_clock_ms(), config.expiry_warning_ms)
+        await asyncio.sleep(config.reload_interval_ms / 1000)
+
+
+# What a connection to a broker needs to speak TLS: the context of now, and the broker's name.
+
+
+class UpstreamTls:
+    """`source` None: the brokers' listener has no TLS."""
+
+    def __init__(self, source: ReloadingContext | None) -> None:
+        self._source = source
+
+    # Any: keywords of `create_connection`, which its own signature checks.
+    def for_host(self, host: str) -> dict[str, Any]:
+        """Keywords for `loop.create_connection`.
+
+        The certificate has to be for `host`, which is the name that the cluster advertises or the
+        bootstrap list says; the same name is sent as server name, unless it is an IP address.
+        """
+        if self._source is None:
+            return {}
+        return {"ssl": self._source.context, "server_hostname": host.rstrip(".")}

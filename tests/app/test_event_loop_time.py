@@ -10,13 +10,8 @@ import time
 
 import pytest
 
-from fetchproxy.event_loop_time import (
-    LONGEST_WITHIN_S,
-    PUBLISH_INTERVAL_S,
-    TimedEventLoop,
-    TurnTimes,
-)
 from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.runtime.loop import LONGEST_WITHIN_S, PUBLISH_INTERVAL_S, TimedEventLoop, TurnTimes
 
 
 class SteppedClock:

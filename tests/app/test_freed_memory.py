@@ -8,17 +8,17 @@ import sys
 
 import pytest
 
-from fetchproxy import freed_memory
-from fetchproxy.config.sections import ProcessConfig
-from fetchproxy.freed_memory import Allocator, give_back_freed_memory, glibc_allocator
+from fetchproxy.config.schema import ProcessConfig
 from fetchproxy.observability.metrics import HEAP_TRIMS
+from fetchproxy.runtime import loop as freed_memory
+from fetchproxy.runtime.loop import Allocator, give_back_freed_memory, glibc_allocator
 
 MiB = 1 << 20
 # Blocks of 60 KiB, every tenth of which stays in use: the heap cannot shrink from its end.
 A_BURST = """
 import os
 from pathlib import Path
-from fetchproxy.freed_memory import glibc_allocator
+from fetchproxy.runtime.loop import glibc_allocator
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -34,7 +34,7 @@ print(freed, before - resident_bytes(), all(block == b"x" * 60_000 for block in 
 
 CHUNKS = """
 import resource
-from fetchproxy.freed_memory import glibc_allocator
+from fetchproxy.runtime.loop import glibc_allocator
 
 def faults_of_chunks():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

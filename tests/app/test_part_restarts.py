@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from fetchproxy import keep_running
+from fetchproxy.runtime import retrying as keep_running
 
 
 class Part:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from fetchproxy.archive_only.groups.classic_group import ClassicGroup
-from fetchproxy.archive_only.groups.group_values import (
+from fetchproxy.serving.standalone.groups import (
+    ClassicGroup,
     GroupLimits,
     JoinReply,
     JoinRequest,
@@ -14,7 +14,7 @@ from fetchproxy.archive_only.groups.group_values import (
     SyncReply,
     SyncRequest,
 )
-from protocol.error_codes import ErrorCode
+from protocol.apis import ErrorCode
 
 SESSION_S, REBALANCE_S = 10.0, 30.0
 

@@ -13,11 +13,11 @@ from typing import Any, Self
 
 from planted_archive import PlantedArchive
 
-from fetchproxy.archive_only.server import ArchiveOnlyServer
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.tls.reloading import listener_context
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.standalone.server import ArchiveOnlyServer
+from fetchproxy.tls.contexts import listener_context
 
 REFRESH_MS = 100
 

@@ -36,9 +36,9 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from planted_archive import TIP, PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
 
-from fetchproxy.archive_only.served_apis import ADVERTISED
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_REFUSED
+from fetchproxy.serving.standalone.table import ADVERTISED
 from protocol.apis import ApiKey
 from protocol.record_batch import walk
 

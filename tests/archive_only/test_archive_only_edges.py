@@ -10,7 +10,7 @@ from planted_archive import TIP
 from served_archive import serve_archive
 from test_archive_only_apis import END, HOLED, ORDERS, fetch, offsets_request, one, plant
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 
 IN_GAP = 55  # of ORDERS
@@ -48,7 +48,7 @@ async def test_a_client_that_waits_for_nothing_crosses_a_gap_and_hears_of_the_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a look at the store says counts for the fetch that asked: it is waited for."""
-    monkeypatch.setattr("fetchproxy.archive_only.apis.fetch.READ_WAIT_MIN_S", 60.0)
+    monkeypatch.setattr("fetchproxy.serving.standalone.apis.fetch.READ_WAIT_MIN_S", 60.0)
     async with serve_archive(await plant()) as served:
         client = await served.client()
         for _ in range(3):

@@ -19,7 +19,7 @@ from test_archive_only_apis import ORDERS, fetch, one
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_REQUESTS, WIRE_ERRORS
-from protocol.message_codec import ELEMENTS_MAX
+from protocol.messages import ELEMENTS_MAX
 
 FRAMES = 3_000
 FUZZED = TopicIdPartition(TOPIC_ID, "fuzzed", 0)

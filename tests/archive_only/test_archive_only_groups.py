@@ -31,7 +31,7 @@ from kafka.protocol.consumer import (
 from served_archive import Client, serve_archive
 from test_archive_only_apis import plant
 
-from fetchproxy.archive_only.served_apis import ADVERTISED
+from fetchproxy.serving.standalone.table import ADVERTISED
 from protocol.apis import ApiKey
 
 

@@ -15,12 +15,12 @@ from planted_archive import PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
 
-from fetchproxy.archive_only.apis.fetch import _in_rotation
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import LIMITS_REACHED
-from fetchproxy.remote_fetch.api import PARTITIONS_READ_MAX
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX
+from fetchproxy.serving.standalone.apis.fetch import _in_rotation
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 def api_versions() -> ApiVersionsRequest:

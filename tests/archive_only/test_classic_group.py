@@ -7,12 +7,8 @@ from group_driver import REBALANCE_S, SESSION_S, GroupDriver
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fetchproxy.archive_only.groups.group_values import (
-    GroupState,
-    JoinReply,
-    Membership,
-)
-from protocol.error_codes import ErrorCode
+from fetchproxy.serving.standalone.groups import GroupState, JoinReply, Membership
+from protocol.apis import ErrorCode
 
 
 def stable_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
@@ -195,7 +191,7 @@ def static_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
     first, second = (driver.joined(t) for t in tickets)
     for reply, instance in ((second, "two"), (first, "one")):
         ticket = 1000 + reply.generation + len(instance) * (2 if instance == "one" else 3)
-        from fetchproxy.archive_only.groups.group_values import SyncRequest
+        from fetchproxy.serving.standalone.groups import SyncRequest
 
         member = Membership(reply.member_id, instance, reply.generation)
         given = ((first.member_id, b"A"), (second.member_id, b"B"))

@@ -8,14 +8,14 @@ from uuid import UUID
 
 import pytest
 
-from fetchproxy.archive_only.groups.committed_offsets import (
+from fetchproxy.errors import ConfigError
+from fetchproxy.serving.standalone.committed_offsets import (
     CommittedOffset,
     CommittedOffsets,
     OffsetKey,
     OffsetsFull,
 )
-from fetchproxy.archive_only.groups.group_memory import GroupMemory
-from fetchproxy.errors import ConfigError
+from fetchproxy.serving.standalone.groups import GroupMemory
 
 MiB = 1 << 20
 

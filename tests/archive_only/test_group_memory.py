@@ -19,15 +19,15 @@ from served_archive import Client, serve_archive
 from test_archive_only_apis import plant
 from test_archive_only_groups import commit, commit_error, join, sync
 
-from fetchproxy.archive_only.groups.committed_offsets import (
+from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.serving.standalone.committed_offsets import (
     CommittedOffset,
     CommittedOffsets,
     OffsetKey,
     OffsetsFull,
 )
-from fetchproxy.archive_only.groups.group_memory import GroupMemory
-from fetchproxy.observability.metrics import LIMITS_REACHED
-from protocol.message_codec import ELEMENTS_MAX
+from fetchproxy.serving.standalone.groups import GroupMemory
+from protocol.messages import ELEMENTS_MAX
 
 MiB = 1 << 20
 FULL = 81  # GROUP_MAX_SIZE_REACHED

@@ -12,9 +12,9 @@ from served_archive import serve_archive
 from structlog.testing import capture_logs
 from test_archive_only_apis import FIRST, ORDERS, fetch, offsets_request, one, plant
 
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.model import RemoteLogSegmentId
-from fetchproxy.storage.layout import SegmentFile, log_start_key, segment_key
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile, log_start_key, segment_key
 
 LAST = 2**63 - 1
 

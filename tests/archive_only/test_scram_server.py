@@ -6,21 +6,21 @@ from base64 import b64decode
 
 import pytest
 
-from fetchproxy.archive_only.access.scram import (
+from fetchproxy.cli.user import user_lines
+from fetchproxy.errors import ConfigError
+from fetchproxy.serving.standalone.logins import (
     HASHES,
     ITERATIONS_MIN,
+    Names,
     ScramError,
     challenge,
     credential_of,
     has_password,
     parse_credential,
+    parse_users,
     read_first,
     server_final,
 )
-from fetchproxy.archive_only.access.user import Names
-from fetchproxy.archive_only.access.users import parse_users
-from fetchproxy.cli.user import user_lines
-from fetchproxy.errors import ConfigError
 
 SHA_256 = "SCRAM-SHA-256"
 SALT = b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")

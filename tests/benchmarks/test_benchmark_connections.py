@@ -24,7 +24,7 @@ from benchmarks.connections import (
 from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY
 from benchmarks.many_connections import Load, greeting, receive
 from lab.kafka_versions import kafka_jars
-from protocol.fetch_request import fetch_offset, parse_fetch_request
+from protocol.fetch import fetch_offset, parse_fetch_request
 from protocol.headers import peek_request_header
 from tests.conftest import FindPart
 

@@ -13,10 +13,10 @@ import pytest
 from benchmarks import hostile_connections as harm
 from benchmarks.goals import TAIL_BESIDE_HOSTILE
 from benchmarks.hostile import CALM, ELSEWHERE, HOSTILE, OPEN, STRANGERS, Measured, rows_of
-from fetchproxy.config.sections import GatewayConfig
+from fetchproxy.config.schema import GatewayConfig
 from lab.kafka_versions import kafka_jars
-from protocol.errors import MalformedMessage
-from protocol.fetch_request import parse_fetch_request
+from protocol.apis import MalformedMessage
+from protocol.fetch import parse_fetch_request
 from protocol.headers import peek_request_header
 from protocol.primitives import INT32
 from tests.conftest import FindPart

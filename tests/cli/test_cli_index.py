@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fetchproxy.cli.main import app
-from fetchproxy.index.local_remote_log_index import IndexedSegment, LocalRemoteLogIndex
-from fetchproxy.index.remote_log_index import IndexSpan, encode_entry
+from fetchproxy.segments.remote_log_index import IndexSpan, encode_entry
+from fetchproxy.storage.index_files import IndexedSegment, LocalRemoteLogIndex
 
 KEYS = [f"archive/t-AAAAAAAAAAAAAAAAAAAAAA/0/{base:020d}-x.log" for base in (100, 130)]
 SPANS = [

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 from fetchproxy import __version__
 from fetchproxy.cli.main import app
 from fetchproxy.cli.options import NAMED_KEYS, read_config
-from fetchproxy.config.keys import all_keys
-from fetchproxy.config.load import OPTION_VARIABLES
-from fetchproxy.config.sections import Config
+from fetchproxy.config.load import OPTION_VARIABLES, all_keys
+from fetchproxy.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from fetchproxy.cli.pipeline import app as pipeline
 from fetchproxy.cli.pipeline.backfill import source_options
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.errors import ConfigError
-from fetchproxy.pipeline.jobs import session
+from fetchproxy.remotelog import session
 
 JOBS = ["archive", "backfill", "merge", "reindex", "report", "restore", "verify"]
 STORE = ["--store", "file:///nowhere"]

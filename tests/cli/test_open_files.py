@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fetchproxy.open_files import raise_open_files_max
+from fetchproxy.runtime.loop import raise_open_files_max
 
 ROOT = Path(__file__).parents[2]
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

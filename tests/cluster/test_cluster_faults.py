@@ -8,8 +8,8 @@ import struct
 import pytest
 from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker, serving
 
-from fetchproxy.cluster.client import Cluster, FetchedPartition
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.cluster import Cluster, FetchedPartition
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 

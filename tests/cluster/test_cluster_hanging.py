@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scripted_broker import TOPIC, ScriptedBroker, serving
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 
 PATIENT_MS = 300_000  # whoever waits for it fails
 

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Producer
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from protocol.record_batch import check_crc, walk

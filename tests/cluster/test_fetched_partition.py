@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer.fetch import FetchResponse
 
-from fetchproxy.cluster import messages
-from fetchproxy.cluster.fetched_partition import decode_fetch
+from fetchproxy.brokers import messages
+from fetchproxy.brokers.messages import decode_fetch
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
 

@@ -19,9 +19,9 @@ from kafka.protocol.metadata import FindCoordinatorResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from scripted_broker import ScriptedBroker, encode, serving
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.group_member import GroupDuties, GroupMember, GroupSettings
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.group_member import GroupDuties, GroupMember, GroupSettings
+from fetchproxy.config.schema import ClusterConfig
 
 FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 10, 11, 12, 13, 14
 VERSIONS = {3: (0, 12), 18: (0, 0), FIND: (0, 3), JOIN: (0, 9), HEARTBEAT: (0, 4), 13: (0, 5)}

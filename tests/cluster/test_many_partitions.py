@@ -20,17 +20,16 @@ from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from scripted_broker import ScriptedBroker, encode, serving
 
-from fetchproxy.cluster.answers import BrokerAddress, MetadataAnswer
-from fetchproxy.cluster.client import Cluster, TopicInfo
-from fetchproxy.cluster.encoded_request import EncodedRequest
-from fetchproxy.cluster.leader_log import ClusterLeaderLog, LeaderEpochEnd
-from fetchproxy.cluster.topic_metadata import KEPT_ANSWERS_MAX, SameAnswers, decode_metadata
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.brokers.messages import BrokerAddress, EncodedRequest, MetadataAnswer
+from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, SameAnswers, decode_metadata
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.many_items import ITEMS_AT_ONCE
-from fetchproxy.metadata.lineage import EpochEnd
-from fetchproxy.model import LogEdges, TopicIdPartition
-from protocol import list_offsets, offset_for_leader_epoch, topic_metadata
+from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderEpochEnd
+from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
+from fetchproxy.runtime.loop import ITEMS_AT_ONCE
+from protocol import list_offsets, offset_for_leader_epoch
+from protocol import message_tables as topic_metadata
 from protocol.apis import ApiKey
 from protocol.headers import peek_request_header
 

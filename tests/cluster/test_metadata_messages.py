@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from fetchproxy.cluster.metadata_messages import values_in
+from fetchproxy.brokers.messages import values_in
 from fetchproxy.errors import CorruptSegment
 
 GZIP = 1

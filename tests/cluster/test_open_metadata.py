@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.open_metadata import metadata_manager
+from fetchproxy.archive import metadata_manager
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.load import load_config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 @pytest.mark.parametrize(

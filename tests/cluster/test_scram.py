@@ -10,11 +10,15 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from fetchproxy.cluster.messages import Request
-from fetchproxy.cluster.sasl import SaslCredentials, SaslSession, sasl_credentials
-from fetchproxy.cluster.sasl_messages import AuthenticateAnswer, HandshakeAnswer, decode_handshake
-from fetchproxy.config.addresses import HostPort
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.messages import (
+    AuthenticateAnswer,
+    HandshakeAnswer,
+    Request,
+    decode_handshake,
+)
+from fetchproxy.brokers.sasl import SaslCredentials, SaslSession, sasl_credentials
+from fetchproxy.config.schema import ClusterConfig
+from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fetchproxy.cluster.single_flight import SingleFlight
+from fetchproxy.runtime.flights import SingleFlight
 
 
 class Work:

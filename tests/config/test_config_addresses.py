@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from fetchproxy.config.addresses import (
+from fetchproxy.config.load import load_config, parse_assignment
+from fetchproxy.config.values import (
     HostPort,
     is_any_address,
     parse_bootstrap,
     parse_host,
     parse_host_port,
 )
-from fetchproxy.config.load import load_config, parse_assignment
 from fetchproxy.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fetchproxy.config.load import load_config, parse_assignment
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 

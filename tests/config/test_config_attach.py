@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fetchproxy.config.attachments import Attachment, parse_attachments
 from fetchproxy.config.load import Setting, load_config
+from fetchproxy.config.values import Attachment, parse_attachments
 from fetchproxy.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fetchproxy.config.document import document, main
-from fetchproxy.config.keys import all_keys
+from fetchproxy.config.load import all_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 

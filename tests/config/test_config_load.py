@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fetchproxy.config.keys import all_keys
-from fetchproxy.config.load import OPTION_VARIABLES, Setting, load_config, parse_assignment
-from fetchproxy.config.sections import Config
+from fetchproxy.config.load import (
+    OPTION_VARIABLES,
+    Setting,
+    all_keys,
+    load_config,
+    parse_assignment,
+)
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fetchproxy.config.load import load_config, parse_assignment
-from fetchproxy.config.node_map import NodePlace, parse_node_map
+from fetchproxy.config.values import NodePlace, parse_node_map
 from fetchproxy.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fetchproxy.config.load import load_config, parse_assignment
-from fetchproxy.config.retention_overrides import RetentionOverride, parse_retention_overrides
+from fetchproxy.config.values import RetentionOverride, parse_retention_overrides
 from fetchproxy.errors import ConfigError
 
 EXPECTED = (

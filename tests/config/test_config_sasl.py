@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fetchproxy.config.keys import all_keys
-from fetchproxy.config.load import Setting, load_config
-from fetchproxy.config.sections import Config
+from fetchproxy.config.load import Setting, all_keys, load_config
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 SECRET = "hunter2"

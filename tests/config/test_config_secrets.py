@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fetchproxy.config.secrets import MASK, is_secret_name, mask_text
+from fetchproxy.config.values import MASK, is_secret_name, mask_text
 
 
 @pytest.mark.parametrize(

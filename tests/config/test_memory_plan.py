@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.memory_plan import memory_budgets, memory_parts, within_ceiling
-from fetchproxy.config.sections import Config, GatewayConfig, MiB, ProcessConfig
+from fetchproxy.config.schema import Config, GatewayConfig, MiB, ProcessConfig
 from fetchproxy.errors import ConfigError
 
 

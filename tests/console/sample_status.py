@@ -18,7 +18,7 @@ from fetchproxy.console.status import (
     TopicStatus,
 )
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.concerns import Finding, lost
+from fetchproxy.writing.concerns import Finding, lost
 
 PARTITIONS = (
     PartitionStatus(

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import generate_latest
 from test_console_partitions import TIP, segment
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig, Config, ConsoleConfig, StoreConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig, Config, ConsoleConfig, StoreConfig
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.status import OffsetRange
 from fetchproxy.errors import StorageDenied, StorageUnavailable
@@ -25,12 +25,12 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability import metrics
-from fetchproxy.observability.recent import RecentEvents
-from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
-from fetchproxy.storage.api import StoredObject
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.observability.logs import RecentEvents
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.storage.stores.object_store import StoredObject
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
 
 CONFIG = Config(
     cluster=ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200),

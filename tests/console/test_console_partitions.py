@@ -3,13 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
-from fetchproxy.console.partitions import (
+from fetchproxy.console.status import (
+    ArchiverStatus,
+    OffsetRange,
     archiver_status,
     lag_offsets,
     partition_status,
     with_work,
 )
-from fetchproxy.console.status import ArchiverStatus, OffsetRange
 from fetchproxy.metadata.partition_view import build_view
 from fetchproxy.model import (
     LogEdges,
@@ -18,9 +19,9 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.copier import CopyProgress
-from fetchproxy.remote_log.leadership.api import LeadershipState
-from fetchproxy.remote_log.status import PartitionArchiveStatus
+from fetchproxy.writing.copier import CopyProgress
+from fetchproxy.writing.leadership import LeadershipState
+from fetchproxy.writing.status import PartitionArchiveStatus
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 3)
 

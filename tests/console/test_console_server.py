@@ -17,9 +17,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from sample_status import STATUS, STATUS_IN_OUTAGE
 
-from fetchproxy.config.sections import ConsoleConfig
-from fetchproxy.console.guard import SECURITY_HEADERS
-from fetchproxy.console.server import ITEMS_A_STEP, METRICS_A_STEP, ConsoleServer
+from fetchproxy.config.schema import ConsoleConfig
+from fetchproxy.console.server import ITEMS_A_STEP, METRICS_A_STEP, SECURITY_HEADERS, ConsoleServer
 from fetchproxy.console.status import Asked, Status
 from fetchproxy.errors import ConfigError
 

@@ -11,11 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sample_status import STATUS
 
-from fetchproxy.config.addresses import HostPort
-from fetchproxy.config.sections import ConsoleConfig
-from fetchproxy.console import limited_connections
-from fetchproxy.console.limited_connections import CONSOLE_CONNECTIONS_MAX
-from fetchproxy.console.server import ConsoleServer
+from fetchproxy.config.schema import ConsoleConfig
+from fetchproxy.config.values import HostPort
+from fetchproxy.console import server as limited_connections
+from fetchproxy.console.server import CONSOLE_CONNECTIONS_MAX, ConsoleServer
 from fetchproxy.console.status import Asked, Status
 from fetchproxy.observability.metrics import LIMITS_REACHED
 

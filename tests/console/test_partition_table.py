@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fetchproxy.console.partition_table import PartitionTable
-from fetchproxy.console.status import Asked, PartitionStatus, TopicStatus
+from fetchproxy.console.status import Asked, PartitionStatus, PartitionTable, TopicStatus
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.concerns import Concern, finding, lost
+from fetchproxy.writing.concerns import Concern, finding, lost
 
 
 def tip(topic: str, partition: int) -> TopicIdPartition:

@@ -10,7 +10,6 @@ import pytest
 from storage_contract import keys_of
 
 from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
-from fetchproxy.index.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
 from fetchproxy.model import (
     ByteRange,
     EpochStart,
@@ -19,8 +18,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.storage.api import ObjectStore
-from fetchproxy.storage.layout import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
 from fetchproxy.storage.remote_storage_manager import (
     LogSegmentData,
     LogStartObject,
@@ -28,6 +27,7 @@ from fetchproxy.storage.remote_storage_manager import (
     SegmentMetadataObject,
     Standing,
 )
+from fetchproxy.storage.stores.object_store import ObjectStore
 
 TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
 

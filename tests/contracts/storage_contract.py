@@ -25,7 +25,7 @@ from fetchproxy.errors import (
 from fetchproxy.model import (
     ByteRange,
 )
-from fetchproxy.storage.api import ObjectStore, StoredObject
+from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
 MiB = 1024 * 1024
 PART_BYTES = 5 * MiB

@@ -7,8 +7,8 @@ import pytest
 from manager_contract import RemoteStorageManagerContract
 from storage_contract import PART_BYTES, ObjectStoreContract
 
-from fetchproxy.config.sections import StoreConfig
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from storage_contract import (
     noise,
 )
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.hdfs import HdfsObjectStore, _slices
-from fetchproxy.storage.hdfs_client import HdfsLocation
+from fetchproxy.storage.stores.hdfs import HdfsObjectStore, _slices
+from fetchproxy.storage.stores.webhdfs import HdfsLocation
 from lab.hdfs import HdfsServer
 from lab.process import free_port
 

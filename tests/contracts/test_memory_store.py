@@ -4,7 +4,7 @@ import pytest
 from manager_contract import RemoteStorageManagerContract
 from storage_contract import ObjectStoreContract
 
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from storage_contract import (
     noise,
 )
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.s3 import S3ObjectStore
+from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import S3Server
 
 pytestmark = pytest.mark.s3

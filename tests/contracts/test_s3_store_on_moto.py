@@ -9,8 +9,8 @@ import pytest
 from manager_contract import RemoteStorageManagerContract
 from storage_contract import PART_BYTES, ObjectStoreContract
 
-from fetchproxy.config.sections import StoreConfig
-from fetchproxy.storage.s3 import S3ObjectStore
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
 
 _numbers = count()

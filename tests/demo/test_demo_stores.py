@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from demo.archive_store import FolderStore
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 async def test_a_folder_goes_away_and_comes_back(tmp_path: Path) -> None:

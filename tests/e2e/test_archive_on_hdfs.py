@@ -11,12 +11,11 @@ from client_readers import read_confluent
 from proxy_process import ProxyProcess
 from topic_data import produce
 
-from fetchproxy.config.metadata import MetadataConfig
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.remote_log.verification.verify_report import VerifyReport
-from fetchproxy.storage.open import open_store
+from fetchproxy.storage.stores.registry import open_store
 from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
 

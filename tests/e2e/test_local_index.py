@@ -12,7 +12,7 @@ from client_readers import read_confluent
 from proxy_process import PROJECT, ProxyProcess, wait_for
 from topic_data import produce
 
-from fetchproxy.index.local_index_files import LOG_INDEX
+from fetchproxy.storage.index_files import LOG_INDEX
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

@@ -13,9 +13,9 @@ from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, produce
 
-from fetchproxy.config.sections import StoreConfig
-from fetchproxy.remote_log.own_archive import state_metadata_topic
-from fetchproxy.storage.open import open_store
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.writing.own_archive import state_metadata_topic
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

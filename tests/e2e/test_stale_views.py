@@ -13,7 +13,7 @@ from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, produce, trim
 
-from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS
+from fetchproxy.serving.relay.judgement import IDENTITY_AGE_MAX_MS
 from lab.kafka import KafkaServer
 from protocol.record_batch import walk
 

@@ -12,9 +12,8 @@ import pytest
 from frame_mutations import hostile_frames, recorded_frames
 
 from protocol import delete_records, list_offsets, offset_for_leader_epoch
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.errors import WireError
-from protocol.fetch_request import parse_fetch_request
+from protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
+from protocol.fetch import parse_fetch_request
 from protocol.headers import peek_request_header
 
 FRAMES = 40_000

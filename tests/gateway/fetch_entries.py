@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import pack
 
-from protocol.fetch_request import FetchEntry
+from protocol.fetch import FetchEntry
 
 
 def entry(

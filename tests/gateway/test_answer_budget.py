@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.gateway.answer_budget import AnswerBudget
-from fetchproxy.observability.registry import REGISTRY
+from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.serving.admission import AnswerBudget
 from protocol.primitives import Buffer
 
 ANSWER_MAX, TOTAL_MAX = 100, 1000

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.gateway.answer_pieces import (
+from fetchproxy.serving.transport import (
     SENT_BYTES_MAX,
     first_bytes,
     join_small,

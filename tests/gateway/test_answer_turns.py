@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.gateway.answer_turns import AnswerTurns, ConnectionTurn
-from fetchproxy.remote_fetch.read_budget import COST_BYTES_MIN
+from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
+from fetchproxy.serving.admission import AnswerTurns, ConnectionTurn
 
 TURN_MAX_S = 0.5
 FOREVER = 1e9

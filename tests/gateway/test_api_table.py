@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.gateway.apis.behaviour import RELAY, Held, Passes, Treatment
-from fetchproxy.gateway.apis.relayed import RELAYED_WHY
-from fetchproxy.gateway.apis.table import BEHAVIOURS, FETCH, REFUSED, SPECIAL, handling_of
-from fetchproxy.gateway.document import document
+from fetchproxy.serving.relay.apis.behaviour import RELAY, Held, Passes, Treatment
+from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
+from fetchproxy.serving.relay.apis.table import BEHAVIOURS, FETCH, REFUSED, SPECIAL, handling_of
+from fetchproxy.serving.relay.document import document
 from protocol.apis import PROXIED_VERSIONS, ApiKey, offered_versions
 from protocol.headers import RequestHead
 
@@ -28,7 +28,7 @@ def handling(key: int, version: int) -> Passes | Held:
 
 @pytest.mark.parametrize("key", sorted(SPECIAL), ids=lambda key: key.name.lower())
 def test_an_api_has_one_module_of_its_name_that_explains_it(key: ApiKey) -> None:
-    module = importlib.import_module(f"fetchproxy.gateway.apis.{key.name.lower()}")
+    module = importlib.import_module(f"fetchproxy.serving.relay.apis.{key.name.lower()}")
     name = "".join(word.capitalize() for word in key.name.split("_"))
     if key == ApiKey.FETCH:
         assert hasattr(module, "FetchHandler")
@@ -83,7 +83,7 @@ def test_reasons_are_for_apis_that_are_relayed() -> None:
 
 def test_the_page_on_disk_is_what_the_code_says() -> None:
     written = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
-    assert written == document(DATA), "run python -m fetchproxy.gateway.document"
+    assert written == document(DATA), "run python -m fetchproxy.serving.relay.document"
 
 
 def test_the_page_shows_every_api_and_every_point() -> None:

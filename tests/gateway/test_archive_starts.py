@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, gateway, tip_of
 
 from fetchproxy.errors import ClusterUnavailable, StorageUnavailable
-from fetchproxy.gateway import archive_lookup, first_looks
-from fetchproxy.gateway.first_looks import look_at_archived_topics
+from fetchproxy.serving.relay import offset_lookup as archive_lookup
+from fetchproxy.serving.relay import server as first_looks
+from fetchproxy.serving.relay.server import look_at_archived_topics
 
 
 # --- where the archive begins, of all partitions ---

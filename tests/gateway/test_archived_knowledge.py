@@ -11,14 +11,14 @@ import pytest
 from metadata_contract import TIP, copied, segment
 from scripted_store import ScriptedStore
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
-from fetchproxy.gateway import archived_knowledge
-from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.observability.sparing_warnings import SparingWarnings
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.serving.relay import archived_topics as archived_knowledge
+from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 NEVER = UUID(int=404)
 AT_ONCE_S = 0.2

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from proxy_process import ProxyProcess
 
-from fetchproxy.config.sections import GatewayConfig
-from fetchproxy.gateway.upstream_dial import Address, UpstreamDial
+from fetchproxy.config.schema import GatewayConfig
+from fetchproxy.serving.relay.broker_link import Address, UpstreamDial
 from lab.mock_cluster import MockCluster
 from lab.process import free_port
 

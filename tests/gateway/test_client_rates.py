@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_loop import run_virtual
 
-from fetchproxy.gateway.client_rates import (
+from fetchproxy.serving.admission import (
     CLIENTS_MAX,
     PAUSE_MAX_S,
     ClientRates,
     ConnectionPace,
     payer_of,
 )
-from fetchproxy.gateway.connection_buffers import to_close
+from fetchproxy.serving.limits import to_close
 
 RATE = 1000
 A, B = "10.0.0.1", "10.0.0.2"

@@ -7,9 +7,9 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.gateway.fetch_answer import AnswerRoom, PartitionAnswer
 from fetchproxy.model import AbortedTxn
-from protocol.fetch_response import PartitionPatch
+from fetchproxy.serving.fetch_answer import AnswerRoom, PartitionAnswer
+from protocol.fetch import PartitionPatch
 
 
 def batch(base_offset: int, records: int, body: int) -> bytes:

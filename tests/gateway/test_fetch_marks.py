@@ -7,8 +7,6 @@ from uuid import UUID
 import pytest
 from fetch_entries import entry
 
-from fetchproxy.gateway.fetch_marks import FetchMarks, Knowledge
-from fetchproxy.gateway.judgement import Judgement, Verdict
 from fetchproxy.metadata.partition_view import build_view
 from fetchproxy.model import (
     LogEdges,
@@ -17,7 +15,9 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from protocol.fetch_request import PartitionKey
+from fetchproxy.serving.relay.judgement import Judgement, Verdict
+from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
+from protocol.fetch import PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

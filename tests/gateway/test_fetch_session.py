@@ -9,14 +9,14 @@ from fetch_entries import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.gateway.fetch_session import (
+from fetchproxy.serving.relay.fetch_session import (
     EPOCH_MAX,
     FetchKind,
     FetchSessionMirror,
     UpstreamFetch,
     next_epoch,
 )
-from protocol.fetch_request import FetchEntry, FetchRequest, PartitionKey, fetch_offset
+from protocol.fetch import FetchEntry, FetchRequest, PartitionKey, fetch_offset
 
 KEYS: list[PartitionKey] = [(b"a", 0), (b"a", 1), (b"b", 0), (b"b", 7)]
 

@@ -10,12 +10,12 @@ from uuid import UUID
 
 from virtual_loop import run_virtual
 
-from fetchproxy.gateway.held_readers import ABSENT_MAX_S, HeldReaders
-from fetchproxy.gateway.judgement import Judgement, Verdict
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
-from protocol.fetch_request import PartitionKey
+from fetchproxy.serving.relay.held_readers import ABSENT_MAX_S, HeldReaders
+from fetchproxy.serving.relay.judgement import Judgement, Verdict
+from protocol.fetch import PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

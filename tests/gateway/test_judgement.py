@@ -9,8 +9,6 @@ from fetch_entries import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.gateway.fetch_marks import FetchMarks, Knowledge
-from fetchproxy.gateway.judgement import Judgement, Verdict, decide
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import (
     LogEdges,
@@ -19,7 +17,9 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from protocol.fetch_request import FetchEntry, PartitionKey
+from fetchproxy.serving.relay.judgement import Judgement, Verdict, decide
+from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
+from protocol.fetch import FetchEntry, PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
-from fetchproxy.cluster.leader_log import LeaderEpochEnd, LeaderLog
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.metadata.api import PartitionViews
-from fetchproxy.metadata.lineage import EpochEnd
+from fetchproxy.metadata.leader_views import LeaderEpochEnd, LeaderLog, LeaderViews
 from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import (
+    EpochEnd,
     EpochStart,
     LogEdges,
     LogHistory,
@@ -20,7 +19,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.observability.sparing_warnings import SparingWarnings
+from fetchproxy.observability.logs import SparingWarnings
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 

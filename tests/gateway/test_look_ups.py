@@ -24,25 +24,24 @@ from scripted_store import ScriptedStore
 from structlog.testing import capture_logs
 from test_leader_views import Leader
 
-from fetchproxy.cluster.client import Cluster, TopicInfo
-from fetchproxy.config.sections import MetadataConfig, RemoteFetchConfig
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.config.schema import MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable, StorageUnavailable
-from fetchproxy.gateway import archive_lookup
-from fetchproxy.gateway.answers import HeldAnswer
-from fetchproxy.gateway.apis import list_offsets, offset_for_leader_epoch
-from fetchproxy.gateway.archive_starts import ArchiveStarts
-from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
-from fetchproxy.gateway.gateway_parts import GatewayParts
-from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.many_items import each_of
-from fetchproxy.metadata.lineage import EpochEnd
+from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.observability.sparing_warnings import SparingWarnings
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.runtime.loop import each_of
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.serving.relay import offset_lookup as archive_lookup
+from fetchproxy.serving.relay.answers import HeldAnswer
+from fetchproxy.serving.relay.apis import list_offsets, offset_for_leader_epoch
+from fetchproxy.serving.relay.archive_starts import ArchiveStarts
+from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
+from fetchproxy.serving.relay.parts import GatewayParts
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 from protocol.headers import peek_request_header
 
 ARCHIVED, NEVER, HIDDEN, LOST = "archived", "never", "hidden", "lost"

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from confluent_kafka.admin import AdminClient
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
-from fetchproxy.gateway.topic_identity import IDENTITY_AGE_MAX_MS, TopicIdentities
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.serving.relay.judgement import IDENTITY_AGE_MAX_MS, TopicIdentities
 from lab.mock_cluster import MockCluster
 
 

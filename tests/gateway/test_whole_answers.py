@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from fetchproxy.gateway.answers import Answer, FetchAnswer, HeldAnswer, Payload
-from fetchproxy.gateway.broker_link import WALKED_BYTES, WHOLE_BYTES_MAX, BrokerLink
-from fetchproxy.gateway.receive_buffer import ReceiveBuffer
-from protocol import fetch_response as fr
-from protocol.error_codes import ErrorCode
-from protocol.errors import WireError
-from protocol.fetch_request import TopicRef
+from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
+from fetchproxy.serving.relay.broker_link import WALKED_BYTES, WHOLE_BYTES_MAX, BrokerLink
+from fetchproxy.serving.transport import ReceiveBuffer
+from protocol import fetch as fr
+from protocol.apis import ErrorCode, WireError
+from protocol.fetch import TopicRef
 from protocol.primitives import INT32, Buffer
 
 CORRELATION_ID = 7

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from fetchproxy.config.sections import MetadataConfig, StoreConfig
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.open import open_store
+from fetchproxy.storage.stores.registry import open_store
 
 Position = tuple[int, int]  # partition, offset
 

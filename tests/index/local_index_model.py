@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from fetchproxy.index.local_remote_log_index import IndexedSegment, LocalRemoteLogIndex
-from fetchproxy.index.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
-from fetchproxy.index.remote_log_index_entry import RemoteLogIndexEntry, read_entry
+from fetchproxy.segments.remote_log_index import (
+    IndexSpan,
+    RemoteLogIndex,
+    RemoteLogIndexEntry,
+    encode_entry,
+    read_entry,
+)
+from fetchproxy.storage.index_files import IndexedSegment, LocalRemoteLogIndex
 
 FILE_BYTES = 2_000  # some segments to a set
 AGE_MS = 10_000

@@ -7,11 +7,7 @@ from struct import pack
 import pytest
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.index.kafka_index_files import (
-    offset_index_fault,
-    snapshot_fault,
-    time_index_fault,
-)
+from fetchproxy.segments.side_files import offset_index_fault, snapshot_fault, time_index_fault
 
 
 def offsets(*entries: tuple[int, int]) -> bytes:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.index.leader_epochs import decode_epochs, encode_epochs
 from fetchproxy.model import EpochStart
+from fetchproxy.segments.side_files import decode_epochs, encode_epochs
 
 
 @st.composite

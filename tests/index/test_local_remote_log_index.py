@@ -28,11 +28,19 @@ from local_index_model import (
 )
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.index.local_index_files import LOG_INDEX, OFFSET_INDEX, SUFFIXES, TIME_INDEX
-from fetchproxy.index.local_remote_log_index import IndexedSegment, LocalRemoteLogIndex
-from fetchproxy.index.remote_offset_index import RemoteOffsetIndex, encode_offset_entries
-from fetchproxy.index.remote_time_index import RemoteTimeIndex, encode_time_entry
 from fetchproxy.observability.metrics import LOCAL_INDEX_REBUILDS
+from fetchproxy.storage.index_files import (
+    LOG_INDEX,
+    OFFSET_INDEX,
+    SUFFIXES,
+    TIME_INDEX,
+    IndexedSegment,
+    LocalRemoteLogIndex,
+    RemoteOffsetIndex,
+    RemoteTimeIndex,
+    encode_offset_entries,
+    encode_time_entry,
+)
 
 
 def bases(folder: Path) -> list[int]:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment, OffsetNotArchived
-from fetchproxy.index.remote_log_index import (
+from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
     RemoteLogIndexBuilder,
     encode_entry,
+    entry_positions,
 )
-from fetchproxy.index.remote_log_index_entry import entry_positions
 from protocol.record_batch import BatchHeader
 
 KEY = "t-AAAAAAAAAAAAAAAAAAAAAA/0/00000000000000000000-id.log"

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.index.transaction_index import (
-    ENTRY_BYTES,
-    aborted_in,
-    decode_aborted,
-    encode_aborted,
-)
 from fetchproxy.model import AbortedTxn
+from fetchproxy.segments.side_files import ENTRY_BYTES, aborted_in, decode_aborted, encode_aborted
 
 
 @st.composite

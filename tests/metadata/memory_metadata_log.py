@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
-from fetchproxy.metadata.metadata_log import LogBounds, LogChunk, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity, MetadataLog
 
 
 class MemoryMetadataLog(MetadataLog):

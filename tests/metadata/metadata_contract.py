@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
     EpochStart,
     LogHistory,

@@ -1,10 +1,10 @@
-"""What every MetadataLog does. A subclass gives a fixture `metadata_log`, opened and empty."""
+"""What every MetadataLog does. A subclass gives a fixture `metadata_topic`, opened and empty."""
 
 from __future__ import annotations
 
 import asyncio
 
-from fetchproxy.metadata.metadata_log import LogBounds, MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds, MetadataLog
 
 
 async def read_all(metadata_log: MetadataLog, partition: int, from_offset: int = 0) -> list[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from fetchproxy.errors import ConfigError, RemoteStorageError
-from fetchproxy.metadata.metadata_log import LogBounds, LogChunk, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity, MetadataLog
 
 
 def _open_door() -> asyncio.Event:

@@ -7,8 +7,6 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.records import LogHistorySaid, LogStartOffset, MetadataEvent
-from fetchproxy.metadata.states import check_deletion, check_update
 from fetchproxy.model import (
     OFFSET_MAX,
     SEGMENT_BYTES_MAX,
@@ -21,6 +19,8 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.segments.description import check_deletion, check_update
+from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent
 
 TIP = TopicIdPartition(UUID(int=0x0102030405060708090A0B0C0D0E0F10), "orders", 3)
 INT64_MAX = 2**63 - 1

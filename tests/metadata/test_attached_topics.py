@@ -13,12 +13,12 @@ import pytest
 from planted_archive import TIP, PlantedArchive, batch
 from structlog.testing import capture_logs
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied
-from fetchproxy.metadata.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentState, TopicIdPartition
-from fetchproxy.storage.layout import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 SECOND = replace(TIP, partition=1)

@@ -16,12 +16,12 @@ from uuid import UUID
 import pytest
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.metadata import cache_file
-from fetchproxy.metadata.cache_file import HEADER, CachedEntries, CacheFile
-from fetchproxy.metadata.json_fields import NewerMetadataVersion
-from fetchproxy.metadata.records import MetadataEvent, encode_entry
-from fetchproxy.metadata.segment_table import SegmentTable
+from fetchproxy.metadata import flat_files as cache_file
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.flat_files import HEADER, CachedEntries, CacheFile
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.records import MetadataEvent, encode_entry
 from tests.metadata.segment_values import DELETED, DELETING, STARTED, TIP, segment
 
 FIRST = [segment(1, 0, 9, STARTED)]
@@ -299,7 +299,7 @@ def test_another_magic_and_another_topic(written: CacheFile, tmp_path: Path, pat
 WRITER = """
 import sys
 from pathlib import Path
-from fetchproxy.metadata.cache_file import CacheFile
+from fetchproxy.metadata.flat_files import CacheFile
 from tests.metadata.segment_values import STARTED, TIP, segment
 file = CacheFile(Path(sys.argv[1]), TIP)
 file.load()

@@ -14,19 +14,19 @@ import pytest
 from metadata_contract import State, copied, now, segment, until
 from scripted_store import ScriptedStore
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, StorageDenied
-from fetchproxy.metadata import collected_metadata, collecting
-from fetchproxy.metadata.collected_metadata import MAGIC, decode_collected, encode_collected
-from fetchproxy.metadata.collecting import CollectedOnce
-from fetchproxy.metadata.records import decode_entry
-from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.metadata import collected as collected_metadata
+from fetchproxy.metadata import collected as collecting
+from fetchproxy.metadata.collected import MAGIC, CollectedOnce, decode_collected, encode_collected
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import SegmentFile, collected_metadata_key
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile, collected_metadata_key
+from fetchproxy.segments.records import decode_entry
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 TOPIC_ID = UUID(int=1)
 PARTITIONS = collected_metadata.READ_ALONE_MIN

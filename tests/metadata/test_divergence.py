@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.divergence import (
+from fetchproxy.metadata.lineage import (
     AskEpoch,
     AskLogStart,
     Joint,
@@ -18,9 +18,10 @@ from fetchproxy.metadata.divergence import (
     Undecided,
     begins_again,
     compare,
+    end_offset_for,
+    from_log_start,
 )
-from fetchproxy.metadata.lineage import EpochEnd, end_offset_for, from_log_start
-from fetchproxy.model import EpochStart
+from fetchproxy.model import EpochEnd, EpochStart
 
 
 class Leader:

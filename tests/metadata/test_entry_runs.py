@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.metadata.entry_runs import Run, Single, compact, split_entries
-from fetchproxy.metadata.json_fields import NewerMetadataVersion
-from fetchproxy.metadata.records import (
+from fetchproxy.metadata.columns import Run, Single, compact, split_entries
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+)
+from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.records import (
     LogStartOffset,
     MetadataEvent,
     decode_entry,
     encode_entry,
     framed,
-)
-from fetchproxy.model import (
-    RemoteLogSegmentMetadata,
-    RemotePartitionDeleteMetadata,
-    RemotePartitionDeleteState,
 )
 from protocol.primitives import decode_uvarint
 from tests.metadata.segment_values import (

@@ -16,17 +16,8 @@ from topic_backing import TopicBacking
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.archiver_positions import decode_positions
-from fetchproxy.metadata.partition_deletion_json import decode_partition_deletion
-from fetchproxy.metadata.records import (
-    MetadataEvent,
-    decode_entry,
-    decode_message,
-    encode_entry,
-    encode_message,
-)
-from fetchproxy.metadata.segment_json import decode_segment, encode_segment
-from fetchproxy.metadata.segment_table import SegmentTable
-from fetchproxy.metadata.topic_follower import PROBLEMS_KEPT_MAX
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.topic_based import PROBLEMS_KEPT_MAX
 from fetchproxy.model import (
     OFFSET_MAX,
     SEGMENT_BYTES_MAX,
@@ -38,8 +29,20 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
-from fetchproxy.storage.layout import uuid_text
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.description import (
+    decode_partition_deletion,
+    decode_segment,
+    encode_segment,
+)
+from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.segments.records import (
+    MetadataEvent,
+    decode_entry,
+    decode_message,
+    encode_entry,
+    encode_message,
+)
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 from protocol.primitives import decode_uvarint
 
 WHERE = "offset 41"

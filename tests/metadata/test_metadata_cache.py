@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.metadata.metadata_cache import COMMITTED, MetadataCache
+from fetchproxy.metadata.flat_files import COMMITTED, MetadataCache
 from fetchproxy.model import TopicIdPartition
 from tests.metadata.segment_values import STARTED, segment
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 from metadata_log_contract import MetadataLogContract, read_all
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.metadata_log import SETTINGS, KafkaMetadataLog, settings_fault
-from fetchproxy.config.sections import ClusterConfig, MetadataConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig, MetadataConfig
 from fetchproxy.errors import ConfigError, RemoteStorageError, StorageUnavailable
+from fetchproxy.metadata.metadata_topic import SETTINGS, KafkaMetadataLog, settings_fault
 from lab.kafka import KafkaServer
 
 _numbers = itertools.count(1)

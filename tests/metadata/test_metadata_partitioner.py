@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
-from fetchproxy.metadata.metadata_partitioner import metadata_partition
+from fetchproxy.metadata.topic_based import metadata_partition
 from fetchproxy.model import TopicIdPartition
 
 INT32 = 2**32

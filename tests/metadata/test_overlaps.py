@@ -7,7 +7,6 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.overlaps import first_difference
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import (
     EpochStart,
@@ -16,6 +15,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.segments.overlaps import first_difference
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 

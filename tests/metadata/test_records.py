@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.metadata.json_fields import NewerMetadataVersion
-from fetchproxy.metadata.records import (
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.records import (
     LogStartOffset,
     MetadataEvent,
     RecordType,
@@ -23,15 +32,6 @@ from fetchproxy.metadata.records import (
     encode_message,
     framed,
     record_head,
-)
-from fetchproxy.model import (
-    EpochStart,
-    RemoteLogSegmentId,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    RemotePartitionDeleteMetadata,
-    RemotePartitionDeleteState,
-    TopicIdPartition,
 )
 from protocol.primitives import decode_uvarint
 from tests.metadata.segment_values import TIP, any_events, any_segments

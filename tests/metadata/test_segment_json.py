@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.metadata.json_fields import NewerMetadataVersion
-from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import (
     OFFSET_MAX,
     SEGMENT_BYTES_MAX,
@@ -21,6 +19,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.segments.description import NewerMetadataVersion, decode_segment, encode_segment
 
 KEY = "orders-x/0/1.metadata"
 INT64 = st.integers(0, 2**63 - 1)

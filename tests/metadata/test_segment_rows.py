@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata import segment_rows
-from fetchproxy.metadata.segment_rows import SegmentExtent, SegmentRows
+from fetchproxy.metadata import columns as segment_rows
+from fetchproxy.metadata.columns import SegmentExtent, SegmentRows
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
 from tests.metadata.segment_values import TIP, any_segments, segment
 

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.metadata import segment_table
-from fetchproxy.metadata.entry_runs import compact
-from fetchproxy.metadata.json_fields import NewerMetadataVersion
+from fetchproxy.metadata import catalogue as segment_table
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.columns import compact
 from fetchproxy.metadata.partition_view import PartitionView, build_view
-from fetchproxy.metadata.records import LogStartOffset, MetadataEvent, encode_entry, framed
-from fetchproxy.metadata.segment_table import SegmentTable
 from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
+from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.records import LogStartOffset, MetadataEvent, encode_entry, framed
 from tests.metadata.segment_values import (
     DELETED,
     DELETING,

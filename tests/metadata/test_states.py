@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from metadata_contract import segment
 
-from fetchproxy.metadata.states import (
+from fetchproxy.model import RemoteLogSegmentState as State
+from fetchproxy.model import RemotePartitionDeleteState as DeleteState
+from fetchproxy.segments.description import (
     LEGAL_NEXT,
     LEGAL_NEXT_DELETION,
     check_deletion,
     check_transition,
     check_update,
 )
-from fetchproxy.model import RemoteLogSegmentState as State
-from fetchproxy.model import RemotePartitionDeleteState as DeleteState
 
 # Kafka 4.1, RemoteLogSegmentState.isValidTransition.
 KAFKA = {

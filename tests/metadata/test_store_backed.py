@@ -22,16 +22,16 @@ from metadata_contract import (
 )
 from scripted_store import ScriptedStore
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import SegmentFile, partition_folder
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile, partition_folder
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 class StoreBacking(Backing):

@@ -9,17 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metadata_contract import TIP, DeleteState, deletion, now
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
-from fetchproxy.metadata.partition_deletion_json import (
-    decode_partition_deletion,
-    encode_partition_deletion,
-)
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemotePartitionDeleteMetadata
-from fetchproxy.storage.layout import partition_deletion_key
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.description import decode_partition_deletion, encode_partition_deletion
+from fetchproxy.segments.object_keys import partition_deletion_key
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 MARKED = deletion(DeleteState.DELETE_PARTITION_MARKED, at_ms=5)
 

@@ -10,8 +10,8 @@ from memory_metadata_log import MemoryMetadataLog
 from segment_values import STARTED, TIP, segment
 from structlog.testing import capture_logs
 
-from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.metadata.topic_follower import TopicFollower
+from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.metadata.topic_based import TopicFollower
 
 OTHER = replace(TIP, partition=TIP.partition + 1)
 

@@ -23,13 +23,13 @@ from metadata_contract import (
 from scripted_store import ScriptedStore
 from topic_backing import Manager, TopicBacking, TopicContract
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ConfigError, RemoteStorageError, StorageUnavailable
-from fetchproxy.metadata.records import LogStartOffset, encode_message
 from fetchproxy.observability.metrics import METADATA_EVENTS_REFUSED, METADATA_UNREADABLE
-from fetchproxy.storage.layout import log_start_key
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.object_keys import log_start_key
+from fetchproxy.segments.records import LogStartOffset, encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 @pytest.fixture

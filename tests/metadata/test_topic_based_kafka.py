@@ -13,12 +13,12 @@ from scripted_metadata_log import ScriptedMetadataLog
 from scripted_store import ScriptedStore
 from topic_backing import PARTITIONS, Manager, TopicBacking, TopicContract
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.metadata_log import KafkaMetadataLog
-from fetchproxy.config.sections import ClusterConfig, MetadataConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig, MetadataConfig
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

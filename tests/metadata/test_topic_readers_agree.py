@@ -17,20 +17,20 @@ from memory_metadata_log import MemoryMetadataLog
 from metadata_contract import OTHER, TIP, DeleteState, State, now, segment
 from topic_backing import PARTITIONS, Manager
 
-from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.metadata import kept_events
-from fetchproxy.metadata.metadata_cache import COMMITTED
-from fetchproxy.metadata.metadata_partitioner import metadata_partition
-from fetchproxy.metadata.records import LogStartOffset, MetadataEvent, encode_message
-from fetchproxy.metadata.segment_table import SegmentTable
+from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.metadata import flat_files as kept_events
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.flat_files import COMMITTED
+from fetchproxy.metadata.topic_based import metadata_partition
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
     TopicIdPartition,
 )
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.records import LogStartOffset, MetadataEvent, encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 SEEDS = range(40)
 TIPS = (TIP, OTHER)

@@ -10,13 +10,12 @@ from metadata_contract import Backing, MetadataContract
 from scripted_metadata_log import Script, ScriptedMetadataLog
 from scripted_store import ScriptedStore
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.metadata_partitioner import metadata_partition
-from fetchproxy.metadata.records import MetadataEvent, encode_message
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, metadata_partition
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.segments.records import MetadataEvent, encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 PARTITIONS = 3

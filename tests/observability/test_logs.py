@@ -8,7 +8,7 @@ import warnings
 import pytest
 import structlog
 
-from fetchproxy.config.sections import LogConfig
+from fetchproxy.config.schema import LogConfig
 from fetchproxy.observability.logs import configure_logging
 
 

@@ -6,9 +6,13 @@ from itertools import count
 import pytest
 import structlog
 
-from fetchproxy.config.sections import LogConfig
-from fetchproxy.observability.logs import configure_logging
-from fetchproxy.observability.recent import RECENT_EVENTS, RECENT_EVENTS_MAX, RecentEvents
+from fetchproxy.config.schema import LogConfig
+from fetchproxy.observability.logs import (
+    RECENT_EVENTS,
+    RECENT_EVENTS_MAX,
+    RecentEvents,
+    configure_logging,
+)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from fetchproxy.observability.sparing_warnings import WARNING_INTERVAL_S, SparingWarnings
+from fetchproxy.observability.logs import WARNING_INTERVAL_S, SparingWarnings
 
 
 def test_the_same_warning_comes_once_a_minute() -> None:

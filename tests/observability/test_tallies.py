@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from fetchproxy.observability.registry import TalliedCounter
+from fetchproxy.observability.metrics import TalliedCounter
 
 
 def test_a_tally_is_taken_over_once_whoever_reads_and_beside_what_else_is_counted() -> None:

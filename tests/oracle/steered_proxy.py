@@ -19,16 +19,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fetchproxy import app
-from fetchproxy.config.sections import Config, LogConfig
+from fetchproxy.config.schema import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remote_log.archive_records import ArchiveRecords
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.partition_archiver import PartitionArchiver
-from fetchproxy.remote_log.sources.api import LogGap, LogRead, LogSource
-from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
-from fetchproxy.remote_log.sources.broker_source import BrokerSource
-from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.writing.partition_archiver import PartitionArchiver
+from fetchproxy.writing.published import ArchiveRecords
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
+from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
+from fetchproxy.writing.sources.segment_source import LogGap, LogRead, LogSource, Spool
 
 # Small chunks, so that small segments have several; quick answers where nothing comes.
 SETTINGS: dict[str, object] = {

@@ -12,10 +12,10 @@ import typer
 from compose_file import ROOT, SERVICES, command, environment, image_environment, own_services
 
 from fetchproxy.cli.main import app
-from fetchproxy.config.addresses import parse_host_port
 from fetchproxy.config.load import load_config
-from fetchproxy.config.sections import Config
-from fetchproxy.storage.open import S3Location, parse_store_url
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import parse_host_port
+from fetchproxy.storage.stores.registry import S3Location, parse_store_url
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 

@@ -13,9 +13,8 @@ import typer
 from compose_file import ROOT
 
 from fetchproxy.cli.main import app
-from fetchproxy.config.keys import VARIABLE_PREFIX, all_keys
-from fetchproxy.config.load import parse_assignment
-from fetchproxy.config.sections import Config
+from fetchproxy.config.load import VARIABLE_PREFIX, all_keys, parse_assignment
+from fetchproxy.config.schema import Config
 from fetchproxy.observability import metrics
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

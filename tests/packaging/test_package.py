@@ -16,8 +16,8 @@ import pytest
 from compose_file import ROOT, dockerfile, image_environment
 
 from fetchproxy import __version__
-from fetchproxy.config.addresses import parse_host_port
-from fetchproxy.config.sections import ArchiveConfig, GatewayConfig
+from fetchproxy.config.schema import ArchiveConfig, GatewayConfig
+from fetchproxy.config.values import parse_host_port
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]

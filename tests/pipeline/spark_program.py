@@ -158,7 +158,7 @@ class Verbs:
     def verify_job(self, store: str) -> list[Any]:
         """The faults that the job finds."""
         from fetchproxy.config.load import Setting, load_config
-        from fetchproxy.pipeline.jobs.verify import verify
+        from fetchproxy.jobs.verify import verify
 
         config = load_config(None, {}, [Setting("store.url", store, "here")])
         return [list(row) for row in verify(self.spark, config).faults.collect()]
@@ -199,12 +199,12 @@ class Verbs:
         return self._run(self.spark.readStream.format("remotelog").options(**options), checkpoint)
 
     def crossing(self, options: dict[str, str]) -> list[Any]:
-        from fetchproxy.pipeline.source.archive_then_live import archive_then_live
+        from fetchproxy.remotelog.archive_then_live import archive_then_live
 
         return _rows(archive_then_live(self.spark, options))
 
     def crossing_stream(self, options: dict[str, str], checkpoint: str) -> list[Any]:
-        from fetchproxy.pipeline.source.archive_then_live import archive_then_live
+        from fetchproxy.remotelog.archive_then_live import archive_then_live
 
         at = f"{checkpoint}-crossing.json"
         return self._finish(archive_then_live(self.spark, options, crossing_at=at), checkpoint)
@@ -221,7 +221,7 @@ class Verbs:
 
     def rows_with_a_killed_worker(self, options: dict[str, str], signal_number: int) -> Any:
         """As `rows`, but the worker that has read the first task's rows is killed then, once."""
-        from fetchproxy.pipeline.source.spark_source import RemoteLogDataSource, RemoteLogReader
+        from fetchproxy.remotelog.source import RemoteLogDataSource, RemoteLogReader
 
         killed = Path(self._folder, "killed")
         killed.unlink(missing_ok=True)

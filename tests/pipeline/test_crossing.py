@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.pipeline.source.crossing import Crossing, halves
-from fetchproxy.pipeline.source.options import EARLIEST, LATEST, Bound, BoundKind
+from fetchproxy.remotelog.crossing import Crossing, halves
+from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind
 
 ARCHIVED, LIVE = ("orders", 0), ("orders", 1)
 CROSSING = Crossing({ARCHIVED: 500}, {LIVE: 0})

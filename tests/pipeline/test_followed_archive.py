@@ -13,14 +13,14 @@ from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, StorageUnavailable
-from fetchproxy.metadata.finished_offsets_json import FinishedOffsets, encode_finished_offsets
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline.source.followed_archive import FollowedArchive, StreamOffset
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.planning import DataLoss, OffsetSpan, ReadTask
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.remotelog.archive_reading import FollowedArchive, StreamOffset
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.remotelog.planning import DataLoss, OffsetSpan, ReadTask
+from fetchproxy.segments.description import FinishedOffsets, encode_finished_offsets
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
 

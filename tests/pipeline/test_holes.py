@@ -9,19 +9,18 @@ import pytest
 from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
-from fetchproxy.metadata.finished_offsets_json import (
+from fetchproxy.remotelog.archive_reading import ArchiveReading, plan_input
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.remotelog.planning import ALL_OFFSETS, DataLoss, Holes, holes_of
+from fetchproxy.segments.description import (
     FinishedOffsets,
     encode_archive_gap,
     encode_finished_offsets,
 )
-from fetchproxy.pipeline.holes import ALL_OFFSETS, Holes, holes_of
-from fetchproxy.pipeline.source.archive_reading import ArchiveReading, plan_input
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.planning import DataLoss
-from fetchproxy.remote_log.verification.expected_offsets import NotHeld, Offsets
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.writing.archive_health import NotHeld, Offsets
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.pipeline.source.kafka_options import HONOURED, NOT_NEEDED, REFUSED
-from fetchproxy.pipeline.source.options import SourceOptions, parse_options
+from fetchproxy.remotelog.options import HONOURED, NOT_NEEDED, REFUSED, SourceOptions, parse_options
 
 PAGE = Path(__file__).parents[2] / "docs/pipeline.md"
 

@@ -26,8 +26,7 @@ from made_batches import (
 )
 
 from fetchproxy.model import AbortedTxn
-from fetchproxy.pipeline.decoder.aborted_batches import AbortedBatches
-from fetchproxy.pipeline.decoder.arrow_batches import (
+from fetchproxy.remotelog.decoder.arrow_batches import (
     BATCH_BYTES_MAX,
     COLUMNS,
     HEADER_ROWS_MAX,
@@ -36,7 +35,7 @@ from fetchproxy.pipeline.decoder.arrow_batches import (
     RowLimits,
     arrow_schema,
 )
-from fetchproxy.pipeline.decoder.log_decoder import LogDecoder, OnFault
+from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder, OnFault
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Fault = tuple[int, int, str]

@@ -19,12 +19,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.pipeline.source.planning import (
-    OffsetSpan,
-    ReadTask,
-    plan_tasks,
-)
-from fetchproxy.pipeline.source.pushed_filters import PushedFilters
+from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.remotelog.pushed_filters import PushedFilters
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)
 

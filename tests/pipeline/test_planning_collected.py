@@ -10,16 +10,16 @@ import pytest
 from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
-from fetchproxy.config.sections import MetadataConfig, StoreConfig
-from fetchproxy.metadata.collected_metadata import READ_ALONE_MIN
-from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
+from fetchproxy.metadata.collected import READ_ALONE_MIN
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
-from fetchproxy.observability.registry import REGISTRY
-from fetchproxy.pipeline.source.archive_reading import plan_input
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.storage.open import open_object_store, open_store
+from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.remotelog.archive_reading import plan_input
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.segments.description import encode_segment
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.registry import open_object_store, open_store
 from lab.s3 import S3Server
 
 SEGMENTS = READ_ALONE_MIN

@@ -12,11 +12,11 @@ from written_archive import TIP, WrittenArchive
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline import planning_processes
-from fetchproxy.pipeline.planning_processes import PARTITIONS_EACH, PlanningProcesses, first_of
-from fetchproxy.pipeline.source.archive_reading import plan_input
-from fetchproxy.pipeline.source.options import SourceOptions, parse_options
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.remotelog import planning_processes
+from fetchproxy.remotelog.archive_reading import plan_input
+from fetchproxy.remotelog.options import SourceOptions, parse_options
+from fetchproxy.remotelog.planning_processes import PARTITIONS_EACH, PlanningProcesses, first_of
+from fetchproxy.segments.object_keys import SegmentFile
 
 Views = dict[TopicIdPartition, PartitionView]
 

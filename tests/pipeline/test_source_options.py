@@ -6,7 +6,7 @@ import pytest
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import IsolationLevel
-from fetchproxy.pipeline.source.options import (
+from fetchproxy.remotelog.options import (
     PARTITION_BYTES_MAX,
     Bound,
     BoundKind,

@@ -16,7 +16,7 @@ from proxy_process import ProxyProcess
 from spark_program import PROJECT, SparkProgram, SparkSays
 from topic_data import archived_ends, trim
 
-from fetchproxy.pipeline.source.crossing import Crossing
+from fetchproxy.remotelog.crossing import Crossing
 from lab.kafka import KafkaServer
 
 LEVELS = ("read_uncommitted", "read_committed")

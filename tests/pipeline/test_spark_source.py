@@ -12,7 +12,7 @@ from made_batches import CODECS, READERS, Record, made_batch, rows_read_by
 from spark_program import PROJECT, SparkProgram, SparkSays
 from written_archive import WrittenArchive
 
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 
 
 def segment_batches(base: int) -> list[bytes]:

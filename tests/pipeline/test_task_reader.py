@@ -15,14 +15,14 @@ from made_batches import CODECS, READERS, Record, made_batch, marker, rows_read_
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, StorageUnavailable
-from fetchproxy.metadata.metadata_cache import MetadataCache
+from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.model import AbortedTxn, TopicIdPartition
-from fetchproxy.pipeline.source import task_reader
-from fetchproxy.pipeline.source.archive_reading import plan_input
-from fetchproxy.pipeline.source.options import SourceOptions, parse_options
-from fetchproxy.pipeline.source.planning import DataLoss, ReadTask, plan_tasks
-from fetchproxy.pipeline.source.task_reader import PassedOver, RowFilter, read_task
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.remotelog import task_reader
+from fetchproxy.remotelog.archive_reading import plan_input
+from fetchproxy.remotelog.options import SourceOptions, parse_options
+from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
+from fetchproxy.remotelog.task_reader import PassedOver, RowFilter, read_task
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 

@@ -13,7 +13,7 @@ from written_archive import WrittenArchive
 PROGRAM = """
 import gc, importlib, sys
 from zipimport import zipimporter
-from fetchproxy.pipeline.worker_process import keep_what_is_loaded
+from fetchproxy.remotelog.session import keep_what_is_loaded
 
 def importers():
     return [p for p, f in sys.path_importer_cache.items() if isinstance(f, zipimporter)]
@@ -47,7 +47,7 @@ def test_what_was_loaded_is_left_alone_and_zip_files_can_still_be_imported_from(
 
 HEAPS = """
 import ctypes, sys, threading
-from fetchproxy.pipeline.worker_process import share_one_heap
+from fetchproxy.remotelog.session import share_one_heap
 
 if sys.argv[1] == "one":
     share_one_heap()
@@ -83,10 +83,10 @@ def test_threads_of_a_worker_share_one_heap() -> None:
 
 READS = """
 import sys
-from fetchproxy.pipeline.source.archive_reading import plan_input
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.planning import plan_tasks
-from fetchproxy.pipeline.source.task_reader import read_task
+from fetchproxy.remotelog.archive_reading import plan_input
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.remotelog.planning import plan_tasks
+from fetchproxy.remotelog.task_reader import read_task
 
 options = parse_options({"store": sys.argv[1], "topics": "orders"})
 views, spans = plan_input(options)

@@ -7,10 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from uuid import UUID, uuid5
 
-from fetchproxy.index.leader_epochs import encode_epochs
-from fetchproxy.index.remote_log_index import RemoteLogIndexBuilder
-from fetchproxy.index.transaction_index import encode_aborted
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.model import (
     AbortedTxn,
     EpochStart,
@@ -19,9 +15,12 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from protocol.record_batch import walk
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)

@@ -26,8 +26,7 @@ from protocol.addresses import (
     node_endpoints_in,
     splice_node_endpoints_tag,
 )
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.errors import WireError
+from protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
 
 ADDRESSES: dict[ApiKey, AnswerAddresses] = {
     ApiKey.METADATA: metadata.ADDRESSES,

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import ApiVersionsResponse
 from message_schema import encode_response, values
 
-from protocol.api_versions import intersect_response, unsupported_version_response
-from protocol.apis import ApiKey, offered_versions
-from protocol.errors import WireError
+from protocol.apis import ApiKey, WireError, offered_versions
+from protocol.headers import intersect_response, unsupported_version_response
 
 NEWEST = 5  # of ApiVersions, since Kafka 4.4 (KIP-1242)
 NAME = "ApiVersionsResponse"

@@ -12,9 +12,9 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import compression
-from protocol.compression import CompressionType, decompress
-from protocol.errors import MalformedMessage, WireError
+from protocol import record_batch as compression
+from protocol.apis import MalformedMessage, WireError
+from protocol.record_batch import CompressionType, decompress
 
 ENCODERS = {
     CompressionType.GZIP: gzip_encode,

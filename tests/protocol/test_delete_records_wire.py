@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
 from message_schema import encode_body, encode_response, values
 
+from protocol.apis import WireError
 from protocol.delete_records import AskedDeletion, parse_request, parse_response, patch
-from protocol.errors import WireError
 from protocol.headers import peek_request_header
 
 REQUEST = "DeleteRecordsRequest"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafka import errors as kafka_errors
 
-from protocol.error_codes import ErrorCode
+from protocol.apis import ErrorCode
 
 # What kafka-python calls by an older or another name than Kafka 4.1 does.
 RENAMED = {

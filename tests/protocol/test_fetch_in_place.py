@@ -11,7 +11,7 @@ from kafka.protocol.consumer import FetchResponse as OracleResponse
 from test_fetch_wire import responses
 
 from protocol import addresses
-from protocol import fetch_response as fr
+from protocol import fetch as fr
 from protocol import fetch_scan as fs
 from protocol.primitives import Buffer
 

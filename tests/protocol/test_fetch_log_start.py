@@ -8,9 +8,9 @@ from kafka.protocol.consumer import FetchResponse as OracleResponse
 from test_fetch_in_place import framed_of
 from test_fetch_wire import responses
 
-from protocol import fetch_response as fr
+from protocol import fetch as fr
 from protocol import fetch_scan as fs
-from protocol.fetch_request import TopicRef
+from protocol.fetch import TopicRef
 
 
 def ref_of(version: int, topic: object) -> TopicRef:

@@ -14,10 +14,10 @@ from kafka.protocol.consumer import FetchRequest as OracleRequest
 from kafka.protocol.consumer import FetchResponse as OracleResponse
 
 from protocol import addresses
-from protocol import fetch_response as fr
+from protocol import fetch as fr
 from protocol import fetch_scan as fs
-from protocol.errors import WireError
-from protocol.fetch_request import (
+from protocol.apis import WireError
+from protocol.fetch import (
     any_request,
     encode_fetch_request,
     entry_bytes_max,

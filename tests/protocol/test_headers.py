@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from kafka.protocol.api_header import RequestHeader as OracleHeader
 from message_schema import schema, uvarint
 
-from protocol.apis import ApiKey, is_flexible
-from protocol.errors import MalformedMessage, Truncated, WireError
+from protocol.apis import ApiKey, MalformedMessage, Truncated, WireError, is_flexible
 from protocol.headers import (
     client_id,
     correlation_id,

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
 from protocol import fetch_scan as fs
-from protocol.fetch_request import TopicRef
-from protocol.fetch_response import FetchResponseHead, HeadPatch, PartitionPatch
+from protocol.fetch import FetchResponseHead, HeadPatch, PartitionPatch, TopicRef
 from protocol.kept_answer import KEPT_BYTES_MAX, KeptAnswer
 
 OUT_OF_RANGE, NOT_LEADER = 1, 6

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import ListOffsetsResponse
 from message_schema import encode_body, encode_response, values
 
-from protocol.errors import WireError
+from protocol.apis import WireError
 from protocol.list_offsets import (
     AskedOffset,
     asked_of_all,

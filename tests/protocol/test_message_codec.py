@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
 
-from fetchproxy.archive_only.apis.refused_writes import PRODUCE, REFUSED_WRITES
-from fetchproxy.archive_only.served_apis import ADVERTISED
-from protocol import cluster_messages, group_messages, offset_messages, write_messages
-from protocol.apis import ApiKey
-from protocol.errors import WireError
-from protocol.message_codec import Array, Kind, Structure, read_request, write_response
+from fetchproxy.serving.standalone.apis.refused_writes import PRODUCE, REFUSED_WRITES
+from fetchproxy.serving.standalone.table import ADVERTISED
+from protocol import message_tables as cluster_messages
+from protocol import message_tables as group_messages
+from protocol import message_tables as offset_messages
+from protocol import message_tables as write_messages
+from protocol.apis import ApiKey, WireError
+from protocol.messages import Array, Kind, Structure, read_request, write_response
 
 TABLES: dict[str, Structure] = {
     name: table

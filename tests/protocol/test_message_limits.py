@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from protocol.errors import MalformedMessage
-from protocol.fetch_request import PARTITIONS_MAX, parse_fetch_request, request_in_steps
+from protocol.apis import MalformedMessage
+from protocol.fetch import PARTITIONS_MAX, parse_fetch_request, request_in_steps
 from protocol.headers import peek_request_header
 from protocol.primitives import TAGGED_FIELDS_MAX, Cursor, encode_uvarint
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from message_schema import encode_body, encode_response, values
 
-from protocol.errors import WireError
+from protocol.apis import WireError
 from protocol.headers import peek_request_header
 from protocol.offset_for_leader_epoch import AskedEpoch, parse_request, parse_response, patch
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import encode_body, values
 
-from protocol.errors import MalformedMessage, WireError
+from protocol.apis import MalformedMessage, WireError
 from protocol.produce import acks_of
 
 NAME = "ProduceRequest"

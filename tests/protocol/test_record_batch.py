@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
 from protocol import record_batch
-from protocol.errors import MalformedMessage, WireError
+from protocol.apis import MalformedMessage, WireError
 from protocol.record_batch import (
     CONTROL_ABORT,
     CONTROL_COMMIT,

@@ -7,11 +7,9 @@ import time
 
 import pytest
 
-from protocol.apis import ApiKey
-from protocol.errors import MalformedMessage
-from protocol.group_messages import DELETE_GROUPS_REQUEST, JOIN_GROUP_REQUEST
-from protocol.message_codec import ELEMENTS_MAX, read_request
-from protocol.offset_messages import OFFSET_COMMIT_REQUEST
+from protocol.apis import ApiKey, MalformedMessage
+from protocol.message_tables import DELETE_GROUPS_REQUEST, JOIN_GROUP_REQUEST, OFFSET_COMMIT_REQUEST
+from protocol.messages import ELEMENTS_MAX, read_request
 
 
 def names(count: int) -> bytes:

@@ -11,15 +11,14 @@ from random import Random
 from faulty_store import Faults, FaultyObjectStore
 from generated_archive import Batch, make_batch, random_tip, store_segment
 
-from fetchproxy.config.sections import KiB, MetadataConfig, RemoteFetchConfig
+from fetchproxy.config.schema import KiB, MetadataConfig, RemoteFetchConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.remote_fetch.api import RemoteReadRequest
-from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.storage.layout import SegmentFile
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import RemoteReadRequest
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 BATCH_BYTES = 1000
 BATCH_OFFSETS = 10

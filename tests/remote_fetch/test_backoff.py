@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.remote_fetch.backoff import Backoff
+from fetchproxy.runtime.retrying import Backoff
 
 
 def test_doubles_up_to_the_maximum() -> None:

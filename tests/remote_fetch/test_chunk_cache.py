@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart
-from fetchproxy.remote_fetch.chunk_cache import Chunk, ChunkCache
-from fetchproxy.remote_fetch.chunk_check import STEP_BYTES, check_chunk
+from fetchproxy.reading.chunk_cache import STEP_BYTES, Chunk, ChunkCache, check_chunk
 from protocol.record_batch import cut
 
 

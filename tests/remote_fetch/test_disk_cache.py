@@ -13,7 +13,7 @@ import pytest
 from faulty_store import HANG
 from read_side import BATCH_BYTES, batches, changed, fetched, read_side
 
-from fetchproxy.config.sections import KiB, MiB, RemoteFetchConfig
+from fetchproxy.config.schema import KiB, MiB, RemoteFetchConfig
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import ByteRange
 from fetchproxy.observability.metrics import (
@@ -23,10 +23,10 @@ from fetchproxy.observability.metrics import (
     DISK_CACHE_MISSES,
     DISK_CACHE_NOT_WRITTEN,
 )
-from fetchproxy.remote_fetch.disk_cache import DiskCache
-from fetchproxy.remote_fetch.disk_cache_files import (
+from fetchproxy.reading.disk_cache import (
     HEAD_BYTES,
     CachedChunk,
+    DiskCache,
     DiskCacheFiles,
     NoRoom,
     parse_name,

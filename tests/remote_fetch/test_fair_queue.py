@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.remote_fetch.fair_queue import FairQueue
+from fetchproxy.runtime.fairness import FairQueue
 
 COST_MAX = 40
 

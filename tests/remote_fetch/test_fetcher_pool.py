@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.config.sections import MiB, RemoteFetchConfig
+from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.errors import (
     CorruptSegment,
     ObjectNotFound,
@@ -18,7 +18,7 @@ from fetchproxy.errors import (
     StorageThrottled,
     StorageUnavailable,
 )
-from fetchproxy.remote_fetch.fetcher_pool import FetcherPool, LoadPlan
+from fetchproxy.reading.fetcher_pool import FetcherPool, LoadPlan
 from fetchproxy.storage.store_health import OperationHealth, StoreOperation
 
 

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from read_side import BATCH_BYTES, at_rest, changed, fetched, now, read_side
 from virtual_loop import run_virtual
 
-from fetchproxy.config.sections import MiB, RemoteFetchConfig
+from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
-from fetchproxy.remote_fetch.api import CompletionReason
-from fetchproxy.remote_fetch.hedged_reads import (
+from fetchproxy.reading.fetcher_pool import (
     SAVED_MAX,
     TIMES_MIN,
     HedgedReads,
+    Permit,
+    ReadBudget,
     slow_after_s,
 )
-from fetchproxy.remote_fetch.read_budget import Permit, ReadBudget
+from fetchproxy.reading.segment_reader import CompletionReason
 
 SIZE = 1000
 

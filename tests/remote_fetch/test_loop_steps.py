@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 from virtual_loop import VirtualTimeLoop, run_virtual
 
-from fetchproxy.remote_fetch.loop_steps import LoopSteps
+from fetchproxy.reading.fetcher_pool import LoopSteps
 
 READERS = 5
 

@@ -18,7 +18,7 @@ from virtual_loop import run_virtual
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel
-from fetchproxy.remote_fetch.api import CompletionReason
+from fetchproxy.reading.segment_reader import CompletionReason
 
 
 def test_data_completes_it_and_memory_answers_the_next_one_at_once() -> None:

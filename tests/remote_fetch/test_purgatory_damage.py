@@ -16,10 +16,10 @@ from read_side import (
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, OffsetNotArchived
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentState
-from fetchproxy.remote_fetch.api import CompletionReason
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.reading.segment_reader import CompletionReason
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile
 
 
 def test_not_archived_is_said_at_once_but_only_by_a_fresh_view() -> None:

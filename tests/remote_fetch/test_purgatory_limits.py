@@ -17,8 +17,8 @@ from read_side import (
 )
 from virtual_loop import run_virtual
 
-from fetchproxy.config.sections import KiB
-from fetchproxy.remote_fetch.api import CompletionReason
+from fetchproxy.config.schema import KiB
+from fetchproxy.reading.segment_reader import CompletionReason
 
 
 @pytest.mark.parametrize(

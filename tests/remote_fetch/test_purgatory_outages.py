@@ -19,7 +19,7 @@ from read_side import (
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.remote_fetch.api import CompletionReason
+from fetchproxy.reading.segment_reader import CompletionReason
 from fetchproxy.storage.store_health import OperationStatus, StoreOperation
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_fetch.read_ahead import CREDIT_WINDOWS, ReadAhead, Stream, advance
+from fetchproxy.reading.read_ahead import CREDIT_WINDOWS, ReadAhead, Stream, advance
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 OTHER = TopicIdPartition(UUID(int=1), "t", 1)

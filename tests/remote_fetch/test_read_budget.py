@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.remote_fetch.read_budget import Permit, ReadBudget
+from fetchproxy.reading.fetcher_pool import Permit, ReadBudget
 
 
 async def turns() -> None:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from read_side import BATCH_BYTES, BATCH_OFFSETS, ReadSide, batches, changed, now, read_side
 from virtual_loop import run_virtual
 
-from fetchproxy.config.sections import RemoteFetchConfig
+from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.model import IsolationLevel
-from fetchproxy.remote_fetch.api import CompletionReason
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.remote_fetch.read_ahead import BESIDE_OTHERS_MAX
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reading.read_ahead import BESIDE_OTHERS_MAX
+from fetchproxy.reading.segment_reader import CompletionReason
 
 ROUND_TRIP_S = 0.05
 FAR = Faults(latency_s_min=ROUND_TRIP_S, latency_s_max=ROUND_TRIP_S)

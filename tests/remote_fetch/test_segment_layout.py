@@ -5,8 +5,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.index.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
-from fetchproxy.remote_fetch.segment_layout import SegmentLayout
+from fetchproxy.segments.remote_log_index import (
+    IndexSpan,
+    RemoteLogIndex,
+    SegmentLayout,
+    encode_entry,
+)
 
 
 def index(sizes: list[int], stamps: list[int] | None = None) -> RemoteLogIndex:

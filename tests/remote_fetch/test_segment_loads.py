@@ -8,7 +8,7 @@ import pytest
 from generated_archive import make_batch
 from read_side import changed, fetched, read_side
 
-from fetchproxy.remote_fetch.segment_loads import CHECK_INLINE_BYTES_MAX
+from fetchproxy.reading.segment_loads import CHECK_INLINE_BYTES_MAX
 from protocol.record_batch import HEADER_BYTES
 
 

@@ -13,7 +13,7 @@ from generated_archive import Batch
 from read_side import SMALL, now, read_side
 from virtual_loop import run_virtual
 
-from fetchproxy.config.sections import RemoteFetchConfig
+from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.errors import CorruptSegment, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
 from protocol.record_batch import SEARCHED_BYTES_MAX

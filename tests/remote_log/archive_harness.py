@@ -13,21 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, MetadataConfig
-from fetchproxy.index.leader_epochs import decode_epochs
-from fetchproxy.index.remote_log_index import RemoteLogIndex
-from fetchproxy.index.transaction_index import decode_aborted
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.remote_log.local_index_refresh import open_local_indexes
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.status import PartitionArchiveStatus
-from fetchproxy.storage.api import ObjectStore
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.segments.side_files import decode_aborted, decode_epochs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.object_store import ObjectStore
+from fetchproxy.writing.index_refresh import open_local_indexes
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
+from fetchproxy.writing.status import PartitionArchiveStatus
 from protocol.record_batch import check_crc, walk
 
 # Quick turns, so that a test waits for work and never for a timer.

@@ -15,7 +15,7 @@ from pathlib import Path
 from archive_harness import open_archive, running_archiver
 from labelled_store import LabelledStore, kill_at, stop_at, stop_within_rename
 
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 SMALL = '{"segment_bytes_max": 4096, "fetch_bytes_max": 16384}'
 STOP = "stop "

@@ -13,22 +13,20 @@ from derivable_archive import PRODUCERS, GeneratedLog
 from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.index.leader_epochs import decode_epochs
-from fetchproxy.index.remote_log_index import INTERVAL_BYTES, RemoteLogIndex
-from fetchproxy.index.transaction_index import ENTRY_BYTES, clip_aborted, decode_aborted
-from fetchproxy.metadata.finished_offsets_json import decode_finished_offsets
 from fetchproxy.metadata.lineage import extend_lineage
-from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
 )
-from fetchproxy.remote_log.sources.gathered_segment import SegmentSummary
-from fetchproxy.remote_log.verification.segment_check import clip_epochs
-from fetchproxy.storage.layout import SegmentFile
-from protocol.errors import WireError
+from fetchproxy.segments.check import clip_epochs
+from fetchproxy.segments.contents import SegmentSummary
+from fetchproxy.segments.description import decode_finished_offsets, decode_segment, encode_segment
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndex
+from fetchproxy.segments.side_files import ENTRY_BYTES, clip_aborted, decode_aborted, decode_epochs
+from protocol.apis import WireError
 from protocol.record_batch import walk
 
 LOG, INDEX, TXN = SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN

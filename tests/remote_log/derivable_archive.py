@@ -9,10 +9,10 @@ from pathlib import Path
 from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch
 
-from fetchproxy.index.remote_log_index import INTERVAL_BYTES
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import EpochStart
-from fetchproxy.remote_log.sources.gathered_segment import SegmentSummary
+from fetchproxy.segments.contents import SegmentSummary
+from fetchproxy.segments.remote_log_index import INTERVAL_BYTES
 from protocol.record_batch import walk
 
 PRODUCERS = (7, 8, 9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 class FailingStore(MemoryObjectStore):

@@ -16,9 +16,8 @@ from itertools import product
 from pathlib import Path
 
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.api import ObjectStore, StoredObject
-from fetchproxy.storage.layout import SegmentFile, parse_segment_key
-from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
 _SMALL = [f for f in SegmentFile if f not in (SegmentFile.LOG, SegmentFile.METADATA)]
 

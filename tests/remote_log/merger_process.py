@@ -14,12 +14,12 @@ from pathlib import Path
 from archive_harness import Archive, open_archive, wall_clock_ms
 from labelled_store import LabelledStore, kill_at
 
-from fetchproxy.config.sections import ArchiveConfig
-from fetchproxy.remote_log.copier import SegmentCopier
-from fetchproxy.remote_log.merging.partition_merger import PartitionMerger
-from fetchproxy.remote_log.retention.expirer import Expirer
-from fetchproxy.remote_log.sources.spool import Spool
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.merging import PartitionMerger
+from fetchproxy.writing.sources.segment_source import Spool
 
 COPY_MAX_MS = 60_000
 COPIES_OLD_MS = 3 * COPY_MAX_MS  # then what was replaced goes

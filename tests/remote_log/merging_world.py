@@ -16,15 +16,15 @@ from planted_archive import TIP
 from retention_world import QUICK, World
 from two_archivers import readable
 
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState
-from fetchproxy.remote_log.copier import SegmentCopier
-from fetchproxy.remote_log.merging.partition_merger import MergedPartition, PartitionMerger
-from fetchproxy.remote_log.retention.expirer import Expirer
-from fetchproxy.remote_log.sources.spool import Spool
-from fetchproxy.storage.api import ObjectStore
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import ObjectStore
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.merging import MergedPartition, PartitionMerger
+from fetchproxy.writing.sources.segment_source import Spool
 
 MINUTE_MS = 60_000
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED

@@ -9,16 +9,9 @@ from uuid import UUID
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.index.leader_epochs import encode_epochs
-from fetchproxy.index.remote_log_index import RemoteLogIndexBuilder
-from fetchproxy.index.transaction_index import encode_aborted
-from fetchproxy.metadata.finished_offsets_json import (
-    FinishedOffsets,
-    encode_archive_gap,
-    encode_finished_offsets,
-)
-from fetchproxy.metadata.segment_json import encode_segment
+from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     AbortedTxn,
@@ -28,11 +21,17 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.remote_log.verification.verify_report import VerifyReport
-from fetchproxy.storage.layout import SegmentFile
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.description import (
+    FinishedOffsets,
+    encode_archive_gap,
+    encode_finished_offsets,
+    encode_segment,
+)
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 from protocol.record_batch import walk
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)

@@ -9,12 +9,10 @@ from struct import pack
 from fastcrc.crc32 import iscsi as crc32c
 from planted_archive import TIP
 
-from fetchproxy.index.leader_epochs import encode_epochs
-from fetchproxy.index.transaction_index import encode_aborted
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.remote_log.sources.kafka_log_dir import list_partition
-from fetchproxy.remote_log.sources.rolled_segment import RolledSegment, rolled_at
-from fetchproxy.storage.layout import uuid_text
+from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.segments.side_files import encode_aborted, encode_epochs
+from fetchproxy.writing.sources.log_dirs import RolledSegment, list_partition, rolled_at
 
 CLUSTER_ID = "kJ_0gHjKTzKWhEV_zzzzzz"
 

@@ -14,18 +14,16 @@ from memory_metadata_log import MemoryMetadataLog
 from planted_archive import TIP, PlantedArchive, batch
 from virtual_loop import run_virtual
 
-from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.metadata_partitioner import metadata_partition
-from fetchproxy.metadata.records import encode_message
+from fetchproxy.config.schema import ArchiveConfig, MetadataConfig
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, metadata_partition
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from fetchproxy.remote_log.concerns import ArchiverConcerns
-from fetchproxy.remote_log.retention.expirer import Expirer
-from fetchproxy.storage.api import ObjectStore
+from fetchproxy.segments.records import encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import ObjectStore
+from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.deletion.expirer import Expirer
 
 State = RemoteLogSegmentState
 

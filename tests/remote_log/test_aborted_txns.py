@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.index.transaction_index import decode_aborted, encode_aborted
 from fetchproxy.model import AbortedTxn
-from fetchproxy.remote_log.sources.aborted_txns import AbortedTxnCollector
+from fetchproxy.segments.contents import AbortedTxnCollector
+from fetchproxy.segments.side_files import decode_aborted, encode_aborted
 
 
 @dataclass

@@ -29,27 +29,20 @@ from test_unclean_histories import world as unclean_world
 
 from fetchproxy.cli.segments import read_archive
 from fetchproxy.cli.verify import print_summary, report_json, silent, verified
-from fetchproxy.config.sections import ArchiveConfig, Config, StoreConfig
+from fetchproxy.config.schema import ArchiveConfig, Config, StoreConfig
 from fetchproxy.console.collect import StatusCollector, Surroundings
-from fetchproxy.console.partitions_health import PartitionsHealth
-from fetchproxy.console.status import Status
+from fetchproxy.console.status import PartitionsHealth, Status
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogHistory
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.remote_log.archive_records import ArchiveRecords
-from fetchproxy.remote_log.concerns import (
-    ON_RECORD,
-    ArchiverConcerns,
-    Concern,
-    Finding,
-    read_concerns,
-)
-from fetchproxy.remote_log.margin import UNLIMITED
-from fetchproxy.remote_log.partition_watch import PartitionWatch
-from fetchproxy.storage.layout import SegmentFile
-from fetchproxy.storage.memory import MemoryObjectStore
-from fetchproxy.storage.open import open_store
-from fetchproxy.storage.store_clock import StoreClock
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.storage.stores.object_store import StoreClock
+from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.writing.concerns import ON_RECORD, ArchiverConcerns, Concern, Finding, read_concerns
+from fetchproxy.writing.margin import UNLIMITED
+from fetchproxy.writing.partition_watch import PartitionWatch
+from fetchproxy.writing.published import ArchiveRecords
 
 Making = Callable[[Path], Awaitable[MemoryObjectStore]]
 

@@ -6,13 +6,9 @@ import pytest
 from planted_archive import TIP, PlantedArchive, batch
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.finished_offsets_json import NOT_STATED, FinishedOffsets
 from fetchproxy.metadata.partition_view import build_view
-from fetchproxy.remote_log.archive_records import (
-    ArchiveRecords,
-    gap_before,
-    read_finished_offsets,
-)
+from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
+from fetchproxy.writing.published import ArchiveRecords, gap_before, read_finished_offsets
 
 
 async def stated(archive: PlantedArchive) -> FinishedOffsets | None:

@@ -20,11 +20,11 @@ from archive_harness import (
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
-from fetchproxy.index.transaction_index import aborted_in
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.side_files import aborted_in
 from lab.kafka import KafkaServer
 from protocol.record_batch import walk
 

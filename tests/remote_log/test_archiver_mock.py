@@ -24,13 +24,13 @@ from archive_harness import (
 from confluent_kafka import Producer
 from test_segment_writer import small_disk
 
-from fetchproxy.cluster.client import Cluster
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.storage.api import ObjectStore
-from fetchproxy.storage.layout import SegmentFile
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.storage.stores.object_store import ObjectStore
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.mock_cluster import MockCluster
 from protocol.record_batch import walk
 

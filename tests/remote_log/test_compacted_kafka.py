@@ -25,9 +25,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
-from fetchproxy.remote_log.sources.compaction import compaction_sign
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
+from fetchproxy.segments.contents import compaction_sign
 from lab.kafka import KafkaServer
 from protocol.record_batch import walk
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fetchproxy.remote_log.sources.compaction import compaction_sign
+from fetchproxy.segments.contents import compaction_sign
 from protocol.record_batch import BatchHeader
 
 

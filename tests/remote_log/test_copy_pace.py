@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.config.sections import ArchiveConfig, KiB, MiB
-from fetchproxy.remote_log.sources.copy_pace import CopyPace
+from fetchproxy.config.schema import ArchiveConfig, KiB, MiB
+from fetchproxy.writing.sources.segment_source import CopyPace
 
 RATE = 1 * MiB
 

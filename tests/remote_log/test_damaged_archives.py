@@ -25,10 +25,10 @@ from damaged_archives import (
 from planted_archive import FINISHED
 from test_repair import repair
 
-from fetchproxy.index.remote_log_index import RemoteLogIndex
+from fetchproxy.auditing.faults import VerifyReport
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.remote_log.verification.verify_report import VerifyReport
-from fetchproxy.storage.layout import parse_log_start_key
+from fetchproxy.segments.object_keys import parse_log_start_key
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
 ARCHIVES = 400
 ARCHIVES_SLOW = 10_000

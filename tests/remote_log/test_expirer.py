@@ -13,9 +13,9 @@ from retention_world import HOUR_MS, State, World, turns, virtually
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile
 
 with_both = pytest.mark.parametrize("manager", ["store", "topic"])
 

@@ -11,7 +11,8 @@ from planted_log_dir import CLUSTER_ID, plant_log_dir, plant_partition, plant_se
 
 from fetchproxy.errors import ConfigError, LogDirUnusable
 from fetchproxy.model import EpochStart, TopicIdPartition
-from fetchproxy.remote_log.sources.kafka_log_dir import (
+from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.writing.sources.log_dirs import (
     LogDir,
     PartitionListing,
     list_partition,
@@ -19,7 +20,6 @@ from fetchproxy.remote_log.sources.kafka_log_dir import (
     partition_folder,
     read_epochs,
 )
-from fetchproxy.storage.layout import uuid_text
 
 
 def test_a_directory_says_whose_it_is(tmp_path: Path) -> None:

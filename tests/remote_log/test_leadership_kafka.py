@@ -23,9 +23,9 @@ from archive_harness import (
 from confluent_kafka.admin import AdminClient, NewPartitions
 from two_archivers import OVERTAKEN_TOO_LATE, SMALL, archiver_process, meet, produce, readable
 
-from fetchproxy.cluster.client import Cluster
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.observability.metrics import ARCHIVE_GROUP_STABLE
-from fetchproxy.remote_log.manager import RemoteLogManager
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

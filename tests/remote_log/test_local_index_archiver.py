@@ -7,8 +7,8 @@ from pathlib import Path
 from archive_harness import archived_up_to, open_archive, running_archiver, until, until_true
 from confluent_kafka import Producer
 
-from fetchproxy.index.local_index_files import LOG_INDEX, SUFFIXES
-from fetchproxy.storage.layout import SegmentFile, partition_folder
+from fetchproxy.segments.object_keys import SegmentFile, partition_folder
+from fetchproxy.storage.index_files import LOG_INDEX, SUFFIXES
 from lab.mock_cluster import MockCluster
 
 TOPIC = "weather"

@@ -14,24 +14,18 @@ from uuid import UUID
 import pytest
 from planted_archive import TIP, PlantedArchive, batch, flip
 
-from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.config.sections import MetadataConfig, RemoteFetchConfig
+from fetchproxy.config.schema import ArchiveConfig, MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ConfigError, RemoteStorageError
-from fetchproxy.index.local_index_files import LOG_INDEX
-from fetchproxy.index.local_indexes import LOCK, LocalIndexes
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import LOCAL_INDEX_BYTES, LOCAL_INDEX_FILES, LOCAL_INDEX_READS
-from fetchproxy.remote_fetch.api import RemoteReadRequest, RemoteReadResult
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.remote_log.local_index_refresh import (
-    FETCHES_MAX,
-    LocalIndexRefresher,
-    open_local_indexes,
-)
-from fetchproxy.storage.layout import SegmentFile, partition_folder
-from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import RemoteReadRequest, RemoteReadResult
+from fetchproxy.segments.object_keys import SegmentFile, partition_folder
+from fetchproxy.storage.index_files import LOCK, LOG_INDEX, LocalIndexes
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
+from fetchproxy.writing.index_refresh import FETCHES_MAX, LocalIndexRefresher, open_local_indexes
 
 
 class Scene:

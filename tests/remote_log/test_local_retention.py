@@ -8,9 +8,8 @@ from retention_segments import TIP, archives, segment
 
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.retention.local_retention import trim_target
-from fetchproxy.remote_log.retention.plan import newest_timestamp_ms
-from fetchproxy.remote_log.retention.retention_settings import Retention
+from fetchproxy.writing.deletion.local_retention import trim_target
+from fetchproxy.writing.deletion.retention import Retention, newest_timestamp_ms
 
 Every = list[RemoteLogSegmentMetadata]
 

@@ -17,15 +17,14 @@ from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from planted_archive import PlantedArchive, batch
 from scripted_broker import TOPIC, TOPIC_ID, VERSIONS, ScriptedBroker, encode, serving
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.config.sections import ClusterConfig, MetadataConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.concerns import ArchiverConcerns, headlines
-from fetchproxy.remote_log.retention.local_retention import LocalRetention
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.writing.concerns import ArchiverConcerns, headlines
+from fetchproxy.writing.deletion.local_retention import LocalRetention
 
 TIP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
 LIST_OFFSETS, DELETE_RECORDS, EPOCH_END = 2, 21, 23

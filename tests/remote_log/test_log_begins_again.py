@@ -15,17 +15,16 @@ from planted_archive import TIP
 from test_unclean_histories import World, come_to_rest, world
 from unclean_cluster import Replica, UncleanCluster
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.auditing.resolve import Answer, ResolutionPlan, resolve
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import LogBeginsAgain, ResolutionRefused
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState
-from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern, read_concerns
-from fetchproxy.remote_log.partition_archiver import PartitionArchiver
-from fetchproxy.remote_log.resolution import Answer, ResolutionPlan, resolve
-from fetchproxy.remote_log.retention.local_retention import trim_target
-from fetchproxy.remote_log.retention.plan import plan_removals
-from fetchproxy.remote_log.retention.retention_settings import Retention
-from fetchproxy.remote_log.verification.verify import verify_archive
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern, read_concerns
+from fetchproxy.writing.deletion.local_retention import trim_target
+from fetchproxy.writing.deletion.retention import Retention, plan_removals
+from fetchproxy.writing.partition_archiver import PartitionArchiver
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 

@@ -20,19 +20,18 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from planted_log_dir import CLUSTER_ID, plant_log_dir
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ArchiveConfig, ClusterConfig
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig
 from fetchproxy.errors import FetchProxyError, LogTruncated
-from fetchproxy.index.transaction_index import aborted_in
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.remote_log.sources.api import LogGap
-from fetchproxy.remote_log.sources.kafka_log_dir import open_log_dir
-from fetchproxy.remote_log.sources.open_source import open_source
-from fetchproxy.remote_log.sources.spool import Spool
-from fetchproxy.remote_log.status import PartitionArchiveStatus
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
+from fetchproxy.segments.side_files import aborted_in
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.remote_log_manager import open_source
+from fetchproxy.writing.sources.log_dirs import open_log_dir
+from fetchproxy.writing.sources.segment_source import LogGap, Spool
+from fetchproxy.writing.status import PartitionArchiveStatus
 from lab.kafka import KafkaServer
 from protocol.record_batch import walk
 

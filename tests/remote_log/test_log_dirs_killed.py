@@ -17,8 +17,8 @@ from archive_harness import broker_batches, open_archive, running_archiver, tips
 from labelled_store import COPY_STEPS, DELETE_STEPS, labels
 from test_log_dirs_kafka import SMALL_SEGMENTS, archived_to, produce, rolled_bases, transactions
 
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.storage.layout import SegmentFile, parse_segment_key
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fetchproxy.cluster.client import TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.leadership.log_dirs_leadership import LogDirsLeadership
+from fetchproxy.writing.leadership import LogDirsLeadership
 
 TOPIC_ID = UUID(int=1)
 

@@ -18,10 +18,10 @@ from test_log_dirs_kafka import (
     transactions,
 )
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 from lab.kafka import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -12,14 +12,14 @@ from retention_segments import STARTED, TIP, archives, segment
 
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import EpochStart, RemoteLogSegmentId, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.merging.merge_plan import (
+from fetchproxy.writing.deletion.orphans import spare_copies
+from fetchproxy.writing.merging import (
     LARGEST_SHARE_MAX,
     MERGED_OFFSETS_MAX,
     merged_epochs,
     plan_merges,
     still_stand,
 )
-from fetchproxy.remote_log.retention.spare_copies import spare_copies
 
 Every = list[RemoteLogSegmentMetadata]
 

@@ -14,19 +14,18 @@ from hypothesis import given, settings
 from planted_archive import TIP, PlantedArchive, batch, flip
 
 from fetchproxy.errors import CompactedLog, CorruptSegment
-from fetchproxy.index.kafka_index_files import (
+from fetchproxy.model import AbortedTxn, EpochStart
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.side_files import (
+    decode_aborted,
+    decode_epochs,
     joined_offset_index,
     joined_time_index,
     offset_index_fault,
     time_index_fault,
 )
-from fetchproxy.index.leader_epochs import decode_epochs
-from fetchproxy.index.transaction_index import decode_aborted
-from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.remote_log.merging.merged_log import MergedLog, merged_log
-from fetchproxy.remote_log.sources.segment_writer import SegmentWriter
-from fetchproxy.remote_log.sources.spool import Spool
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.writing.merging import MergedLog, merged_log
+from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
 
 async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[MergedLog, bytes]:

@@ -10,12 +10,11 @@ import pytest
 from planted_archive import TIP, batch
 from retention_world import QUICK, State, World, turns, virtually
 
-from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.config.schema import ArchiveConfig, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId
-from fetchproxy.remote_log.retention.expirer import Expirer
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.writing.deletion.expirer import Expirer
 
 
 async def orphan(world: World, number: int, *files: SegmentFile) -> set[str]:

@@ -13,20 +13,20 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.open_metadata import metadata_manager
+from fetchproxy.archive import metadata_manager
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.load import load_config
-from fetchproxy.config.sections import Config, StoreConfig
+from fetchproxy.config.schema import Config, StoreConfig
 from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError
-from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.attached_topics import open_archive
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.own_archive import OwnArchive, state_metadata_topic
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import LAYOUT_OBJECT, layout_text
-from fetchproxy.storage.open import open_store
+from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.writing.own_archive import OwnArchive, state_metadata_topic
 from lab.kafka import KafkaServer
 
 

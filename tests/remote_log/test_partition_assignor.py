@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.remote_log.leadership.partition_assignor import Member, Partition, assign
+from fetchproxy.writing.leadership import Member, Partition, assign
 
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 12), min_size=1)
 NAMES = st.sets(st.sampled_from(["m1", "m2", "m3", "m4", "m5"]), min_size=1)

@@ -16,27 +16,25 @@ from memory_metadata_log import MemoryMetadataLog
 from planted_archive import PlantedArchive, batch
 from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker, encode, serving
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.config.sections import ClusterConfig, MetadataConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
 from fetchproxy.errors import ClusterError, RemoteStorageError
-from fetchproxy.metadata.api import RemoteLogMetadataManager
-from fetchproxy.metadata.metadata_partitioner import metadata_partition
-from fetchproxy.metadata.records import encode_message
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, metadata_partition
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
-from fetchproxy.remote_log.concerns import ArchiverConcerns, headlines
-from fetchproxy.remote_log.retention.cluster_topics import (
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.records import encode_message
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import ArchiverConcerns, headlines
+from fetchproxy.writing.deletion.partition_deletion import (
     ClusterTopics,
+    PartitionDeletion,
     decode_cluster_topics,
     doubt_of_cluster,
     encode_cluster_topics,
     moved_on,
 )
-from fetchproxy.remote_log.retention.partition_deletion import PartitionDeletion
-from fetchproxy.storage.layout import SegmentFile
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 TIPS = [TopicIdPartition(TOPIC_ID, TOPIC, partition) for partition in (0, 1)]
 BYSTANDER = TopicIdPartition(UUID(int=8), "other", 0)

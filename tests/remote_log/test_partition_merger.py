@@ -14,9 +14,9 @@ from planted_archive import TIP, batch, flip
 
 from fetchproxy.model import RemoteLogSegmentState as State
 from fetchproxy.model import RemotePartitionDeleteMetadata, RemotePartitionDeleteState
-from fetchproxy.remote_log.merging.partition_merger import MergedPartition
-from fetchproxy.remote_log.sources.spool import Spool
-from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile
+from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
+from fetchproxy.writing.merging import MergedPartition
+from fetchproxy.writing.sources.segment_source import Spool
 
 LAST_WORD = "before put metadata COPY_SEGMENT_FINISHED"
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
-from fetchproxy.config.sections import ArchiveConfig
+from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     ARCHIVE_LEADER_PARTITIONS,
@@ -17,16 +17,11 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_STALLED_COPIES,
     REGISTRY,
 )
-from fetchproxy.remote_log.concerns import ArchiverConcerns
-from fetchproxy.remote_log.copier import CopyProgress
-from fetchproxy.remote_log.margin import (
-    UNLIMITED,
-    BrokerRetention,
-    broker_retention,
-    retention_used,
-)
-from fetchproxy.remote_log.partition_watch import PartitionWatch
-from fetchproxy.remote_log.status import PartitionArchiveStatus, publish, trouble, withdraw
+from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.copier import CopyProgress
+from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, broker_retention, retention_used
+from fetchproxy.writing.partition_watch import PartitionWatch
+from fetchproxy.writing.status import PartitionArchiveStatus, publish, trouble, withdraw
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 3)
 HOUR = 3_600_000

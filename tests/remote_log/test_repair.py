@@ -12,15 +12,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch, flip
 
-from fetchproxy.config.sections import MetadataConfig
-from fetchproxy.index.remote_log_index import INTERVAL_BYTES
-from fetchproxy.metadata.segment_json import decode_segment
+from fetchproxy.auditing.faults import RepairReport, VerifyReport
+from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.remote_log.verification.repair import repair_archive
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.remote_log.verification.verify_report import RepairReport, VerifyReport
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.description import decode_segment
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import INTERVAL_BYTES
 
 LOG, INDEX, TXN = SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN
 EPOCHS, METADATA = SegmentFile.EPOCHS, SegmentFile.METADATA

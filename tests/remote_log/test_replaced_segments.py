@@ -15,7 +15,7 @@ from planted_archive import TIP, batch
 from retention_world import State, World, turns, virtually
 
 from fetchproxy.model import RemoteLogSegmentId, RemoteLogSegmentMetadata
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 
 with_both = pytest.mark.parametrize("manager", ["store", "topic"])
 

@@ -19,12 +19,17 @@ from hypothesis import strategies as st
 from memory_metadata_log import MemoryMetadataLog
 from planted_archive import TIP, PlantedArchive, batch
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.auditing.restore import (
+    RestoredPartition,
+    bracketed,
+    missing_deletion,
+    missing_states,
+    restore_archive,
+)
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.metadata.records import encode_message
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from fetchproxy.metadata.topic_follower import TopicFollower
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicFollower
 from fetchproxy.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -32,14 +37,8 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
-from fetchproxy.remote_log.verification.restore import (
-    RestoredPartition,
-    bracketed,
-    missing_deletion,
-    missing_states,
-    restore_archive,
-)
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.records import encode_message
 
 State = RemoteLogSegmentState
 Deletion = RemotePartitionDeleteState

@@ -8,15 +8,15 @@ from retention_segments import DELETING, FINISHED, STARTED, TIP, archives, segme
 
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.retention.plan import (
+from fetchproxy.segments.check import epoch_at
+from fetchproxy.writing.deletion.retention import (
     Removals,
+    Retention,
     counted_bytes,
     newest_timestamp_ms,
     plan_removals,
     retained_from,
 )
-from fetchproxy.remote_log.retention.retention_settings import Retention
-from fetchproxy.remote_log.verification.segment_check import epoch_at
 
 Every = list[RemoteLogSegmentMetadata]
 LIMITS = st.integers(-1, 40)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fetchproxy.config.archive import ArchiveConfig
-from fetchproxy.remote_log.retention.retention_settings import (
-    Retention,
-    effective_retention,
-    trimming_refusal,
-)
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.writing.deletion.retention import Retention, effective_retention, trimming_refusal
 
 TIERED = {
     "remote.storage.enable": "true",

@@ -13,15 +13,15 @@ from retention_segments import archives, segment
 from retention_world import HOUR_MS, World, turns, virtually
 
 from fetchproxy.metadata.partition_view import build_view
-from fetchproxy.remote_log.retention.clock_witness import ClockWitness
-from fetchproxy.remote_log.retention.expirer import Expirer
-from fetchproxy.remote_log.retention.retention_step import (
+from fetchproxy.storage.stores.object_store import StoreClock
+from fetchproxy.writing.deletion.expirer import (
     STEP_SHARE_MAX,
     Announcement,
+    Expirer,
     hidden_share,
     plan_step,
 )
-from fetchproxy.storage.store_clock import StoreClock
+from fetchproxy.writing.deletion.retention import ClockWitness
 
 DAY_MS = 24 * HOUR_MS
 GRACE_S = 1_000

@@ -16,17 +16,11 @@ from planted_log_dir import (
 )
 
 from fetchproxy.errors import CompactedLog, CorruptSegment, LogDirUnusable
-from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.remote_log.sources import rolled_segment
-from fetchproxy.remote_log.sources.gathered_segment import KafkaFiles
-from fetchproxy.remote_log.sources.rolled_segment import (
-    SegmentGone,
-    Stopped,
-    Taken,
-    rolled_at,
-    take_segment,
-)
+from fetchproxy.segments.contents import KafkaFiles
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.writing.sources import log_dirs as rolled_segment
+from fetchproxy.writing.sources.log_dirs import SegmentGone, Stopped, Taken, rolled_at, take_segment
 
 FIRST = [batch(0), batch(10), batch(20, epoch=2)]
 SECOND = [batch(30, epoch=2), batch(40, epoch=2)]

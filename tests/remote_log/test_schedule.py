@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.schedule import ProcessingSchedule
+from fetchproxy.writing.schedule import ProcessingSchedule
 
 A = TopicIdPartition(UUID(int=1), "t", 0)
 B = TopicIdPartition(UUID(int=1), "t", 1)

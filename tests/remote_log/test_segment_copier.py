@@ -14,14 +14,10 @@ from planted_archive import TIP, batch
 
 from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
-from fetchproxy.remote_log.copier import SegmentCopier
-from fetchproxy.remote_log.sources.gathered_segment import (
-    GatheredSegment,
-    KafkaFiles,
-    SegmentSummary,
-)
-from fetchproxy.storage.layout import KAFKA_FILES, SegmentFile, parse_segment_key
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
+from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile, parse_segment_key
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.copier import SegmentCopier
 from protocol.record_batch import walk
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED

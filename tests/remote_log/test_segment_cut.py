@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.remote_log.sources.segment_cut import CutReason, Take, cut_reason, plan_take
+from fetchproxy.segments.contents import CutReason, Take, cut_reason, plan_take
 from protocol.record_batch import BatchHeader
 
 

@@ -10,17 +10,21 @@ from uuid import UUID
 import pytest
 from planted_archive import ABORT, COMMIT, batch
 
-from fetchproxy.config.archive import ArchiveConfig
+from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.index.remote_log_index import RemoteLogIndex
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
-from fetchproxy.remote_log.sources import segment_writer
-from fetchproxy.remote_log.sources.api import LogRead, LogSource
-from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
-from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
-from fetchproxy.remote_log.sources.segment_writer import SegmentWriter, SpoolFull
-from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.writing.sources import segment_source as segment_writer
+from fetchproxy.writing.sources.broker import BatchSegments
+from fetchproxy.writing.sources.segment_source import (
+    LogRead,
+    LogSource,
+    SegmentWriter,
+    Spool,
+    SpoolFull,
+)
 from protocol.record_batch import walk
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)

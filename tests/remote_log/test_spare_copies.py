@@ -10,7 +10,7 @@ from retention_segments import TIP, segment
 
 from fetchproxy.metadata.partition_view import build_view
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.remote_log.retention.spare_copies import spare_copies
+from fetchproxy.writing.deletion.orphans import spare_copies
 
 Every = list[RemoteLogSegmentMetadata]
 

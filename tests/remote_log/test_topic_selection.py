@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from fetchproxy.cluster.client import TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.model import ZERO_UUID, TopicIdPartition
-from fetchproxy.remote_log.topic_selection import matching_topics, partitions_of, refusal
+from fetchproxy.writing.discovery import matching_topics, partitions_of, refusal
 
 
 def topic(name: str, is_internal: bool = False, topic_id: UUID = UUID(int=1)) -> TopicInfo:  # noqa: B008

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.divergence import Joint
+from fetchproxy.metadata.lineage import Joint
 from fetchproxy.metadata.partition_view import build_view
 from fetchproxy.model import (
     AbortedTxn,
@@ -19,8 +19,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
-from fetchproxy.remote_log.truncation import (
+from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.writing.log_truncation import (
     buried_copies,
     decided_below,
     joints_of,

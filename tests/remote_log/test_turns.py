@@ -25,19 +25,18 @@ from archive_harness import (
 )
 from confluent_kafka import Producer
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ArchiveConfig, ClusterConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_ENDED
-from fetchproxy.remote_log import manager as module
-from fetchproxy.remote_log.concerns import ArchiverConcerns, Concern
-from fetchproxy.remote_log.leadership.api import Leadership, LeadershipState
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.sources.api import LogGap, SegmentGatherer, SegmentSource
-from fetchproxy.remote_log.sources.gathered_segment import GatheredSegment
-from fetchproxy.remote_log.sources.spool import Spool
-from fetchproxy.remote_log.status import trouble
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.writing import remote_log_manager as module
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.leadership import Leadership, LeadershipState
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, SegmentSource, Spool
+from fetchproxy.writing.status import trouble
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"

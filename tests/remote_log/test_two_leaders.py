@@ -33,11 +33,11 @@ from two_archivers import (
     readable,
 )
 
+from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.metadata.partition_view import build_view
-from fetchproxy.metadata.segment_json import decode_segment, encode_segment
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.segments.description import decode_segment, encode_segment
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"

@@ -19,24 +19,24 @@ import structlog
 from planted_archive import TIP
 from unclean_cluster import UncleanCluster, Written
 
-from fetchproxy.config.sections import ArchiveConfig, MetadataConfig, RemoteFetchConfig
+from fetchproxy.auditing.resolve import Answer, resolve
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import ArchiveConfig, MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, LogBeginsAgain, LogTruncated, ResolutionRefused
-from fetchproxy.gateway.leader_views import LeaderViews
+from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel
-from fetchproxy.observability.sparing_warnings import SparingWarnings
-from fetchproxy.remote_fetch.api import RemoteReadRequest
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.remote_log.archive_records import ArchiveRecords
-from fetchproxy.remote_log.copier import SegmentCopier
-from fetchproxy.remote_log.log_truncation import LogTruncation
-from fetchproxy.remote_log.partition_archiver import PartitionArchiver
-from fetchproxy.remote_log.resolution import Answer, resolve
-from fetchproxy.remote_log.sources.batch_gatherer import BatchSegments
-from fetchproxy.remote_log.sources.spool import Spool
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.log_truncation import LogTruncation
+from fetchproxy.writing.partition_archiver import PartitionArchiver
+from fetchproxy.writing.published import ArchiveRecords
+from fetchproxy.writing.sources.broker import BatchSegments
+from fetchproxy.writing.sources.segment_source import Spool
 from protocol.record_batch import walk
 
 SEEDS = 60

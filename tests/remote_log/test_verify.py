@@ -14,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch, flip
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.auditing.faults import RecordedGap
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.index.leader_epochs import encode_epochs
-from fetchproxy.index.remote_log_index import RemoteLogIndex, encode_entry
-from fetchproxy.index.transaction_index import encode_aborted
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     AbortedTxn,
@@ -29,10 +27,11 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.remote_log.verification.verify_report import RecordedGap
-from fetchproxy.storage.layout import SegmentFile
-from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndex, encode_entry
+from fetchproxy.segments.side_files import encode_aborted, encode_epochs
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
 LOG, INDEX = SegmentFile.LOG, SegmentFile.INDEX
 TXN, EPOCHS, METADATA = SegmentFile.TXN, SegmentFile.EPOCHS, SegmentFile.METADATA

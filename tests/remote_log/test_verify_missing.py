@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_archive import TIP, PlantedArchive, batch
 
-from fetchproxy.metadata.finished_offsets_json import (
+from fetchproxy.auditing.faults import RecordedGap, VerifyReport
+from fetchproxy.model import EpochStart, RemoteLogSegmentState
+from fetchproxy.segments.description import (
     NOT_STATED,
     FinishedOffsets,
     decode_finished_offsets,
     encode_finished_offsets,
 )
-from fetchproxy.model import EpochStart, RemoteLogSegmentState
-from fetchproxy.remote_log.verification.expected_offsets import Held, NotHeld, not_held
-from fetchproxy.remote_log.verification.verify_report import RecordedGap, VerifyReport
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.writing.archive_health import Held, NotHeld, not_held
 
 
 async def four_segments(*, recorded: bool = True) -> PlantedArchive:

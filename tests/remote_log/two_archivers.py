@@ -26,9 +26,9 @@ from archive_harness import (
 )
 from confluent_kafka import Producer
 
+from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 from protocol.record_batch import walk
 
 HERE = Path(__file__).parent

@@ -11,11 +11,11 @@ from random import Random
 
 from planted_archive import TIP, batch
 
-from fetchproxy.cluster.leader_log import LeaderEpochEnd, LeaderLog
 from fetchproxy.errors import ClusterUnavailable, LogTruncated
+from fetchproxy.metadata.leader_views import LeaderEpochEnd, LeaderLog
 from fetchproxy.metadata.lineage import end_offset_for, from_log_start
 from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
-from fetchproxy.remote_log.sources.api import LogGap, LogRead, LogSource
+from fetchproxy.writing.sources.segment_source import LogGap, LogRead, LogSource
 from protocol.record_batch import walk
 
 

@@ -12,8 +12,8 @@ import structlog
 from secured_clients import USERS, as_user
 from token_endpoint import TokenEndpointServer
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
 from fetchproxy.observability.metrics import REGISTRY
 from lab.secured_kafka import MECHANISMS, SESSION_MS, SecuredKafka, unsecured_token

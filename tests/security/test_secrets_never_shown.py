@@ -25,8 +25,8 @@ from topic_data import TopicData
 from typer.testing import CliRunner
 
 from fetchproxy.cli.main import app
-from fetchproxy.config.keys import all_keys
-from fetchproxy.config.secrets import is_secret_name
+from fetchproxy.config.load import all_keys
+from fetchproxy.config.values import is_secret_name
 from lab.process import free_port
 from lab.secured_kafka import SecuredKafka, unsecured_token
 

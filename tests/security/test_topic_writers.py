@@ -10,13 +10,13 @@ import pytest
 from secured_clients import as_user
 from structlog.testing import capture_logs
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.open_metadata import metadata_manager
-from fetchproxy.cluster.topic_writers import Acl, own_principal, writers
+from fetchproxy.archive import metadata_manager
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.topic_writers import Acl, own_principal, writers
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.config.sections import ClusterConfig
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 from lab.kafka import KafkaServer
 from lab.secured_kafka import SecuredKafka
 

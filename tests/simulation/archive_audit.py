@@ -8,13 +8,13 @@ from uuid import UUID
 from archive_world import ArchiveWorld
 from broker_log import SimulatedLog
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ObjectNotFound
-from fetchproxy.metadata.api import RemoteLogMetadataManager
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
-from fetchproxy.remote_log.verification.verify import verify_archive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 

@@ -26,12 +26,12 @@ from network import NetworkLoop
 from structlog.testing import capture_logs
 from virtual_loop import START_S, run_virtual
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.metadata.api import RemoteLogMetadataManager
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from fetchproxy.remote_log.manager import RemoteLogManager
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
 # A crash of a turn is a defect of the archiver's, whatever the weather.
 FATAL_EVENTS = frozenset(("partition_process_crashed", "archive_gap", "partition_stopped"))

@@ -16,10 +16,9 @@ from random import Random
 from faulty_store import Faults, FaultyObjectStore
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.metadata_log import LogBounds, LogChunk, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity, MetadataLog
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.api import ObjectStore, StoredObject
-from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
 
 @dataclass(slots=True)

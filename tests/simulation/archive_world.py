@@ -13,10 +13,10 @@ from memory_metadata_log import MemoryMetadataLog
 from network import SimulatedNetwork
 from session_scenario import draw_conditions, draw_logs
 
-from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, Config, KiB, MetadataConfig
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, Config, KiB, MetadataConfig
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.leadership.api import LeadershipState, SoleLeadership
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.leadership import LeadershipState, SoleLeadership
 
 COPY_MS_MAX = 2_000
 ORPHAN_AGE_MS = 8_000

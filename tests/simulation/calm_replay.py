@@ -22,18 +22,17 @@ from generated_archive import make_batch, random_uuid, store_segment
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from virtual_loop import run_virtual
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.leader_log import ClusterLeaderLog
-from fetchproxy.config.sections import ClusterConfig, Config, GatewayConfig, RemoteFetchConfig
-from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.gateway.server import GatewayServer
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig, RemoteFetchConfig
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
+from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.sparing_warnings import SparingWarnings
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.relay.server import GatewayServer
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 BOOTSTRAP = ("127.0.0.1", 9192)
 BATCH_BYTES = 1_000

@@ -18,8 +18,7 @@ from typing import Self
 
 from fetchproxy.errors import StorageThrottled, StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.api import ObjectStore, StoredObject
-from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from client_connection import Answered, ClientFetchSession, Wanted
 
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_fetch.api import READ_WAIT_MIN_S
+from fetchproxy.reading.segment_reader import READ_WAIT_MIN_S
 from protocol.record_batch import check_crc, walk
 
 if TYPE_CHECKING:

@@ -13,9 +13,6 @@ from uuid import UUID
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.index.remote_log_index import RemoteLogIndexBuilder
-from fetchproxy.index.transaction_index import encode_aborted
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.model import (
     AbortedTxn,
     EpochStart,
@@ -24,9 +21,12 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.storage.api import ObjectStore
-from fetchproxy.storage.layout import LAYOUT_OBJECT, SegmentFile, layout_text
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile, layout_text
+from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.segments.side_files import encode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import ObjectStore
 from protocol.record_batch import CONTROL_MASK, TRANSACTIONAL_MASK, walk
 
 _AFTER_CRC = struct.Struct(">hiqqqhii")

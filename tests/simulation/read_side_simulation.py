@@ -20,15 +20,14 @@ from generated_archive import (
 )
 from virtual_loop import START_S, run_virtual
 
-from fetchproxy.config.sections import KiB, MetadataConfig, MiB, RemoteFetchConfig
+from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
 from fetchproxy.errors import OffsetNotArchived, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel
-from fetchproxy.remote_fetch.api import CompletionReason, RemoteReadRequest, RemoteReadResult
-from fetchproxy.remote_fetch.delayed_fetch import DelayedRemoteFetch
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import CompletionReason, RemoteReadRequest, RemoteReadResult
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 FAULTS_END_S = START_S + 120
 # After the faults every reader must be done within this: back-off, hung attempts, then reading.

@@ -11,7 +11,7 @@ from generated_archive import random_uuid
 from network import Conditions
 from simulated_consumer import BOOTSTRAP
 
-from fetchproxy.config.sections import (
+from fetchproxy.config.schema import (
     ArchiveConfig,
     ClusterConfig,
     Config,

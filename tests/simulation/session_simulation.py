@@ -29,19 +29,18 @@ from simulated_consumer import BOOTSTRAP, Habits, SimulatedConsumer
 from structlog.testing import capture_logs
 from virtual_loop import START_S, run_virtual
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.cluster.leader_log import ClusterLeaderLog
-from fetchproxy.config.sections import KiB, MetadataConfig
-from fetchproxy.gateway.leader_views import LeaderViews
-from fetchproxy.gateway.server import GatewayServer
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import KiB, MetadataConfig
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
+from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.sparing_warnings import SparingWarnings
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.relay.server import GatewayServer
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
 # After the faults everybody must be done within this: hung reads, back-off, then reading.
 FINISH_S_MAX = 300

@@ -13,9 +13,9 @@ from faulty_store import FaultyObjectStore
 from network import Conditions, SimulatedNetwork
 from virtual_loop import START_S
 
-from fetchproxy.config.sections import Config
-from fetchproxy.gateway.served_fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
+from fetchproxy.config.schema import Config
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.serving.relay.served_fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
 
 PARKED_S = PARKED_WAIT_MAX_MS / 1000
 STALL_S_MAX = 0.3

@@ -12,14 +12,17 @@ from calm_replay import whole_logs
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from virtual_loop import run_virtual
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig, MetadataConfig
-from fetchproxy.gateway.archived_knowledge import ArchivedKnowledge
-from fetchproxy.gateway.archived_topics import ArchivedTopics, TopicsOfConnection
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.observability.sparing_warnings import SparingWarnings
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.serving.relay.archived_topics import (
+    ArchivedKnowledge,
+    ArchivedTopics,
+    TopicsOfConnection,
+)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 LOOKS = 10
 

@@ -28,9 +28,9 @@ from fetchproxy.metadata.archiver_positions import (
     encode_positions,
 )
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remote_log.published_positions import PublishedPositions
-from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.published import PublishedPositions
 
 T0, T1 = (TopicIdPartition(UUID(int=7), "t", n) for n in range(2))
 READ_MAX_MS = 1_000

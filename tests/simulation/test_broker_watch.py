@@ -14,9 +14,9 @@ from network import Conditions, NetworkLoop, SimulatedNetwork
 from structlog.testing import capture_logs
 from virtual_loop import run_virtual
 
-from fetchproxy.cluster.broker_watch import BrokersStatus, BrokerWatch
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ClusterConfig
+from fetchproxy.brokers.broker_watch import BrokersStatus, BrokerWatch
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.observability import metrics
 
 # A broker that goes away is known of within this.

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from calm_replay import BATCH_BYTES, BATCH_OFFSETS, PlainReader, Replay, now, run_replay
 
-from fetchproxy.config.sections import KiB, RemoteFetchConfig
+from fetchproxy.config.schema import KiB, RemoteFetchConfig
 
 RATE = 40_000
 

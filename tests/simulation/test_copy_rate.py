@@ -13,13 +13,12 @@ from generated_archive import random_uuid
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from virtual_loop import run_virtual
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.remote_log.archive_once import archive_once
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once
 
 PARTITIONS, BATCHES = 4, 250
 WHOLE = PARTITIONS * BATCHES * BATCH_BYTES

@@ -12,7 +12,7 @@ from storage_contract import ObjectStoreContract
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.storage.memory import MemoryObjectStore
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from calm_replay import BATCH_OFFSETS, PlainReader, Replay, now, run_replay
 
-from fetchproxy.config.sections import KiB, RemoteFetchConfig
+from fetchproxy.config.schema import KiB, RemoteFetchConfig
 
 BATCHES = 40
 

@@ -10,10 +10,10 @@ from client_connection import ClientConnection, metadata_request
 from network import NetworkLoop
 from test_many_connections import dialed
 
-from fetchproxy.config.sections import RemoteFetchConfig
-from fetchproxy.gateway import server
-from fetchproxy.gateway.broker_link import BrokerLink
-from fetchproxy.gateway.client_session import ClientSession
+from fetchproxy.config.schema import RemoteFetchConfig
+from fetchproxy.serving.relay import server
+from fetchproxy.serving.relay.broker_link import BrokerLink
+from fetchproxy.serving.relay.session import ClientSession
 
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 METADATA, HALF_FRAME_S = 3, 5

@@ -15,15 +15,14 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from test_many_connections import connected
 from virtual_loop import VirtualTimeLoop
 
-from fetchproxy.config.sections import MiB, RemoteFetchConfig
-from fetchproxy.gateway import request_reader
-from fetchproxy.gateway.apis import fetch as fetch_api
-from fetchproxy.gateway.breathing import MESSAGES_A_TURN
-from fetchproxy.gateway.client_session import ClientSession
-from fetchproxy.gateway.fetch_judging import FetchJudging
-from fetchproxy.gateway.fetch_marks import SPLIT_AT_ONCE
-from fetchproxy.gateway.fetch_session import ASKED_BYTES
-from fetchproxy.gateway.server import SWEEP_INTERVAL_S
+from fetchproxy.config.schema import MiB, RemoteFetchConfig
+from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.serving.relay import framing as request_reader
+from fetchproxy.serving.relay.apis import fetch as fetch_api
+from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
+from fetchproxy.serving.relay.server import SWEEP_INTERVAL_S
+from fetchproxy.serving.relay.session import ClientSession
+from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchJudging
 from protocol.headers import RequestHead
 
 VERSION = 12

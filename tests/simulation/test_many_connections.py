@@ -10,10 +10,10 @@ import pytest
 from calm_replay import BOOTSTRAP, GATEWAY, Replay, run_replay
 from client_connection import ClientConnection, metadata_request
 
-from fetchproxy.config.sections import MiB, RemoteFetchConfig
-from fetchproxy.gateway import server
-from fetchproxy.gateway.breathing import MANY_PARTITIONS, breathe
-from fetchproxy.gateway.client_session import ClientSession
+from fetchproxy.config.schema import MiB, RemoteFetchConfig
+from fetchproxy.runtime.loop import MANY_PARTITIONS, breathe
+from fetchproxy.serving.relay import server
+from fetchproxy.serving.relay.session import ClientSession
 
 FETCH, VERSION = 1, 12
 

@@ -16,22 +16,22 @@ from random import Random
 from generated_archive import make_batch, random_tip, store_segment
 from virtual_loop import run_virtual
 
-from fetchproxy.config.sections import KiB, MetadataConfig, MiB, RemoteFetchConfig
-from fetchproxy.gateway.answer_budget import AnswerBudget
-from fetchproxy.gateway.fetch_answer import (
+from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import ByteRange, IsolationLevel, TopicIdPartition
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import RemoteReadRequest
+from fetchproxy.runtime.loop import in_steps
+from fetchproxy.serving.admission import AnswerBudget
+from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     PartitionAnswer,
     encode_own_answer,
     encode_topics,
 )
-from fetchproxy.many_items import in_steps
-from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import ByteRange, IsolationLevel, TopicIdPartition
-from fetchproxy.remote_fetch.api import RemoteReadRequest
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from protocol.fetch_response import PartitionPatch
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from protocol.fetch import PartitionPatch
 from protocol.primitives import Buffer
 
 CLIENTS = 1_000

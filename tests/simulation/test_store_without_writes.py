@@ -22,17 +22,17 @@ from network import Conditions, NetworkLoop, SimulatedNetwork
 from structlog.testing import capture_logs
 from virtual_loop import run_virtual
 
-from fetchproxy.cluster.client import Cluster
-from fetchproxy.config.sections import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability import metrics
-from fetchproxy.remote_log.concerns import Concern
-from fetchproxy.remote_log.manager import RemoteLogManager
-from fetchproxy.remote_log.status import PartitionArchiveStatus
-from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.writing.concerns import Concern
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
+from fetchproxy.writing.status import PartitionArchiveStatus
 
 PARTITIONS = 3
 BATCHES = 3_000

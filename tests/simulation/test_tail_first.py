@@ -12,10 +12,10 @@ from calm_replay import BATCH_BYTES, BATCH_OFFSETS, PlainReader, Replay, now, ru
 from network import Conditions
 from virtual_loop import VirtualTimeLoop
 
-from fetchproxy.config.sections import KiB, RemoteFetchConfig
-from fetchproxy.gateway import client_session
-from fetchproxy.remote_fetch import segment_loads
-from fetchproxy.remote_fetch.chunk_cache import Chunk
+from fetchproxy.config.schema import KiB, RemoteFetchConfig
+from fetchproxy.reading import segment_loads
+from fetchproxy.reading.chunk_cache import Chunk
+from fetchproxy.serving.relay import session as client_session
 
 BATCHES = 200
 READERS = 16

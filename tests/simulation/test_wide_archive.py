@@ -14,14 +14,13 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from test_many_connections import connected
 from virtual_loop import VirtualTimeLoop
 
-from fetchproxy.config.sections import MiB, RemoteFetchConfig
+from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.gateway import served_fetch
-from fetchproxy.gateway.fetch_marks import SPLIT_AT_ONCE, FetchMarks
-from fetchproxy.many_items import ITEMS_AT_ONCE
-from fetchproxy.remote_fetch.api import PARTITIONS_READ_MAX
-from fetchproxy.remote_fetch.purgatory import RemoteFetchPurgatory
-from fetchproxy.remote_fetch.segment_reader import SegmentReader
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
+from fetchproxy.runtime.loop import ITEMS_AT_ONCE
+from fetchproxy.serving.relay import served_fetch
+from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchMarks
 
 VERSION = 12
 PARTITIONS = 3 * PARTITIONS_READ_MAX

@@ -17,6 +17,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
 )
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.archive_identity import (
     ArchiveIdentity,
     OwnIdentity,
@@ -24,10 +25,9 @@ from fetchproxy.storage.archive_identity import (
     parse_identity,
     read_identity,
 )
-from fetchproxy.storage.layout import LAYOUT_OBJECT, layout_text
-from fetchproxy.storage.memory import MemoryObjectStore
-from fetchproxy.storage.object_sizes import OBJECT_BYTES_MAX
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 0)
 WORDS = st.text(st.characters(categories=["L", "N", "P"], max_codepoint=0x7E), min_size=1)

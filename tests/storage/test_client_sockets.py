@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.storage.hdfs_client import WebHdfsClient
-from fetchproxy.storage.hdfs_location import HdfsLocation
-from fetchproxy.storage.s3 import S3ObjectStore
+from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.s3 import S3ObjectStore
+from fetchproxy.storage.stores.webhdfs import WebHdfsClient
 
 SIZE_BYTES = 64 * 1024 * 1024  # more than all buffers on the way take
 HASTY = StoreConfig(write_max_ms=500)

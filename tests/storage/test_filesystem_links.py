@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.storage.file_tree import Abandoned, Commit, FileTree
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.filesystem import Abandoned, Commit, FilesystemObjectStore, FileTree
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from threading import Event
 
 import pytest
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import (
     ObjectNotFound,
     RemoteStorageError,
@@ -24,10 +24,15 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage import file_tree
-from fetchproxy.storage.file_tree import Abandoned, Commit, FileTree, storage_error
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.plain_files import read_exactly
+from fetchproxy.storage.stores import filesystem as file_tree
+from fetchproxy.storage.stores.filesystem import (
+    Abandoned,
+    Commit,
+    FilesystemObjectStore,
+    FileTree,
+    read_exactly,
+    storage_error,
+)
 
 LATER_MS = 2**52
 
@@ -273,7 +278,7 @@ def test_a_commit_is_decided_once() -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from fetchproxy.storage.file_tree import Commit, FileTree
+from fetchproxy.storage.stores.filesystem import Commit, FileTree
 tree = FileTree(Path(sys.argv[1]), create=True)
 print("ready", flush=True)
 n = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.storage.hdfs_answers import FileStatus, KeyOrder, list_after
+from fetchproxy.storage.stores.webhdfs import FileStatus, KeyOrder, list_after
 
 NAMES = st.text(st.sampled_from("!+-.0=@A_a"), min_size=1, max_size=4)
 FOLDERS = st.dictionaries(NAMES, st.booleans(), max_size=30)  # name -> is it a folder

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
@@ -24,8 +24,8 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.hdfs import HdfsObjectStore
-from fetchproxy.storage.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.hdfs import HdfsObjectStore
+from fetchproxy.storage.stores.hdfs_location import HdfsLocation
 
 Answer = Callable[[web.Request], web.Response]
 FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}

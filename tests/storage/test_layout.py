@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
-from fetchproxy.storage.keys import check_key
-from fetchproxy.storage.layout import (
+from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     SegmentFile,
     SegmentKey,
+    check_key,
     cluster_topics_key,
     key_after_base_offset,
     layout_text,

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import (
     EpochStart,
@@ -18,9 +18,9 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.memory import MemoryObjectStore
-from fetchproxy.storage.open import open_store
 from fetchproxy.storage.remote_storage_manager import LISTED_AT_ONCE, RemoteStorageManager
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.storage.stores.registry import open_store
 
 
 def sample(name: str, **labels: str) -> float:

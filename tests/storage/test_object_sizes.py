@@ -8,10 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from fetchproxy.config.sections import MetadataConfig
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
-from fetchproxy.index.remote_log_index import INTERVAL_BYTES, RemoteLogIndexBuilder
-from fetchproxy.metadata.segment_json import encode_segment
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     OFFSET_MAX,
@@ -22,16 +21,17 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.remote_log.verification.verify import verify_archive
-from fetchproxy.storage.filesystem import FilesystemObjectStore
-from fetchproxy.storage.layout import PartitionNote, SegmentFile
-from fetchproxy.storage.object_sizes import (
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import PartitionNote, SegmentFile
+from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndexBuilder
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     SMALL_OBJECT_BYTES_MAX,
     MiB,
     segment_file_bytes_max,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.record_batch import BatchHeader
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.hdfs_location import HdfsLocation
-from fetchproxy.storage.open import FileLocation, S3Location, open_store, parse_store_url
+from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.registry import FileLocation, S3Location, open_store, parse_store_url
 
 
 def test_file_urls() -> None:
@@ -102,9 +102,9 @@ async def test_an_s3_store_is_opened_without_its_server() -> None:
 def test_who_opens_a_folder_does_not_load_the_clients_of_s3(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "import fetchproxy.pipeline.source.store_thread\n"
-        "from fetchproxy.config.sections import StoreConfig\n"
-        "from fetchproxy.storage.open import open_store\n"
+        "import fetchproxy.remotelog.store_thread\n"
+        "from fetchproxy.config.schema import StoreConfig\n"
+        "from fetchproxy.storage.stores.registry import open_store\n"
         f"open_store({tmp_path.as_uri()!r}, StoreConfig())\n"
         "print([name for name in sys.modules if 'botocore' in name])\n"
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fetchproxy.archive_only.groups.committed_offsets import _write_file
 from fetchproxy.errors import ConfigError
-from fetchproxy.folder_lock import take_folder
-from fetchproxy.metadata.metadata_cache import MetadataCache
-from fetchproxy.remote_log.sources.spool import Spool
+from fetchproxy.metadata.flat_files import MetadataCache
+from fetchproxy.runtime.folders import take_folder
+from fetchproxy.serving.standalone.committed_offsets import _write_file
+from fetchproxy.writing.sources.segment_source import Spool
 
 KEY = "remote_fetch.disk_cache_dir"
 

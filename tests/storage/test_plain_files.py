@@ -13,7 +13,7 @@ import pytest
 
 from fetchproxy.errors import DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 PROMPTLY_S = 5.0
 

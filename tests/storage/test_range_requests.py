@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.range_requests import (
+from fetchproxy.storage.stores.s3_ranges import (
     HEAD_BYTES_MAX,
     OtherAnswer,
     RangeRequests,

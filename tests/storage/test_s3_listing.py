@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from fetchproxy.storage.s3_listing import PARSED_AT_ONCE_BYTES, _take_objects
+from fetchproxy.storage.stores.s3 import PARSED_AT_ONCE_BYTES, _take_objects
 
 SPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 

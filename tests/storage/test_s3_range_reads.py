@@ -14,11 +14,11 @@ from aiobotocore.session import get_session
 from botocore.awsrequest import AWSPreparedRequest
 from certificates import Authority
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.s3 import SMALL_OBJECT, S3ObjectStore
-from fetchproxy.storage.s3_range_reads import NEEDLESS_MAX, open_range_reads
+from fetchproxy.storage.stores.s3 import SMALL_OBJECT, S3ObjectStore
+from fetchproxy.storage.stores.s3_ranges import NEEDLESS_MAX, open_range_reads
 
 CONTENT = b"0123456789" * 100
 PART = ByteRange(10, 20)

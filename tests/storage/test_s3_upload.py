@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.s3_upload import PARTS_MAX, Body, FileSpan, plan_parts, read_part
+from fetchproxy.storage.stores.s3 import PARTS_MAX, Body, FileSpan, plan_parts, read_part
 
 MiB = 1024 * 1024
 

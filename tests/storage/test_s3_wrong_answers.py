@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fetchproxy.config.sections import StoreConfig
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import (
     ObjectNotFound,
     RangeNotSatisfiable,
@@ -20,7 +20,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.s3 import S3ObjectStore
+from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 MiB = 1024 * 1024
 Answer = Callable[[str], bytes]  # from the request's head

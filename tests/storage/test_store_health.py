@@ -8,14 +8,14 @@ from virtual_loop import run_virtual
 
 from fetchproxy.errors import ObjectNotFound, StorageDenied, StorageUnavailable
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.storage.memory import MemoryObjectStore
 from fetchproxy.storage.store_health import (
     SILENT_AFTER_S,
     OperationHealth,
     OperationStatus,
     StoreOperation,
+    WatchedObjectStore,
 )
-from fetchproxy.storage.watched_store import WatchedObjectStore
+from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 ERROR = StorageUnavailable("refused")
 READ = {"operation": "read"}

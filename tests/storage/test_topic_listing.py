@@ -13,11 +13,10 @@ import pytest
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.storage.api import StoredObject
-from fetchproxy.storage.layout import partition_folder, uuid_text
-from fetchproxy.storage.memory import MemoryObjectStore
-from fetchproxy.storage.partition_objects import Standing, standing
-from fetchproxy.storage.topic_listing import divided, take_topic_objects
+from fetchproxy.segments.object_keys import partition_folder, uuid_text
+from fetchproxy.storage.listings import Standing, divided, standing, take_topic_objects
+from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.storage.stores.object_store import StoredObject
 
 TOPIC, TOPIC_ID = "orders", UUID(int=5)
 PAGE_OBJECTS = 20

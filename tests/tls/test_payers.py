@@ -10,9 +10,9 @@ from certificates import Authority
 from tls_parts import client_context
 
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.gateway.client_rates import payer_of
+from fetchproxy.serving.admission import payer_of
 from fetchproxy.tls.acceptor import TlsAcceptor
-from fetchproxy.tls.reloading import listener_context
+from fetchproxy.tls.contexts import listener_context
 
 
 class Served(asyncio.BufferedProtocol):

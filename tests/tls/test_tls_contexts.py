@@ -12,18 +12,24 @@ from certificates import Authority
 from cryptography import x509
 from pydantic import SecretStr
 
-from fetchproxy.config.addresses import is_loopback
-from fetchproxy.config.keys import all_keys
-from fetchproxy.config.load import load_config, parse_assignment
-from fetchproxy.config.sections import ClusterConfig, Config, GatewayConfig, TlsConfig
+from fetchproxy.config.load import all_keys, load_config, parse_assignment
+from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig, TlsConfig
+from fetchproxy.config.values import is_loopback
 from fetchproxy.errors import ConfigError
-from fetchproxy.gateway.server_names import ServerNames
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.tls.certificate_time import first_certificate, not_after
-from fetchproxy.tls.contexts import client_context, server_context
-from fetchproxy.tls.failures import in_words, looks_like_tls, reason_of
-from fetchproxy.tls.reloading import listener_context, upstream_context
-from fetchproxy.tls.upstream import UpstreamTls
+from fetchproxy.serving.relay.addresses import ServerNames
+from fetchproxy.tls.contexts import (
+    UpstreamTls,
+    client_context,
+    first_certificate,
+    in_words,
+    listener_context,
+    looks_like_tls,
+    not_after,
+    reason_of,
+    server_context,
+    upstream_context,
+)
 
 PASSWORD = "open-sesame-18"
 

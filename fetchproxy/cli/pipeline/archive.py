@@ -19,7 +19,7 @@ from fetchproxy.cli.pipeline.spark_run import (
     say_failures,
 )
 from fetchproxy.cli.running import EXIT_USER_ERROR, users_errors
-from fetchproxy.pipeline.jobs import archive as job
+from fetchproxy.jobs import archive as job
 
 DryRun = Annotated[
     bool,

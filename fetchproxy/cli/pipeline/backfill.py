@@ -20,11 +20,11 @@ from fetchproxy.cli.pipeline.spark_run import (
     say_failures,
 )
 from fetchproxy.cli.running import users_errors
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fetchproxy.pipeline.jobs.backfill import Backfilled
+    from fetchproxy.jobs.backfill import Backfilled
 
 _OF_SOURCE = re.compile(
     r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest)\b"
@@ -123,8 +123,8 @@ def backfill(
         if (parquet is None) == (to_topic is None):
             raise ConfigError("give one of --parquet and --to-topic")
     ask_store(config, names_in(topics))
-    from fetchproxy.pipeline.jobs import backfill as job
-    from fetchproxy.pipeline.jobs import backfill_topic as topic_job
+    from fetchproxy.jobs import backfill as job
+    from fetchproxy.jobs import backfill_topic as topic_job
 
     if parquet is not None:
         done = run_job(

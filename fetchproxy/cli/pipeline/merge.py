@@ -18,8 +18,8 @@ from fetchproxy.cli.pipeline.spark_run import (
     say_failures,
 )
 from fetchproxy.cli.running import EXIT_FAULTS
-from fetchproxy.pipeline.jobs import merge as job
-from fetchproxy.remote_log.merging.partition_merger import MERGED_BYTES_MAX
+from fetchproxy.jobs import merge as job
+from fetchproxy.writing.merging import MERGED_BYTES_MAX
 
 BytesMax = Annotated[
     int,

@@ -16,7 +16,7 @@ from fetchproxy.cli.pipeline.spark_run import (
 )
 from fetchproxy.cli.running import EXIT_FAULTS
 from fetchproxy.cli.verify import print_fault
-from fetchproxy.pipeline.jobs import reindex as job
+from fetchproxy.jobs import reindex as job
 
 
 def reindex(

@@ -18,8 +18,8 @@ from fetchproxy.cli.pipeline.spark_run import (
     run_job,
     say_failures,
 )
-from fetchproxy.pipeline.jobs import report as job
-from fetchproxy.pipeline.jobs.spread import OnProgress
+from fetchproxy.jobs import report as job
+from fetchproxy.jobs.runner import OnProgress
 
 Out = Annotated[
     Path,

@@ -16,7 +16,7 @@ from fetchproxy.cli.pipeline.spark_run import (
 )
 from fetchproxy.cli.restore import print_restored
 from fetchproxy.cli.running import EXIT_FAULTS
-from fetchproxy.pipeline.jobs import restore as job
+from fetchproxy.jobs import restore as job
 
 
 def restore(

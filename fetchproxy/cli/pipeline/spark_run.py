@@ -22,14 +22,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
-from fetchproxy.config.secrets import mask_text
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ConfigError, FetchProxyError, StorageUnavailable
+from fetchproxy.jobs.runner import Failure, OnProgress
+from fetchproxy.jobs.runner import Progress as Done
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.pipeline.jobs.session import open_session, require_spark
-from fetchproxy.pipeline.jobs.spread import Failure, OnProgress
-from fetchproxy.pipeline.jobs.spread import Progress as Done
-from fetchproxy.storage.open import open_store
+from fetchproxy.remotelog.session import open_session, require_spark
+from fetchproxy.storage.stores.registry import open_store
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from fetchproxy.auditing.faults import VerifyReport
 from fetchproxy.cli import options
 from fetchproxy.cli.pipeline.spark_run import (
     Master,
@@ -15,10 +16,9 @@ from fetchproxy.cli.pipeline.spark_run import (
 )
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.cli.verify import print_fault, print_summary, with_concerns
-from fetchproxy.config.sections import Config
-from fetchproxy.pipeline.jobs import verify as job
-from fetchproxy.remote_log.verification.verify_report import VerifyReport
-from fetchproxy.storage.open import open_store
+from fetchproxy.config.schema import Config
+from fetchproxy.jobs import verify as job
+from fetchproxy.storage.stores.registry import open_store
 
 
 def verify(

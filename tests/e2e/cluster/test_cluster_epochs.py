@@ -16,10 +16,10 @@ from proxy_process import ProxyProcess, wait_for
 from steady_producer import SteadyProducer
 from topic_data import archived_ends, trim
 
-from fetchproxy.config.sections import MetadataConfig, StoreConfig
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.storage.open import open_store
+from fetchproxy.storage.stores.registry import open_store
 from lab.kafka_cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka

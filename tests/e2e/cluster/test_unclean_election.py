@@ -21,10 +21,10 @@ from held_reader import HeldReader
 from proxy_process import ProxyProcess, wait_for
 from topic_data import TopicData, archived_ends, produce, trim
 
-from fetchproxy.config.sections import MetadataConfig, StoreConfig
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.storage.open import open_store
+from fetchproxy.storage.stores.registry import open_store
 from lab.kafka_cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka

@@ -8,8 +8,8 @@ from typing import Any
 from planted_archive import PlantedArchive
 
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.config.sections import Config
-from fetchproxy.storage.filesystem import FilesystemObjectStore
+from fetchproxy.config.schema import Config
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 PREFIX = "archive"  # of every planted archive
 

@@ -18,20 +18,14 @@ from made_batches import CODECS, Record, made_batch, marker
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, ObjectNotFound
+from fetchproxy.jobs import backfill_files as parquet_range
+from fetchproxy.jobs.backfill import Target, backfill, backfill_range, plan_backfill
+from fetchproxy.jobs.backfill_files import OPEN_DATES_MAX, Manifest, OutputFolder, by_day, day_name
+from fetchproxy.jobs.runner import attempt
 from fetchproxy.model import AbortedTxn, TopicIdPartition
-from fetchproxy.pipeline.jobs import parquet_range
-from fetchproxy.pipeline.jobs.backfill import (
-    Target,
-    backfill,
-    backfill_range,
-    plan_backfill,
-)
-from fetchproxy.pipeline.jobs.backfill_output import OutputFolder
-from fetchproxy.pipeline.jobs.parquet_range import OPEN_DATES_MAX, Manifest, by_day, day_name
-from fetchproxy.pipeline.jobs.spread import attempt
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.task_reader import PassedOver
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.remotelog.task_reader import PassedOver
+from fetchproxy.segments.object_keys import SegmentFile
 
 DAY_MS = 86_400_000
 START_MS = 19_000 * DAY_MS

@@ -12,17 +12,11 @@ from hypothesis import strategies as st
 from retention_segments import TIP, archives, segment
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.index.remote_log_index import IndexSpan, RemoteLogIndex, RemoteLogIndexBuilder
+from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, cut_offsets, next_plan, without
 from fetchproxy.metadata.partition_view import PartitionView, build_view
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.pipeline.jobs.backfill_plan import (
-    BackfillRange,
-    Plan,
-    cut_offsets,
-    next_plan,
-    without,
-)
-from fetchproxy.pipeline.source.planning import OffsetSpan
+from fetchproxy.remotelog.planning import OffsetSpan
+from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, RemoteLogIndexBuilder
 from protocol.record_batch import walk
 
 SETTINGS = {"isolationLevel": "read_committed"}

@@ -18,17 +18,17 @@ from topic_copier_process import RECORDS_MAX
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.config.sections import ClusterConfig, Config
+from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.errors import ClusterError, ConfigError
-from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline.jobs.backfill_topic import (
+from fetchproxy.jobs.backfill_topic import (
     CopiedPartition,
     TopicTarget,
     copy_partition,
     kafka_settings,
     plan_topic,
 )
-from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remotelog.options import parse_options
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

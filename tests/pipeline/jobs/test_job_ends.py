@@ -14,7 +14,7 @@ from written_archive import WrittenArchive
 
 from fetchproxy.cli.pipeline.backfill import as_options, passed_over
 from fetchproxy.errors import ConfigError
-from fetchproxy.pipeline.jobs.session import check_master, master_places
+from fetchproxy.remotelog.session import check_master, master_places
 
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,8 @@ import pytest
 from spark_commands import pipeline, small_segments
 from written_archive import WrittenArchive
 
-from fetchproxy.config.sections import StoreConfig
-from fetchproxy.storage.open import open_object_store
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.storage.stores.registry import open_object_store
 from lab.hdfs import HdfsServer
 from lab.s3 import S3Server
 

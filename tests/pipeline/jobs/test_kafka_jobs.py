@@ -14,25 +14,20 @@ from client_readers import read_confluent
 from proxy_process import ProxyProcess
 from topic_data import TopicData, archived_ends, produce, produce_transactions
 
+from fetchproxy.archive import for_executors, in_loop, stored_partitions
+from fetchproxy.auditing.faults import VerifyReport
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.config.sections import Config
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ClusterError, ConfigError
-from fetchproxy.pipeline.jobs.archive import (
+from fetchproxy.jobs.archive import (
     ArchivedPartition,
     archive_partition,
     begin_archive,
     plan_archive,
 )
-from fetchproxy.pipeline.jobs.merge import MergeOptions, merge_partition
-from fetchproxy.pipeline.jobs.opened_archive import for_executors, in_loop, stored_partitions
-from fetchproxy.pipeline.jobs.restore import (
-    _metadata_topic,
-    _state_metadata_topic,
-    grouped,
-    restore_group,
-)
-from fetchproxy.pipeline.jobs.verify import together, verify_partition
-from fetchproxy.remote_log.verification.verify_report import VerifyReport
+from fetchproxy.jobs.merge import MergeOptions, merge_partition
+from fetchproxy.jobs.restore import _metadata_topic, _state_metadata_topic, grouped, restore_group
+from fetchproxy.jobs.verify import together, verify_partition
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

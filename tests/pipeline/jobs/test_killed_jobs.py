@@ -17,10 +17,10 @@ from stored_archives import config_at
 from topic_data import TopicData, archived_ends, produce
 from written_archive import WrittenArchive
 
+from fetchproxy.archive import in_loop, stored_archive, stored_partitions
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.pipeline.jobs.opened_archive import in_loop, stored_archive, stored_partitions
-from fetchproxy.pipeline.jobs.restore import grouped, restore_group
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.jobs.restore import grouped, restore_group
+from fetchproxy.segments.object_keys import SegmentFile
 from lab.kafka import KafkaServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark_set_up")]

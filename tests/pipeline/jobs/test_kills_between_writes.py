@@ -19,21 +19,21 @@ from stored_archives import config_at
 from test_killed_jobs import missing
 from written_archive import TIP, WrittenArchive
 
-from fetchproxy.cluster.metadata_log import KafkaMetadataLog
+from fetchproxy.archive import for_executors, in_loop, wall_clock_ms
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.config.sections import Config
-from fetchproxy.pipeline.jobs.backfill import Target, backfill_range, plan_backfill
-from fetchproxy.pipeline.jobs.backfill_output import OutputFolder
-from fetchproxy.pipeline.jobs.merge import MergeOptions, merge_partition
-from fetchproxy.pipeline.jobs.opened_archive import for_executors, in_loop, wall_clock_ms
-from fetchproxy.pipeline.jobs.reindex import reindex_partition
-from fetchproxy.pipeline.jobs.restore import _metadata_topic, grouped, restore_group
-from fetchproxy.pipeline.jobs.verify import verify_partition
-from fetchproxy.pipeline.source.archive_reading import plan_input
-from fetchproxy.pipeline.source.options import parse_options
-from fetchproxy.pipeline.source.planning import plan_tasks
-from fetchproxy.pipeline.source.task_reader import read_task
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.config.schema import Config
+from fetchproxy.jobs.backfill import Target, backfill_range, plan_backfill
+from fetchproxy.jobs.backfill_files import OutputFolder
+from fetchproxy.jobs.merge import MergeOptions, merge_partition
+from fetchproxy.jobs.reindex import reindex_partition
+from fetchproxy.jobs.restore import _metadata_topic, grouped, restore_group
+from fetchproxy.jobs.verify import verify_partition
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
+from fetchproxy.remotelog.archive_reading import plan_input
+from fetchproxy.remotelog.options import parse_options
+from fetchproxy.remotelog.planning import plan_tasks
+from fetchproxy.remotelog.task_reader import read_task
+from fetchproxy.segments.object_keys import SegmentFile
 from lab.kafka import KafkaServer
 
 Rows = list[tuple[int, bytes | None]]
@@ -145,7 +145,7 @@ def test_a_merge(copies: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) ->
     def work(archive: Path) -> None:
         for later_ms in (0, 86_400_000, 2 * 86_400_000):
             clock = partial(later, later_ms)
-            monkeypatch.setattr("fetchproxy.pipeline.jobs.merge.wall_clock_ms", clock)
+            monkeypatch.setattr("fetchproxy.jobs.merge.wall_clock_ms", clock)
             merge_partition(config_of(archive), MergeOptions(bytes_max=1_500), TIP)
 
     for archive in each_kill(copies, lambda archive: [], files, work):

@@ -10,12 +10,12 @@ import pytest
 from planted_archive import TIP, PlantedArchive, batch, flip
 from stored_archives import config_of, planted
 
-from fetchproxy.index.remote_log_index import INTERVAL_BYTES
+from fetchproxy.jobs.reindex import reindex_partition
+from fetchproxy.jobs.restore import grouped
+from fetchproxy.jobs.verify import verify_partition
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline.jobs.reindex import reindex_partition
-from fetchproxy.pipeline.jobs.restore import grouped
-from fetchproxy.pipeline.jobs.verify import verify_partition
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import INTERVAL_BYTES
 
 
 @pytest.fixture

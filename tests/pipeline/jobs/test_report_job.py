@@ -13,11 +13,7 @@ from planted_archive import TIP, PlantedArchive, batch, flip
 from retention_segments import segment
 from stored_archives import config_of, planted
 
-from fetchproxy.metadata.partition_view import build_view
-from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline.jobs.charts import Bar, bar_chart, round_ticks
-from fetchproxy.pipeline.jobs.forecast import bytes_per_day, forecast
-from fetchproxy.pipeline.jobs.partition_figures import (
+from fetchproxy.jobs.figures import (
     DAY_MS,
     SAMPLED_SEGMENTS_MAX,
     CodecFigures,
@@ -25,14 +21,28 @@ from fetchproxy.pipeline.jobs.partition_figures import (
     Held,
     PartitionFigures,
     by_day,
+    bytes_per_day,
+    forecast,
     held_by,
     sample_codecs,
     spread_evenly,
 )
-from fetchproxy.pipeline.jobs.report import SCHEMAS, forecast_of, report_partition, table_rows
-from fetchproxy.pipeline.jobs.report_page import BARS_MAX, fewer, page
-from fetchproxy.remote_log.retention.retention_settings import Retention
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.jobs.report import (
+    BARS_MAX,
+    SCHEMAS,
+    Bar,
+    bar_chart,
+    fewer,
+    forecast_of,
+    page,
+    report_partition,
+    round_ticks,
+    table_rows,
+)
+from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.writing.deletion.retention import Retention
 from protocol.record_batch import HEADER_BYTES
 
 NOW_MS = 20_000 * DAY_MS

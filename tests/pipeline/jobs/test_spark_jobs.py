@@ -16,8 +16,8 @@ from spark_commands import pipeline, running, small_segments
 from stored_archives import config_at
 from written_archive import WrittenArchive
 
-from fetchproxy.pipeline.jobs.opened_archive import in_loop, stored_archive, stored_partitions
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.archive import in_loop, stored_archive, stored_partitions
+from fetchproxy.segments.object_keys import SegmentFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark_set_up")]
 
@@ -157,7 +157,7 @@ def test_workers_that_are_lost_each_time_are_said_to_be(
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, os, signal\n"
         "if 'pyspark.daemon' in ' '.join(sys.orig_argv):\n"
-        "    import fetchproxy.pipeline.jobs.verify as job\n"
+        "    import fetchproxy.jobs.verify as job\n"
         "    job.verify_partition = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    import functools\n"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fetchproxy.errors import CorruptSegment, PipelineFailed, StorageUnavailable
-from fetchproxy.pipeline.jobs.spread import Progress, attempt, named, spread
+from fetchproxy.jobs.runner import Progress, attempt, named, spread
 
 
 class Context:

@@ -12,9 +12,9 @@ from planted_archive import TIP, PlantedArchive, batch, flip
 from stored_archives import PREFIX, config_of, planted
 
 from fetchproxy.errors import RemoteStorageError
+from fetchproxy.jobs.verify import fault_rows, together, verify_partition
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.pipeline.jobs.verify import fault_rows, together, verify_partition
-from fetchproxy.storage.layout import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
 

@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.pipeline.jobs import backfill_topic as job
-from fetchproxy.pipeline.source.options import parse_options
+from fetchproxy.jobs import backfill_topic as job
+from fetchproxy.remotelog.options import parse_options
 
 RECORDS_MAX = 64
 

@@ -1,0 +1,156 @@
+"""How a process opens its archive: the stores, the metadata manager, and both for one task of
+a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.topic_writers import MetadataTopicWriters
+from fetchproxy.config.schema import Config
+from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.tls.contexts import upstream_context
+
+# Which RemoteLogMetadataManager a process has, by its configuration.
+
+
+def metadata_manager(
+    config: Config,
+    rsm: RemoteStorageManager,
+    cluster: Cluster,
+    wall_clock_ms: Callable[[], int],
+) -> StoreBackedRemoteLogMetadataManager | TopicBasedRemoteLogMetadataManager:
+    """To be entered while `rsm` and `cluster` are open. Without a cluster it is the store."""
+    if config.metadata.manager == "store" or config.archive_only.enabled:
+        collects = not config.archive_only.enabled
+        return StoreBackedRemoteLogMetadataManager(rsm, config.metadata, collects=collects)
+    writers = MetadataTopicWriters(cluster, config)
+    metadata_log = KafkaMetadataLog(
+        cluster, config.cluster, config.metadata, wall_clock_ms, writers
+    )
+    return TopicBasedRemoteLogMetadataManager(metadata_log, rsm, config.metadata, wall_clock_ms)
+
+
+@asynccontextmanager
+async def metadata_topic_to_verify(
+    config: Config, rsm: RemoteStorageManager, wall_clock_ms: Callable[[], int]
+) -> AsyncIterator[TopicBasedRemoteLogMetadataManager | None]:
+    """None where the store is the metadata manager. Creates no topic: here is only read.
+
+    Raises RemoteStorageError where there is no such topic, ClusterError.
+    """
+    if config.metadata.manager == "store":
+        yield None
+        return
+    async with Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster:
+        metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
+        if not await metadata_log.exists():
+            raise RemoteStorageError(
+                f"there is no metadata topic {config.metadata.topic_name}: rebuild it with "
+                "`fetchproxy restore`, or verify with metadata.manager=store"
+            )
+        # The cache is locked by the process that serves from it.
+        metadata = config.metadata.model_copy(update={"cache_dir": None})
+        async with TopicBasedRemoteLogMetadataManager(
+            metadata_log, rsm, metadata, wall_clock_ms
+        ) as manager:
+            yield manager
+
+
+# An archive, opened for one task: on the driver for planning, on an executor for the work.
+#
+# Jobs are plain functions for whoever calls them, and coroutines inside; here is the seam.
+
+T = TypeVar("T")
+
+
+class StoredArchive(NamedTuple):
+    """What the store alone says."""
+
+    rsm: RemoteStorageManager
+    rlmm: StoreBackedRemoteLogMetadataManager
+
+
+class ManagedArchive(NamedTuple):
+    """What the configured metadata manager says; `cluster` None: no brokers are configured."""
+
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    cluster: Cluster | None
+
+
+def wall_clock_ms() -> int:
+    """Epoch milliseconds, for timestamps that are stored; never for durations."""
+    return time.time_ns() // 1_000_000
+
+
+def in_loop(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, also where the caller's thread runs a loop already (a notebook)."""
+    with ThreadPoolExecutor(1, thread_name_prefix="job") as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
+def store_url(config: Config) -> str:
+    if config.store.url is None:
+        raise ConfigError("store.url is not set; give --store URL (or FETCHPROXY_STORE_URL)")
+    return config.store.url
+
+
+def for_executors(config: Config) -> Config:
+    """Without what one process has for itself: several tasks of a host run at once."""
+    metadata = config.metadata.model_copy(update={"cache_dir": None})
+    archive = config.archive.model_copy(update={"local_index_dir": None})
+    return config.model_copy(update={"metadata": metadata, "archive": archive})
+
+
+@asynccontextmanager
+async def stored_archive(config: Config) -> AsyncIterator[StoredArchive]:
+    """Raises ConfigError, RemoteStorageError."""
+    rsm = open_store(store_url(config), config.store)
+    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
+        yield StoredArchive(rsm, rlmm)
+
+
+@asynccontextmanager
+async def managed_archive(
+    config: Config, *, brokers: bool = False, create: bool = False, must_exist: bool = True
+) -> AsyncIterator[ManagedArchive]:
+    """`brokers`: the work needs them. Without, they are dialled for a metadata topic alone.
+
+    `create`, `must_exist`: as of `open_archive`.
+
+    Raises ConfigError, RemoteStorageError, ClusterError.
+    """
+    async with AsyncExitStack() as opened:
+        rsm = await opened.enter_async_context(
+            open_archive(config, create=create, must_exist=must_exist)
+        )
+        if not brokers and config.metadata.manager == "store":
+            stored = StoreBackedRemoteLogMetadataManager(rsm, config.metadata)
+            yield ManagedArchive(rsm, await opened.enter_async_context(stored), None)
+            return
+        tls = upstream_context(config.cluster, config.tls)
+        cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
+        manager = metadata_manager(config, rsm, cluster, wall_clock_ms)
+        yield ManagedArchive(rsm, await opened.enter_async_context(manager), cluster)
+
+
+async def stored_partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
+    """Those of `topic` (None: of all), as the store lists them. Raises as `stored_archive`."""
+    async with stored_archive(config) as archive:
+        every = await archive.rlmm.list_partitions()
+        return [tip for tip in every if topic is None or tip.topic == topic]

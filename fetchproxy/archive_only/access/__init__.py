@@ -1,1 +1,0 @@
-"""Who may read an archive without brokers: users of its own, by SASL. See docs/archive-only.md."""

@@ -1,1 +1,0 @@
-"""Consumer groups on one node: who reads what (in memory), how far they are (in a file)."""

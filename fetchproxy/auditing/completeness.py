@@ -1,0 +1,234 @@
+"""Is all of a partition there that was archived? Asked of the records in the store, and of the
+metadata topic where there is one.
+
+Reads no log. What is decided of offsets is `archive_health`; here is what is read, and in which
+order: what must be there before what is, so that a copy or a deletion under way is no fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fetchproxy.auditing.faults import Fault, NotKnown, RecordedGap
+from fetchproxy.errors import RemoteStorageError, StorageUnavailable
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
+from fetchproxy.segments.description import FinishedOffsets
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.archive_health import (
+    FINISHED,
+    NotHeld,
+    Offsets,
+    look_at_offsets,
+    metadata_in_words,
+    offsets_in_words,
+)
+from fetchproxy.writing.concerns import Finding, in_no_segment
+
+
+@dataclass(slots=True)
+class Completeness:
+    """What was found of one partition."""
+
+    faults: list[Fault] = field(default_factory=list)
+    gaps: list[RecordedGap] = field(default_factory=list)
+    not_known: list[NotKnown] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+class CompletenessCheck:
+    """Of any partition. `topic`: the metadata topic's manager; None: there is no such topic."""
+
+    def __init__(
+        self,
+        rsm: RemoteStorageManager,
+        stored: StoreBackedRemoteLogMetadataManager,
+        topic: RemoteLogMetadataManager | None,
+    ) -> None:
+        self._rsm = rsm
+        self._stored = stored
+        self._topic = topic
+
+    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> Completeness:
+        """`lost`: offsets of segments of which only the metadata are missing.
+
+        Raises RemoteStorageError.
+        """
+        found = Completeness()
+        in_topic = await self._in_topic(tip, found)
+
+        def told() -> list[Offsets]:
+            there = self._not_in_store(tip, in_topic)
+            return [*lost, *((s.start_offset, s.end_offset) for s in there)]
+
+        look = await look_at_offsets(
+            self._rsm.records, self._stored, tip, lambda: refreshed(self._stored, tip), told
+        )
+        stated = look.stated
+        if look.damaged is not None:
+            key = self._rsm.records.finished_offsets_key(tip)
+            found.faults.append(Fault(tip.topic, tip.partition, key, None, None, look.damaged))
+        folder = self._rsm.records.folder(tip)
+        for first, last in look.found.missing:
+            what = in_no_segment(first, last)
+            found.faults.append(Fault(tip.topic, tip.partition, folder, None, first, what))
+        if stated is not None and stated.log_start_offset > self._log_start(tip):
+            what = f"the log start was raised to {stated.log_start_offset}, and is not any more"
+            found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, what))
+        found.faults += self._older_end(tip, stated)
+        found.gaps += [RecordedGap(tip.topic, tip.partition, *gap) for gap in look.found.gaps]
+        self._note_unknown(tip, stated, look.found, found)
+        found.findings += offsets_in_words(tip, look.found)
+        if (view := self._stored.view(tip)) is not None:
+            found.findings += metadata_in_words(
+                view,
+                self._stored.problems(tip),
+                lambda: self._stored.list_remote_log_segments(tip),
+            )
+        if in_topic is not None:
+            found.faults += await self._against_topic(tip, in_topic)
+        return found
+
+    # --- the records in the store ---
+    def _log_start(self, tip: TopicIdPartition) -> int:
+        view = self._stored.view(tip)
+        return 0 if view is None else view.raised_log_start
+
+    def _older_end(self, tip: TopicIdPartition, stated: FinishedOffsets | None) -> list[Fault]:
+        """What lies at the end that was stated is of an older leader's log, which was cut there."""
+        if stated is None or stated.end_offset < self._log_start(tip):
+            return []
+        segments = _finished(self._stored.list_remote_log_segments(tip))
+        epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
+        at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
+        if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
+            return []
+        key = self._rsm.object_key(at_end[-1], SegmentFile.METADATA)
+        what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
+        return [
+            Fault(tip.topic, tip.partition, key, None, stated.end_offset, f"{what}, not in this")
+        ]
+
+    def _note_unknown(
+        self,
+        tip: TopicIdPartition,
+        stated: FinishedOffsets | None,
+        result: NotHeld,
+        found: Completeness,
+    ) -> None:
+        whats = [
+            f"whether offsets {first} to {last}, which are in no segment, were archived"
+            for first, last in result.not_known
+        ]
+        segments = _finished(self._stored.list_remote_log_segments(tip))
+        if stated is None:
+            whats.append("where the archive began and up to where it was finished")
+        elif stated is not None and any(s.start_offset < stated.recorded_from for s in segments):
+            whats.append(f"whether the archive began below offset {segments[0].start_offset}")
+        found.not_known += [NotKnown(tip.topic, tip.partition, what) for what in whats]
+
+    # --- the metadata topic ---
+    async def _in_topic(
+        self, tip: TopicIdPartition, found: Completeness
+    ) -> Sequence[RemoteLogSegmentMetadata] | None:
+        """What it has of the partition now; None: it is not asked, or does not know it."""
+        if self._topic is None:
+            return None
+        try:
+            await self._topic.refresh(tip, asyncio.get_running_loop().time())
+        except RemoteStorageError as error:
+            if error.retriable:
+                raise
+            folder = self._rsm.records.folder(tip)
+            found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, str(error)))
+            return None
+        return self._topic.list_remote_log_segments(tip)
+
+    def _not_in_store(
+        self, tip: TopicIdPartition, in_topic: Sequence[RemoteLogSegmentMetadata] | None
+    ) -> list[RemoteLogSegmentMetadata]:
+        """Finished ones that the topic has and the store has no metadata of."""
+        ids = {s.segment_id for s in self._stored.list_remote_log_segments(tip)}
+        log_start = self._topic_log_start(tip)
+        return [
+            s
+            for s in _finished(in_topic or ())
+            if s.segment_id not in ids and s.end_offset >= log_start
+        ]
+
+    def _topic_log_start(self, tip: TopicIdPartition) -> int:
+        view = None if self._topic is None else self._topic.view(tip)
+        return 0 if view is None else view.raised_log_start
+
+    async def _against_topic(
+        self, tip: TopicIdPartition, before: Sequence[RemoteLogSegmentMetadata]
+    ) -> list[Fault]:
+        """`before` was read before the store, and the topic is read again after it."""
+        now = await self._in_topic(tip, Completeness()) or ()
+        known = {s.segment_id: s for s in now}
+        unchanged = [s for s in before if known.get(s.segment_id) == s]
+        stored = {s.segment_id: s for s in self._stored.list_remote_log_segments(tip)}
+        named = {problem.key for problem in self._stored.problems(tip)}
+        faults: list[Fault] = []
+
+        def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
+            key = self._rsm.object_key(segment, SegmentFile.METADATA)
+            if key not in named:
+                offset = segment.start_offset
+                faults.append(Fault(tip.topic, tip.partition, key, None, offset, what))
+
+        for segment in self._not_in_store(tip, unchanged):
+            what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
+            fault(segment, f"{what} here, the store has no metadata of it")
+        for segment in _finished(unchanged):
+            other = stored.get(segment.segment_id)
+            if other is not None and _says(other) != _says(segment):
+                fault(other, f"says {_says(other)}, the metadata topic {_says(segment)}")
+        seen = [(s.start_offset, s.end_offset) for s in _finished(now)]
+        log_start = self._topic_log_start(tip)
+        for segment in _finished(stored.values()):
+            if segment.segment_id not in known and not _is_in(segment, seen, log_start):
+                fault(segment, "the metadata topic does not know it: no reader sees it")
+        return faults
+
+
+async def refreshed(
+    stored: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
+) -> PartitionView:
+    """As of now. A large partition may take several reads: one that ran out of time keeps what it
+    got. Raises RemoteStorageError."""
+    while True:
+        known = stored.objects_known(tip)
+        try:
+            return await stored.refresh(tip, asyncio.get_running_loop().time())
+        except StorageUnavailable:
+            if stored.objects_known(tip) == known:
+                raise
+
+
+def _finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
+    return [segment for segment in segments if segment.state is FINISHED]
+
+
+def _says(segment: RemoteLogSegmentMetadata) -> str:
+    return (
+        f"{segment.state.name} up to offset {segment.end_offset} in "
+        f"{segment.segment_size_bytes} bytes"
+    )
+
+
+def _is_in(segment: RemoteLogSegmentMetadata, offsets: Iterable[Offsets], log_start: int) -> bool:
+    """Whether each of its offsets from `log_start` on is in one of `offsets`."""
+    wanted = max(segment.start_offset, log_start)
+    for start, end in sorted(offsets):
+        if start <= wanted:
+            wanted = max(wanted, end + 1)
+    return wanted > segment.end_offset

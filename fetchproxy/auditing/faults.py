@@ -1,0 +1,106 @@
+"""What a verification of the archive finds, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.writing.concerns import Finding
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """`byte_position` lies in the object, `offset` in the log; None where neither applies."""
+
+    topic: str
+    partition: int
+    object_key: str
+    byte_position: int | None
+    offset: int | None
+    what: str
+
+    def __str__(self) -> str:
+        place = "" if self.byte_position is None else f" at byte {self.byte_position}"
+        offset = "" if self.offset is None else f", offset {self.offset}"
+        return f"{self.topic}-{self.partition}: {self.object_key}{place}{offset}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RecordedGap:
+    """Offsets that were lost before they could be copied, both inclusive; information, no fault.
+
+    It is one only where the archiver has put it on record.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NotKnown:
+    """What the archive does not tell, as it was written before it was recorded; no fault."""
+
+    topic: str
+    partition: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Orphan:
+    """An object that nothing refers to; information, no fault: archivers delete it once it is old.
+
+    A crash or a lost answer leaves one behind.
+    """
+
+    topic: str
+    partition: int
+    object_key: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    partitions: int
+    segments: int  # finished ones that were checked
+    segments_unfinished: int  # copies or deletions that are under way or were left
+    size_bytes: int  # of the checked segments' logs
+    gaps: tuple[RecordedGap, ...]
+    faults: tuple[Fault, ...]
+    orphans: tuple[Orphan, ...] = ()
+    segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
+    not_known: tuple[NotKnown, ...] = ()
+    concerns: tuple[Finding, ...] = ()  # what there is to know of it; no faults
+
+    @property
+    def clean(self) -> bool:
+        return not self.faults
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """An object as the log says that it has to be; `content` None: it must not be there."""
+
+    topic: str
+    partition: int
+    object_key: str
+    metadata: RemoteLogSegmentMetadata
+    file: SegmentFile
+    content: bytes | None
+
+    def __str__(self) -> str:
+        what = "derived from the log" if self.content is not None else "removed, as the log says"
+        return f"{self.topic}-{self.partition}: {self.object_key}: {what}"
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """`refusals`: what could not be mended, and why."""
+
+    repairs: list[Repair] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)

@@ -1,0 +1,485 @@
+"""Mends what `verify` found, as far as it can be derived: index, transactions, epochs,
+metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fetchproxy.auditing.faults import Fault, Repair, RepairReport
+from fetchproxy.auditing.verify import CHUNK_BYTES
+from fetchproxy.errors import CompactedLog, CorruptSegment, DamagedObject, ObjectNotFound
+from fetchproxy.metadata.lineage import extend_lineage
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import (
+    EpochStart,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.check import (
+    SeenLog,
+    TxnHistory,
+    Witnesses,
+    agrees,
+    check_whole,
+    clip_epochs,
+    epoch_at,
+    epochs_that_agree,
+)
+from fetchproxy.segments.description import FinishedOffsets, encode_segment
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
+from fetchproxy.writing.published import read_finished_offsets
+
+# A segment's metadata from its log, where the `.metadata` object is lost or unreadable. Pure.
+#
+# A log that lies there alone may be a copy that was given up, or one that was deleted half-way,
+# or of which a part was cut off when a new leader's log was another one: it counts again only
+# where no other segment has its offsets, nobody has deleted them, and no newer log took their
+# place.
+
+
+@dataclass(slots=True)
+class Around:
+    """What is known of the partition besides a segment whose metadata are lost.
+
+    `counted`: its finished segments; `lineages`: the leader epochs that these state, each from the
+    log's beginning. `stated_epoch`: of the last segment that was put on record, -1: none.
+    `unknown`: where other segments begin of which nothing could be made.
+    """
+
+    counted: list[RemoteLogSegmentMetadata]
+    lineages: list[tuple[EpochStart, ...]]
+    log_start_offset: int
+    stated_epoch: int
+    unknown: list[int] = field(default_factory=list)
+
+
+def metadata_of_lost(
+    stub: RemoteLogSegmentMetadata, derived: DerivedSegment, around: Around
+) -> RemoteLogSegmentMetadata:
+    """`stub` has id and start offset.
+
+    Where a newer leader epoch's segment begins inside it, the log was cut there (an unclean leader
+    election), and so is it. Raises CorruptSegment where the segment must not count.
+    """
+    segment = derived.segment
+    start, end = segment.start_offset, segment.end_offset
+    if end < around.log_start_offset:
+        raise CorruptSegment(f"offsets {start} to {end} were deleted")
+    metadata = replace(
+        stub,
+        end_offset=end,
+        max_timestamp_ms=segment.max_timestamp_ms,
+        segment_leader_epochs=segment.leader_epochs,
+        segment_size_bytes=segment.size_bytes,
+    )
+    shared = [o for o in around.counted if o.start_offset <= end and o.end_offset >= start]
+    if shared:
+        first = min(shared, key=lambda other: other.start_offset)
+        if first.start_offset <= start or not _begins_newer_lineage(first, segment.leader_epochs):
+            raise CorruptSegment(
+                f"offsets {start} to {end} are in another segment, from {first.start_offset}"
+            )
+        cut = first.start_offset - 1
+        clipped = metadata.clipped(cut)
+        metadata = replace(clipped, max_timestamp_ms=derived.max_timestamp_ms(cut))
+    _check_place(metadata, around, is_cut=bool(shared))
+    return metadata
+
+
+def _check_place(metadata: RemoteLogSegmentMetadata, around: Around, *, is_cut: bool) -> None:
+    """Raises CorruptSegment where a newer leader's log may have taken the place of some of it."""
+    start, end = metadata.start_offset, metadata.end_offset
+    epochs = metadata.segment_leader_epochs
+    if any(start < base <= end for base in around.unknown):
+        raise CorruptSegment("a segment begins inside it of which nothing is known")
+    if any(_is_newer(lineage, epochs, start, end) for lineage in around.lineages):
+        raise CorruptSegment("a newer leader's log has taken the place of some of it")
+    below = [o for o in around.counted if o.start_offset <= start and o.segment_leader_epochs]
+    if epochs and any(o.segment_leader_epochs[-1].epoch > epochs[0].epoch for o in below):
+        raise CorruptSegment("a newer leader's log is below it")
+    newest = max(
+        [around.stated_epoch, *(o.segment_leader_epochs[-1].epoch for o in around.counted
+                                if o.segment_leader_epochs)]
+    )  # fmt: skip
+    is_followed = any(other.start_offset == end + 1 for other in around.counted)
+    if not (is_cut or is_followed) and epoch_at(epochs, end) < newest:
+        raise CorruptSegment("a newer leader's log may have taken the place of some of it")
+
+
+def _is_newer(
+    lineage: Sequence[EpochStart], epochs: Sequence[EpochStart], start: int, end: int
+) -> bool:
+    return any(
+        start < entry.start_offset <= end and entry.epoch > epoch_at(epochs, entry.start_offset)
+        for entry in lineage
+    )
+
+
+def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[EpochStart]) -> bool:
+    newer = other.segment_leader_epochs
+    return bool(newer) and newer[0].epoch > epoch_at(epochs, other.start_offset)
+
+
+# Mends what `verify` found, as far as it can be derived: index, transactions, epochs, metadata.
+#
+# All of them say again what the log says, so a sound log is the source of each. No log object is
+# written and none deleted: what a log has lost stays a fault. Whoever repairs verifies again
+# after it, by the same checks; here is only what is derived from what, and when that is refused.
+#
+# A partition with faults is read once more from its beginning, since how a transaction ended may
+# be said in a later segment, and a lineage begins in an earlier one.
+
+OnRepair = Callable[[Repair], None]
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+# The derived objects of a segment as they are; None: missing.
+Stored = dict[SegmentFile, bytes | None]
+DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
+
+
+async def repair_archive(
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    faults: Collection[Fault],
+    *,
+    wall_clock_ms: Callable[[], int],
+    dry_run: bool = False,
+    on_repair: OnRepair = lambda repair: None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> RepairReport:
+    """`faults` are those that `verify_archive` has just reported.
+
+    `dry_run`: report what would be done. Raises RemoteStorageError: what was repaired until then
+    is whole, and a next run goes on.
+    """
+    report = RepairReport()
+    faulty: dict[TopicIdPartition, set[str]] = {}
+    for fault in faults:
+        parsed = rsm.parse_key(fault.object_key)
+        if parsed is not None:
+            tip = parsed.segment_id.topic_id_partition
+            faulty.setdefault(tip, set()).add(fault.object_key)
+    for tip in sorted(faulty):
+        partition = _PartitionRepair(rsm, rlmm, tip, faulty[tip], wall_clock_ms, chunk_bytes)
+        await partition.look()
+        for repair in partition.plan(report.refusals):
+            if not dry_run:
+                await partition.apply(repair)
+            report.repairs.append(repair)
+            on_repair(repair)
+    return report
+
+
+@dataclass(slots=True)
+class _Broken:
+    """A segment with a fault; `known`: its metadata, None where they are lost or unreadable."""
+
+    metadata: RemoteLogSegmentMetadata
+    known: RemoteLogSegmentMetadata | None
+    derived: DerivedSegment
+    lineage_before: tuple[EpochStart, ...] | None  # None: there is no segment before it
+    stored: Stored
+
+
+@dataclass(slots=True)
+class _PartitionRepair:
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    tip: TopicIdPartition
+    faulty: set[str]
+    wall_clock_ms: Callable[[], int]
+    chunk_bytes: int
+    refusals: list[str] = field(default_factory=list)
+    _stated: FinishedOffsets | None = None
+    _history: TxnHistory = field(default_factory=TxnHistory)
+    _broken: list[_Broken] = field(default_factory=list)
+    _lineage_after: dict[int, tuple[EpochStart, ...]] = field(default_factory=dict)
+
+    async def look(self) -> None:
+        """Read every log of the partition, in order. Raises RemoteStorageError."""
+        await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
+        try:
+            self._stated = await read_finished_offsets(self.rsm.records, self.tip)
+        except CorruptSegment as error:
+            self.refusals.append(str(error))
+        known = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.state is FINISHED]
+        every = [(s, s) for s in known] + [(s, None) for s in self._lost(known)]
+        every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
+        found_again = await self._find_again([s for s, known_as in every if not known_as], known)
+        seen = SeenLog()
+        for stub, metadata in every:
+            stored = {file: await self._stored(stub, file) for file in DERIVED}
+            if metadata is not None:
+                starts = {other.start_offset for other, _ in every if other is not stub}
+                counts, derived = metadata, await self._derive(stub, metadata, starts, known)
+            elif stub in found_again:
+                counts, derived = found_again[stub]
+            else:
+                continue
+            before = seen.lineage_before(counts)
+            if derived is not None:
+                trusted = metadata is not None and not self._is_faulty(counts)
+                begun = _aborted_open_at(counts, stored) if trusted else None
+                self._add_events(seen, counts, derived, begun)
+                if metadata is None or self._is_faulty(counts):
+                    self._broken.append(_Broken(counts, metadata, derived, before, stored))
+            self._note_lineage(seen, counts, stored, derived, before)
+        self._history.end(seen.end)
+
+    def _add_events(
+        self,
+        seen: SeenLog,
+        metadata: RemoteLogSegmentMetadata,
+        derived: DerivedSegment,
+        begun: Mapping[int, int] | None,
+    ) -> None:
+        """Copies of the same log may overlap: each offset's are taken from the first one."""
+        is_behind = metadata.start_offset > seen.end
+        if not seen.goes_on_with(metadata) or (
+            self._history.is_dark and begun is not None and is_behind
+        ):
+            self._history.restart(seen.end, metadata.start_offset, begun)
+            seen.end = metadata.start_offset - 1
+        for event in derived.txn_events:
+            if seen.end < event.offset <= metadata.end_offset:
+                self._history.add(event)
+        if metadata.end_offset > seen.end:
+            seen.end, seen.last = metadata.end_offset, metadata
+
+    def plan(self, refusals: list[str]) -> list[Repair]:
+        """What to write, the metadata of each segment last. `refusals` get why something is not."""
+        refusals += self.refusals
+        repairs: list[Repair] = []
+        for broken in self._broken:
+            try:
+                repairs += self._plan(broken, refusals)
+            except CorruptSegment as error:
+                refusals.append(f"{self._name(broken.metadata)}: {error}")
+        return repairs
+
+    async def apply(self, repair: Repair) -> None:
+        """Raises RemoteStorageError."""
+        if repair.file is SegmentFile.METADATA and repair.content is not None:
+            await self.rsm.put_segment_metadata(repair.metadata, repair.content)
+        elif repair.content is None:
+            await self.rsm.delete_txn_index(repair.metadata)
+        else:
+            await self.rsm.put_index(repair.metadata, repair.file, repair.content)
+
+    # --- what is there ---
+    def _lost(self, known: Sequence[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
+        """Stand-ins for segments whose metadata are faulty and not known."""
+        ids = {segment.segment_id for segment in known}
+        lost: list[RemoteLogSegmentMetadata] = []
+        for key in sorted(self.faulty):
+            parsed = self.rsm.parse_key(key)
+            if parsed and parsed.file is SegmentFile.METADATA and parsed.segment_id not in ids:
+                lost.append(
+                    RemoteLogSegmentMetadata(
+                        segment_id=parsed.segment_id,
+                        start_offset=parsed.base_offset,
+                        end_offset=parsed.base_offset,
+                        max_timestamp_ms=-1,
+                        event_timestamp_ms=self.wall_clock_ms(),
+                        segment_leader_epochs=(),
+                        segment_size_bytes=0,
+                        state=FINISHED,
+                        has_aborted_txns=True,  # so that the index is looked at
+                    )
+                )
+        return lost
+
+    async def _derive(
+        self,
+        metadata: RemoteLogSegmentMetadata,
+        known: RemoteLogSegmentMetadata | None,
+        starts: Collection[int],
+        finished: Sequence[RemoteLogSegmentMetadata],
+    ) -> DerivedSegment | None:
+        """None: its log is not there, not sound, or not shown to be whole."""
+        stated_end = None if self._stated is None else self._stated.end_offset
+        ends = [s.end_offset for s in finished]
+        witnesses = Witnesses(
+            known,
+            await self._stored(metadata, SegmentFile.INDEX),
+            await self._stored(metadata, SegmentFile.EPOCHS),
+            starts,
+            finished_to=None if stated_end is None else max([stated_end, *ends]),
+            stated_end=stated_end,
+        )
+        try:
+            derived = await derive_segment(self.rsm, metadata, self.chunk_bytes)
+            check_whole(derived.segment, witnesses)
+        except (CorruptSegment, CompactedLog) as error:
+            reason = f"its log cannot be derived from: {error}"
+        except ObjectNotFound:
+            reason = "its log is missing"
+        else:
+            return derived
+        if self._is_faulty(metadata):
+            self.refusals.append(f"{self._name(metadata)}: {reason}")
+        return None
+
+    async def _find_again(
+        self,
+        lost: Sequence[RemoteLogSegmentMetadata],
+        known: Sequence[RemoteLogSegmentMetadata],
+    ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
+        """Metadata anew, by what stands for them. From the last one down: what begins inside
+        another segment has cut it."""
+        if not lost:
+            return {}
+        view = self.rlmm.view(self.tip)
+        around = Around(
+            counted=list(known),
+            lineages=[e for s in known if (e := await self._lineage_of(s)) is not None],
+            log_start_offset=0 if view is None else view.raised_log_start,
+            stated_epoch=-1 if self._stated is None else self._stated.leader_epoch,
+        )
+        found = {}
+        for stub in reversed(lost):
+            starts = {s.start_offset for s in (*known, *lost) if s is not stub}
+            derived = await self._derive(stub, None, starts, known)
+            try:
+                if derived is None:
+                    raise CorruptSegment("nothing is known of it")
+                counts = metadata_of_lost(stub, derived, around)
+            except CorruptSegment as error:
+                around.unknown.append(stub.start_offset)
+                if derived is not None:
+                    self.refusals.append(f"{self._name(stub)}: {error}")
+                continue
+            around.counted.append(counts)
+            if (lineage := await self._lineage_of(counts)) is not None:
+                around.lineages.append(lineage)
+            found[stub] = counts, derived
+        return found
+
+    async def _lineage_of(
+        self, metadata: RemoteLogSegmentMetadata
+    ) -> tuple[EpochStart, ...] | None:
+        return epochs_that_agree(metadata, await self._stored(metadata, SegmentFile.EPOCHS))
+
+    def _note_lineage(
+        self,
+        seen: SeenLog,
+        metadata: RemoteLogSegmentMetadata,
+        stored: Stored,
+        derived: DerivedSegment | None,
+        before: tuple[EpochStart, ...] | None,
+    ) -> None:
+        """The log's epochs up to the segment's end: what it states, else what they must be."""
+        found = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
+        if found is not None:
+            self._lineage_after[metadata.start_offset] = found
+        elif derived is not None and (before is not None or not seen.anything):
+            found = extend_lineage(before or (), derived.segment.leader_epochs)
+        seen.note_lineage(metadata, found)
+
+    async def _stored(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes | None:
+        try:
+            return await self.rsm.fetch_index(metadata, file)
+        except (ObjectNotFound, DamagedObject):
+            return None
+
+    # --- what it should be ---
+    def _plan(self, broken: _Broken, refusals: list[str]) -> list[Repair]:
+        metadata, segment = broken.metadata, broken.derived.segment
+        keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
+        if broken.known is not None:
+            metadata = _as_the_log_has_it(metadata, broken.derived)
+        wanted: dict[SegmentFile, bytes | None] = {
+            SegmentFile.INDEX: segment.index(keys[SegmentFile.LOG])
+        }
+        for file, tell in ((SegmentFile.EPOCHS, self._epochs), (SegmentFile.TXN, self._aborted)):
+            if keys[file] in self.faulty or broken.known is None:
+                try:
+                    wanted[file] = tell(broken, metadata)
+                except CorruptSegment as error:
+                    refusals.append(f"{self._name(broken.metadata)}: {error}")
+        if SegmentFile.TXN in wanted:
+            metadata = replace(metadata, has_aborted_txns=wanted[SegmentFile.TXN] is not None)
+        elif broken.known is None:
+            return []  # whether it has aborted transactions has to be in its metadata
+        repairs = [
+            Repair(self.tip.topic, self.tip.partition, keys[file], metadata, file, content)
+            for file, content in wanted.items()
+            if (keys[file] in self.faulty or broken.known is None)
+            and content != (broken.stored[file] or None)
+        ]
+        if metadata != broken.known:
+            key, content = keys[SegmentFile.METADATA], encode_segment(metadata)
+            repairs.append(
+                Repair(
+                    self.tip.topic, self.tip.partition, key, metadata, SegmentFile.METADATA, content
+                )
+            )
+        return repairs
+
+    def _aborted(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:
+        """Raises CorruptSegment."""
+        aborted = self._history.aborted_in(metadata.start_offset, metadata.end_offset)
+        return encode_aborted(aborted) if aborted else None
+
+    def _epochs(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes:
+        """As they are, where they say the same as the log. Raises CorruptSegment."""
+        stored = broken.stored[SegmentFile.EPOCHS]
+        if stored is not None and epochs_that_agree(metadata, stored) is not None:
+            return stored
+        own = broken.derived.segment.leader_epochs
+        if broken.lineage_before is not None:
+            return encode_epochs(extend_lineage(broken.lineage_before, own))
+        end = broken.derived.segment.end_offset
+        for start, lineage in sorted(self._lineage_after.items()):
+            if start > metadata.start_offset:
+                told = tuple(e for e in lineage if e.start_offset <= end)
+                if agrees(clip_epochs(told, metadata.start_offset, end), own):
+                    return encode_epochs(told)
+        if metadata.start_offset > self._first_offset:
+            raise CorruptSegment("nothing says which leader epochs the log had before it")
+        return encode_epochs(own)
+
+    def _is_faulty(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)
+
+    @property
+    def _first_offset(self) -> int:
+        """Below it nothing was ever archived, as far as is known."""
+        return 0 if self._stated is None else self._stated.recorded_from
+
+    @staticmethod
+    def _name(metadata: RemoteLogSegmentMetadata) -> str:
+        return f"{metadata.topic_id_partition}: segment at offset {metadata.start_offset}"
+
+
+def _aborted_open_at(metadata: RemoteLogSegmentMetadata, stored: Stored) -> dict[int, int] | None:
+    """As a sound segment lists them: by producer, those that began below it; None: not known."""
+    try:
+        entries = decode_aborted(stored[SegmentFile.TXN] or b"")
+    except CorruptSegment:
+        return None
+    return {
+        e.producer_id: e.first_offset for e in entries if e.first_offset < metadata.start_offset
+    }
+
+
+def _as_the_log_has_it(
+    metadata: RemoteLogSegmentMetadata, derived: DerivedSegment
+) -> RemoteLogSegmentMetadata:
+    segment = derived.segment
+    is_cut = metadata.copied_end_offset is not None and metadata.end_offset < segment.end_offset
+    end = metadata.end_offset if is_cut else segment.end_offset
+    return replace(
+        metadata,
+        end_offset=end,
+        copied_end_offset=segment.end_offset if is_cut else None,
+        max_timestamp_ms=derived.max_timestamp_ms(end),
+        segment_leader_epochs=clip_epochs(segment.leader_epochs, segment.start_offset, end),
+        segment_size_bytes=segment.size_bytes,
+    )

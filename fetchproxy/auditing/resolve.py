@@ -1,0 +1,215 @@
+"""What a person says of a log that begins again, carried out: `fetchproxy resolve`.
+
+The archiver waits for it (LogBeginsAgain). `plan_resolution` is the rule, pure; `resolve` asks the
+leader, and records what was said (`model.LogHistory`) where every archiver and reader finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from fetchproxy.errors import ResolutionRefused
+from fetchproxy.metadata.leader_views import LeaderLog, compare_with_leader
+from fetchproxy.metadata.lineage import Undecided, archived_lineage, compared_lineage
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import (
+    LogEdges,
+    LogHistory,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import Concern
+from fetchproxy.writing.log_truncation import LogTruncation
+
+_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+class Answer(StrEnum):
+    """Which of the two logs counts."""
+
+    KEEP = "keep"  # the archive, below its end
+    TRUNCATE = "truncate"  # the leader's; the archive's goes
+    NEW_HISTORY = "new-history"  # the leader's; the archive's stays in the store, unseen
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSays:
+    """Of its log: its edges, its own epoch (-1: it tells none), and where the epochs end that are
+    archived: an offset, -1 where it knows none so high."""
+
+    edges: LogEdges
+    leader_epoch: int
+    archived_epochs_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolutionPlan:
+    """To be done in this order. `history`, `log_start`: None where nothing is to be said of them.
+
+    `in_words`: what it does, one sentence each.
+    """
+
+    drop: tuple[RemoteLogSegmentMetadata, ...]
+    history: LogHistory | None
+    log_start: int | None
+    in_words: tuple[str, ...]
+
+
+def plan_resolution(
+    answer: Answer,
+    view: PartitionView,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    leader: LeaderSays,
+) -> ResolutionPlan:
+    """`segments`: all that the metadata name, as old as `view`. Raises ResolutionRefused."""
+    shown = tuple(s for s in segments if s.state is _FINISHED and view.history.shows(s))
+    if answer is Answer.KEEP:
+        return _keep(view, leader.edges)
+    after_epoch = _last_epoch(view, leader)
+    if answer is Answer.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
+        return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.edges))
+    if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
+        raise ResolutionRefused(
+            f"{view.tip}: the leader's epoch is {leader.leader_epoch}, and epoch {after_epoch} is "
+            "archived: the two logs cannot be told apart. Elect the leader anew (restart the "
+            "broker), then try again"
+        )
+    start = max(leader.archived_epochs_end, leader.edges.log_start_offset)
+    log_start = start if start > leader.edges.log_start_offset else None
+    history = view.history.followed_by(after_epoch)
+    if answer is Answer.TRUNCATE:
+        words = _dropped(shown, leader.edges)
+        return ResolutionPlan(shown[::-1], history, log_start, words)
+    words = (
+        f"{len(shown)} segments stay in the store and are shown to no reader any more",
+        f"the log is archived from offset {start} on",
+    )
+    return ResolutionPlan((), history, log_start, words)
+
+
+def plan_showing_again(
+    view: PartitionView, segments: Sequence[RemoteLogSegmentMetadata]
+) -> ResolutionPlan | None:
+    """`--keep` of what `--new-history` has put aside last; None: nothing is.
+
+    Raises ResolutionRefused where that would be a second kept log beside one that is shown.
+    """
+    now = view.history
+    before = now.earlier[-1] if now.earlier else -1
+    aside = [s for s in segments if s.state is _FINISHED and before < _epoch(s) <= now.after_epoch]
+    if not aside:
+        return None
+    if now.kept_below:
+        raise ResolutionRefused(
+            f"{view.tip}: below offset {now.kept_below} another log is kept already; what was put "
+            "aside before it cannot be shown beside it"
+        )
+    end = max(s.end_offset for s in aside) + 1
+    history = LogHistory(before, end, now.after_epoch, now.earlier[:-1])
+    words = (
+        f"{len(aside)} segments are shown again, up to offset {end}",
+        f"from offset {end} on the leader's log counts",
+    )
+    return ResolutionPlan((), history, None, words)
+
+
+def _keep(view: PartitionView, edges: LogEdges) -> ResolutionPlan:
+    end = max(view.log_end_offset or 0, view.raised_log_start)
+    lineage = archived_lineage(view)
+    epoch = lineage[-1].epoch if lineage else view.history.kept_epoch
+    words = (
+        f"what is archived below offset {end} stays, and is shown to readers",
+        f"the log's own records below offset {end} are not archived (it ends at offset "
+        f"{edges.high_watermark} now)",
+        f"archiving goes on at offset {end}, once the log gets there",
+    )
+    history = replace(view.history, kept_below=end, kept_epoch=epoch)
+    return ResolutionPlan((), history, None, words)
+
+
+def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tuple[str, ...]:
+    size_bytes = sum(s.segment_size_bytes for s in shown)
+    return (
+        f"{len(shown)} segments ({size_bytes} bytes) are deleted, their objects after "
+        "archive.retention_grace_ms",
+        f"the log is archived anew; it begins at offset {edges.log_start_offset}",
+    )
+
+
+def _last_epoch(view: PartitionView, leader: LeaderSays) -> int:
+    """Of the archive; where it has no segment, the last one before the leader's log."""
+    lineage = archived_lineage(view)
+    return lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
+
+
+def _epoch(segment: RemoteLogSegmentMetadata) -> int:
+    epochs = segment.segment_leader_epochs
+    return epochs[-1].epoch if epochs else -1
+
+
+async def resolve(
+    tip: TopicIdPartition,
+    answer: Answer,
+    leader: LeaderLog,
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    *,
+    wall_clock_ms: Callable[[], int],
+    dry_run: bool = False,
+) -> ResolutionPlan:
+    """What was done, or would be. May be repeated after a failure.
+
+    Raises ResolutionRefused where nothing waits for an answer, ClusterError, RemoteStorageError.
+    """
+    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+    segments = rlmm.list_remote_log_segments(tip)
+    edges = await leader.edges(tip)
+    waits = await _waits(leader, view, edges)
+    if waits:
+        plan = plan_resolution(answer, view, segments, await _ask(leader, view, edges))
+    else:
+        again = plan_showing_again(view, segments) if answer is Answer.KEEP else None
+        if again is None:
+            if not dry_run:
+                await rsm.concerns.delete_concern(tip, Concern.PARTITION_STOPPED)
+            raise ResolutionRefused(f"{tip}: the leader's log is the archive's; nothing waits")
+        plan = again
+    if dry_run:
+        return plan
+    if answer is not Answer.KEEP or not waits:
+        # Before the archive is another one than it is on record to be (`published`).
+        await rsm.records.forget_records(tip)
+    if plan.drop:
+        truncation = LogTruncation(leader, rsm, rlmm, wall_clock_ms=wall_clock_ms)
+        await truncation.drop(tip, plan.drop)
+    if plan.history is not None:
+        await rlmm.put_log_history(tip, plan.history)
+    if plan.log_start is not None:
+        await rlmm.raise_log_start_offset(tip, plan.log_start)
+    await rsm.concerns.delete_concern(tip, Concern.PARTITION_STOPPED)
+    return plan
+
+
+async def _waits(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> bool:
+    end = view.log_end_offset
+    if end is None:
+        return edges.log_start_offset < view.raised_log_start > view.history.kept_below
+    compared = await compare_with_leader(leader, view.tip, compared_lineage(view), end)
+    stops = compared.begins_again or compared.cut_without_election
+    return stops or isinstance(compared.result, Undecided)
+
+
+async def _ask(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> LeaderSays:
+    lineage = archived_lineage(view)
+    asked = lineage[-1].epoch if lineage else edges.log_start_epoch
+    told = await leader.epoch_end(view.tip, asked) if asked >= 0 else None
+    if told is None:
+        return LeaderSays(edges, -1, -1)
+    end = told.end.end_offset if lineage else -1
+    return LeaderSays(edges, told.leader_epoch, end)

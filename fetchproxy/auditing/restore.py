@@ -1,0 +1,167 @@
+"""Rebuilds the metadata topic from the store, which says of each segment what it is.
+
+It writes what the topic does not know and changes nothing that it knows, so it may be repeated, and
+goes on where it was interrupted. Until it is done with a partition, nobody is shown half of it: a
+Restore event comes before and behind what it writes. The logs themselves are not read: that is
+`verify`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fetchproxy.auditing.verify import for_each
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicFollower
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
+
+State = RemoteLogSegmentState
+# Each waits for its own event to be read back, so some at once hide the brokers' latency.
+PARTITIONS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredPartition:
+    """`segments` are those in the store; `restored` of them, and `deletion`, the topic lacked.
+
+    `unreadable`: metadata in the store that nothing could be made of. `not_in_store`: finished
+    segments that the topic knows and the store has no metadata of.
+    """
+
+    tip: TopicIdPartition
+    segments: int
+    restored: int
+    unreadable: int
+    not_in_store: int
+    raised_log_start: int | None  # the offset, where the topic did not know it
+
+
+async def restore_archive(
+    stored: StoreBackedRemoteLogMetadataManager,
+    follower: TopicFollower | None,
+    *,
+    wall_clock_ms: Callable[[], int],
+    topics: re.Pattern[str] | None = None,
+    partitions: Iterable[TopicIdPartition] | None = None,
+    dry_run: bool = False,
+    on_partition: Callable[[RestoredPartition], None] = lambda restored: None,
+) -> list[RestoredPartition]:
+    """`follower` None (only with `dry_run`): there is no metadata topic yet.
+
+    Of `partitions` (None: all in the store) those of topics whose whole name matches. Raises
+    RemoteStorageError; what was written until then stays, and counts in a next run.
+    """
+    done: list[RestoredPartition] = []
+
+    async def restore(tip: TopicIdPartition) -> None:
+        now = asyncio.get_running_loop().time()
+        table = SegmentTable(tip) if follower is None else await follower.table(tip, now)
+        events = await _missing_events(stored, tip, table, wall_clock_ms())
+        restored = _summary(stored, tip, table, events)
+        if follower is not None and not dry_run:
+            for event in bracketed(tip, events, table.restoring, wall_clock_ms()):
+                # One that is refused was overtaken by an archiver: then the topic knows better.
+                await follower.append(event)
+        done.append(restored)
+        on_partition(restored)
+
+    every = await stored.list_partitions() if partitions is None else partitions
+    wanted = [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
+    await for_each(wanted, restore, PARTITIONS_AT_ONCE)
+    return sorted(done, key=lambda restored: restored.tip)
+
+
+async def _missing_events(
+    stored: StoreBackedRemoteLogMetadataManager,
+    tip: TopicIdPartition,
+    table: SegmentTable,
+    now_ms: int,
+) -> list[MetadataEvent]:
+    """What the store says of a partition, read now, and the topic does not know."""
+    now = asyncio.get_running_loop().time()
+    view = await stored.refresh(tip, now)
+    events: list[MetadataEvent] = []
+    events += missing_deletion(table.deletion, await stored.partition_deletion(tip, now))
+    # Before the segments: what was deleted, or is of another history, is never shown.
+    is_told = view.history == table.history
+    if not is_told:
+        events.append(LogHistorySaid(tip, view.history, now_ms))
+    if view.raised_log_start > (table.raised_log_start if is_told else 0):
+        events.append(LogStartOffset(tip, view.raised_log_start, now_ms, view.history.after_epoch))
+    for segment in stored.list_remote_log_segments(tip):
+        events += missing_states(table.known(segment), segment)
+    return events
+
+
+def _summary(
+    stored: StoreBackedRemoteLogMetadataManager,
+    tip: TopicIdPartition,
+    table: SegmentTable,
+    events: Iterable[MetadataEvent],
+) -> RestoredPartition:
+    """`events` are still to be written."""
+    ids = {segment.segment_id for segment in stored.list_remote_log_segments(tip)}
+    changed = {e.segment_id for e in events if isinstance(e, RemoteLogSegmentMetadata)}
+    starts = [event.offset for event in events if isinstance(event, LogStartOffset)]
+    return RestoredPartition(
+        tip=tip,
+        segments=len(ids),
+        restored=len(changed),
+        unreadable=len(stored.problems(tip)),
+        not_in_store=sum(
+            s.state is State.COPY_SEGMENT_FINISHED and s.segment_id not in ids
+            for s in table.segments()
+        ),
+        raised_log_start=starts[0] if starts else None,
+    )
+
+
+def bracketed(
+    tip: TopicIdPartition, events: Sequence[MetadataEvent], begun: bool, now_ms: int
+) -> list[MetadataEvent]:
+    """`events`, and what says that they belong together; none where there is nothing to be done.
+
+    `begun`: a restore was begun and not ended, by whomever. Of several at a time each writes all
+    that the topic lacks, so the first one's end is right.
+    """
+    if not events and not begun:
+        return []
+    begin = [] if begun else [Restore(tip, True, now_ms)]
+    return [*begin, *events, Restore(tip, False, now_ms)]
+
+
+def missing_states(
+    known: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
+) -> list[RemoteLogSegmentMetadata]:
+    """The events that lead from what the topic knows to what the store says; none if it is as far.
+
+    A segment has to be begun before it can be in any other state.
+    """
+    steps = [State.COPY_SEGMENT_STARTED]
+    if stored.state is not State.COPY_SEGMENT_STARTED:
+        steps.append(stored.state)
+    if known is not None:
+        steps = [state for state in steps if state > known.state]
+    return [replace(stored, state=state) for state in steps]
+
+
+def missing_deletion(
+    known: RemotePartitionDeleteMetadata | None, stored: RemotePartitionDeleteMetadata | None
+) -> list[RemotePartitionDeleteMetadata]:
+    """As `missing_states`, of a deletion of the whole partition."""
+    if stored is None:
+        return []
+    reached = -1 if known is None else known.state
+    steps = [s for s in RemotePartitionDeleteState if reached < s <= stored.state]
+    return [replace(stored, state=state) for state in steps]

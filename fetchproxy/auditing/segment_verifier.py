@@ -1,0 +1,287 @@
+"""Reads one segment's objects and holds them against each other and against its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fetchproxy.auditing.faults import Fault, Orphan
+from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import (
+    AbortedTxn,
+    ByteRange,
+    EpochStart,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
+from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, clip_epochs
+from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.segments.side_files import (
+    ENTRY_BYTES,
+    clip_aborted,
+    decode_aborted,
+    decode_epochs,
+    offset_index_fault,
+    snapshot_fault,
+    time_index_fault,
+)
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.deletion.orphans import Objects, find_orphans
+
+# Objects that no metadata name: is it a segment that lost its metadata, or only what was left?
+#
+# A crash between two steps, or an upload that arrived although its answer was lost, leaves
+# objects that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
+# deleted.
+
+_ALL_BUT_METADATA = {SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS}
+
+
+async def look_at_unnamed(
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    tip: TopicIdPartition,
+    finished: Iterable[RemoteLogSegmentMetadata],
+) -> tuple[list[Fault], list[Orphan], list[tuple[int, int]]]:
+    """Faults name the metadata object that should be there; the last are the offsets of these
+    segments. Raises RemoteStorageError."""
+    faults: list[Fault] = []
+    offsets: list[tuple[int, int]] = []
+    orphans: list[Orphan] = []
+    segments = list(finished)
+    for objects in (await find_orphans(rsm, rlmm, tip)).values():
+        view = rlmm.view(tip)
+        lost = await _lost_segment(rsm, objects)
+        is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
+        if lost is None or is_deleted or _is_held(lost, segments):
+            orphans += [
+                Orphan(tip.topic, tip.partition, o.key, o.size_bytes) for o in objects.values()
+            ]
+        else:
+            stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
+            what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
+            key = f"{stem}{SegmentFile.METADATA}"
+            faults.append(Fault(tip.topic, tip.partition, key, None, lost[0], what))
+            offsets.append(lost)
+    return faults, orphans, offsets
+
+
+async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
+    """First and last offset of a segment that lacks its metadata alone; None: it is none."""
+    if not objects.keys() >= _ALL_BUT_METADATA:
+        return None
+    try:
+        log_bytes = objects[SegmentFile.LOG].size_bytes
+        raw = await rsm.get_listed_index(objects[SegmentFile.INDEX], log_bytes)
+        index = RemoteLogIndex.parse(raw)
+    except (CorruptSegment, ObjectNotFound):
+        return None
+    parsed = rsm.parse_key(objects[SegmentFile.LOG].key)
+    if parsed is None or index.size_bytes != objects[SegmentFile.LOG].size_bytes:
+        return None
+    return parsed.base_offset, index.last_offset
+
+
+def _is_held(offsets: tuple[int, int], segments: Iterable[RemoteLogSegmentMetadata]) -> bool:
+    """Whether each of `offsets`, both inclusive, is in one of `segments`, by start offset."""
+    wanted, last = offsets
+    for segment in segments:
+        if segment.start_offset <= wanted:
+            wanted = max(wanted, segment.end_offset + 1)
+    return wanted > last
+
+
+# Reads one segment's objects and holds them against each other and against its metadata.
+#
+# What is true of the bytes is decided in `check`, of transactions in `check`; here is
+# what is read, in which order, and what a store's answer means.
+
+
+class SegmentVerifier:
+    """One segment; `faults` are complete after `verify`.
+
+    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
+    """
+
+    def __init__(
+        self,
+        rsm: RemoteStorageManager,
+        metadata: RemoteLogSegmentMetadata,
+        txns: TxnCheck,
+        chunk_bytes: int,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self._rsm = rsm
+        self._metadata = metadata
+        self._txns = txns
+        self._chunk_bytes = chunk_bytes
+        self._on_bytes = on_bytes
+        self._reached = 0  # bytes of the log that count as done
+        self.faults: list[Fault] = []
+        self.lineage: tuple[EpochStart, ...] | None = None
+
+    async def verify(self, *, continues: bool) -> None:
+        metadata = self._metadata
+        index = await self._index()
+        aborted = await self._aborted()
+        await self._epochs()
+        await self._kafka_files()
+        txn_key = self._key(SegmentFile.TXN)
+        self._txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
+        spans = list(index.spans()) if index is not None else []
+        check = SegmentCheck(metadata, spans, self._txns, continues=continues)
+        log_read = await self._read_log(check)
+        self._advance(metadata.segment_size_bytes)
+        for finding in check.findings:
+            file = SegmentFile.METADATA if finding.in_metadata else SegmentFile.LOG
+            file = SegmentFile.INDEX if finding.in_index else file
+            self._fault(file, finding.byte_position, finding.offset, finding.what)
+        if not (log_read and check.log_is_sound and aborted is not None):
+            self._txns.restart()
+            return
+        tip = metadata.topic_id_partition
+        self.faults.extend(
+            Fault(tip.topic, tip.partition, f.object_key, f.byte_position, f.offset, f.what)
+            for f in self._txns.end()
+        )
+
+    async def _index(self) -> RemoteLogIndex | None:
+        raw = await self._whole(SegmentFile.INDEX)
+        if raw is None:
+            return None
+        try:
+            index = RemoteLogIndex.parse(raw)
+            index.check_covers(self._metadata.stored_end_offset, self._metadata.segment_size_bytes)
+        except CorruptSegment as error:
+            self._fault(SegmentFile.INDEX, None, None, str(error))
+            return None
+        # An archive may be copied below another prefix: what counts is the place within it.
+        if _place_in_archive(index.object_key) != _place_in_archive(self._key(SegmentFile.LOG)):
+            self._fault(SegmentFile.INDEX, None, None, f"rdi names {index.object_key!r}")
+        return index
+
+    async def _aborted(self) -> tuple[AbortedTxn, ...] | None:
+        if not self._metadata.has_aborted_txns:
+            return ()
+        raw = await self._whole(SegmentFile.TXN)
+        if raw is None:
+            return None
+        try:
+            aborted = decode_aborted(raw)
+        except CorruptSegment as error:
+            self._fault(SegmentFile.TXN, None, None, str(error))
+            return None
+        if not aborted:
+            self._fault(SegmentFile.TXN, None, None, "no entry, but has_aborted_txns is true")
+        end_offset = self._metadata.stored_end_offset
+        for number, entry in enumerate(aborted):
+            if entry.first_offset > end_offset:
+                what = f"lists a transaction from {entry.first_offset}, above the segment's end"
+                self._fault(SegmentFile.TXN, number * ENTRY_BYTES, entry.first_offset, what)
+        return clip_aborted(aborted, self._metadata.end_offset)
+
+    async def _epochs(self) -> None:
+        raw = await self._whole(SegmentFile.EPOCHS)
+        if raw is None:
+            return
+        metadata = self._metadata
+        try:
+            lineage = decode_epochs(raw)
+        except CorruptSegment as error:
+            self._fault(SegmentFile.EPOCHS, None, None, str(error))
+            return
+        stated = metadata.segment_leader_epochs
+        found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
+        # Batches without an epoch leave none in the metadata, but do not end the lineage.
+        if found != stated and (stated or len(found) > 1):
+            self._fault(SegmentFile.EPOCHS, None, None, f"has {found}, metadata have {stated}")
+        else:
+            self.lineage = lineage
+
+    async def _kafka_files(self) -> None:
+        """A broker's own files; only segments from `log-dirs` have them, and not all of those."""
+        metadata = self._metadata
+        base, end = metadata.start_offset, metadata.stored_end_offset
+        clipped = metadata.copied_end_offset is not None
+        newest_ms = 2**63 - 1 if clipped else metadata.max_timestamp_ms
+        for file in KAFKA_FILES:
+            try:
+                raw = await self._rsm.fetch_index(metadata, file)
+            except ObjectNotFound:
+                continue
+            except DamagedObject as error:
+                self._fault(file, None, None, str(error))
+                continue
+            if file is SegmentFile.OFFSET_INDEX:
+                fault = offset_index_fault(raw, base, end, metadata.segment_size_bytes)
+            elif file is SegmentFile.TIME_INDEX:
+                fault = time_index_fault(raw, base, end, newest_ms)
+            else:
+                fault = snapshot_fault(raw)
+            if fault:
+                self._fault(file, None, None, fault)
+
+    async def _whole(self, file: SegmentFile) -> bytes | None:
+        try:
+            return await self._rsm.fetch_index(self._metadata, file)
+        except ObjectNotFound:
+            self._fault(file, None, None, "object is missing")
+        except DamagedObject as error:
+            self._fault(file, None, None, str(error))
+        return None
+
+    async def _read_log(self, check: SegmentCheck) -> bool:
+        """False: there is no log. Its size is checked by reading it to the end, and one byte on."""
+        size = self._metadata.segment_size_bytes
+        try:
+            await self._walk_log(check, size)
+            if await self._range(size, size + 1):
+                what = f"object goes on, metadata say {size} bytes"
+                self._fault(SegmentFile.LOG, size, None, what)
+        except ObjectNotFound:
+            self._fault(SegmentFile.LOG, None, None, "object is missing")
+            return False
+        return True
+
+    async def _walk_log(self, check: SegmentCheck, size: int) -> None:
+        data, start = b"", 0  # the bytes at hand, and where they begin
+        step: Next | None = Next(0)
+        while step is not None and step.position < size:
+            rest = data[max(step.position - start, 0) :] if step.position >= start else b""
+            end = min(step.position + max(step.bytes_min, self._chunk_bytes), size)
+            read_from = step.position + len(rest)
+            more = await self._range(read_from, end) if read_from < end else b""
+            data, start = rest + more, step.position
+            if start + len(data) < end:
+                size = start + len(data)  # what is there is still checked
+                check.short(size)
+            self._advance(start + len(data))
+            step = check.take(data, start)
+        check.finish()
+
+    async def _range(self, start: int, end: int) -> bytes | bytearray:
+        try:
+            return await self._rsm.fetch_log_segment(self._metadata, ByteRange(start, end))
+        except RangeNotSatisfiable:
+            return b""
+
+    def _advance(self, position: int) -> None:
+        position = min(position, self._metadata.segment_size_bytes)
+        if position > self._reached:
+            self._on_bytes(position - self._reached)
+            self._reached = position
+
+    def _key(self, file: SegmentFile) -> str:
+        return self._rsm.object_key(self._metadata, file)
+
+    def _fault(
+        self, file: SegmentFile, position: int | None, offset: int | None, what: str
+    ) -> None:
+        tip = self._metadata.topic_id_partition
+        self.faults.append(Fault(tip.topic, tip.partition, self._key(file), position, offset, what))
+
+
+def _place_in_archive(key: str) -> list[str]:
+    """Topic folder, partition and name."""
+    return key.split("/")[-3:]

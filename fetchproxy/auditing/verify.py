@@ -1,0 +1,324 @@
+"""Verification of a whole archive: every byte against its CRC, its index and its metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fetchproxy.auditing.completeness import CompletenessCheck, refreshed
+from fetchproxy.auditing.faults import Fault, NotKnown, Orphan, RecordedGap, VerifyReport
+from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unnamed
+from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import (
+    FIRST_HISTORY,
+    EpochStart,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.check import TxnCheck, epoch_at, first_newer
+from fetchproxy.segments.description import decode_segment
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import Finding, in_order
+
+# The same work for many partitions, some of them at once.
+
+
+async def for_each(
+    tips: Iterable[TopicIdPartition],
+    work: Callable[[TopicIdPartition], Awaitable[None]],
+    at_once: int,
+) -> None:
+    """Raises the first RemoteStorageError; no work is begun after it."""
+    waiting = iter(tips)
+    failures: list[RemoteStorageError] = []
+
+    async def worker() -> None:
+        for tip in waiting:
+            try:
+                await work(tip)
+            except RemoteStorageError as error:  # raised below: here the TaskGroup would wrap it
+                failures.append(error)
+            if failures:
+                return
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(at_once):
+            workers.create_task(worker())
+    if failures:
+        raise failures[0]
+
+
+# The finished segments of a partition, by the history of the log that they are of.
+
+Segments = list[RemoteLogSegmentMetadata]
+
+
+def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> Segments:
+    return [s for s in segments if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+
+
+def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
+    """First those that readers are shown, then those that a person has put aside, log by log.
+
+    The finished ones as last read, by start offset (`fetchproxy resolve`). Between two of these
+    nothing has to fit.
+    """
+    segments, view = rlmm.list_remote_log_segments(tip), rlmm.view(tip)
+    history = FIRST_HISTORY if view is None else view.history
+    borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
+    found: dict[int, Segments] = {}
+    for segment in finished(segments):
+        epochs = segment.segment_leader_epochs
+        last = epochs[-1].epoch if epochs else -1
+        log = -1 if history.shows(segment) else bisect_left(borders, last)
+        found.setdefault(log, []).append(segment)
+    return [found[log] for log in sorted(found)]
+
+
+# Verification of a whole archive: every byte against its CRC, its index and its metadata.
+#
+# Reads only, so it may run beside archivers and proxies: what retention deletes meanwhile is no
+# fault. What one segment's objects say is read in `segment_verifier`, which segments there have
+# to be in `completeness`; here is the walk through partitions and their segments.
+
+CHUNK_BYTES = 4 * 1024 * 1024
+PARTITIONS_AT_ONCE = 4
+
+Progress = Callable[[int, int], None]
+OnFault = Callable[[Fault], None]
+
+
+async def verify_archive(
+    rsm: RemoteStorageManager,
+    rlmm: StoreBackedRemoteLogMetadataManager,
+    *,
+    topics: re.Pattern[str] | None = None,
+    partitions: Sequence[TopicIdPartition] | None = None,
+    metadata_topic: RemoteLogMetadataManager | None = None,
+    on_progress: Progress = lambda done, total: None,
+    on_fault: OnFault = lambda fault: None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> VerifyReport:
+    """Check every finished segment of `partitions`, or of topics whose whole name matches (all).
+
+    `on_progress(bytes_done, bytes_total)` counts log bytes; `on_fault` is called as faults are
+    found, the report has them sorted. Where `metadata_topic` is given, the store is held against
+    what it says, too. A few partitions are read at once, each front to back.
+    Memory: the metadata of all segments, and per partition read at once a chunk, one segment's
+    index and the largest batch (a batch whose size is corrupt may claim up to its segment's size).
+    Raises RemoteStorageError where the store does not answer: then nothing is known.
+    """
+    tips = await _partitions(rlmm, topics, partitions, metadata_topic)
+    run = _Run(rsm, rlmm, metadata_topic, on_progress, on_fault, chunk_bytes)
+    await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
+    run.progress(0)
+    await for_each(tips, run.verify_partition, PARTITIONS_AT_ONCE)
+    return VerifyReport(
+        partitions=len(tips),
+        segments=run.segments,
+        segments_unfinished=run.segments_unfinished,
+        size_bytes=run.bytes_done,
+        gaps=tuple(sorted(run.gaps)),
+        faults=tuple(sorted(run.faults, key=_place)),
+        orphans=tuple(sorted(run.orphans)),
+        segments_overlapping=run.segments_overlapping,
+        not_known=tuple(sorted(run.not_known)),
+        concerns=in_order(run.findings),
+    )
+
+
+async def metadata_faults(
+    rsm: RemoteStorageManager,
+    rlmm: StoreBackedRemoteLogMetadataManager,
+    topics: re.Pattern[str] | None = None,
+    partitions: Sequence[TopicIdPartition] | None = None,
+) -> tuple[Fault, ...]:
+    """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
+
+    Raises RemoteStorageError.
+    """
+    run = _Run(rsm, rlmm, None, lambda done, total: None, lambda fault: None, CHUNK_BYTES)
+    await for_each(await _partitions(rlmm, topics, partitions), run.catalog, PARTITIONS_AT_ONCE)
+    return tuple(sorted(run.faults, key=_place))
+
+
+async def _partitions(
+    rlmm: StoreBackedRemoteLogMetadataManager,
+    topics: re.Pattern[str] | None,
+    partitions: Sequence[TopicIdPartition] | None,
+    metadata_topic: RemoteLogMetadataManager | None = None,
+) -> Sequence[TopicIdPartition]:
+    every = await rlmm.list_partitions() if partitions is None else partitions
+    if metadata_topic is not None and partitions is None:
+        every = sorted({*every, *await metadata_topic.list_partitions()})
+    return [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
+
+
+def _place(fault: Fault) -> tuple[str, int, str, int, int]:
+    position = -1 if fault.byte_position is None else fault.byte_position
+    offset = -1 if fault.offset is None else fault.offset
+    return fault.topic, fault.partition, fault.object_key, position, offset
+
+
+@dataclass(slots=True)
+class _Run:
+    rsm: RemoteStorageManager
+    rlmm: StoreBackedRemoteLogMetadataManager
+    metadata_topic: RemoteLogMetadataManager | None
+    on_progress: Progress
+    on_fault: OnFault
+    chunk_bytes: int
+    bytes_total: int = 0
+    bytes_done: int = 0
+    segments: int = 0
+    segments_unfinished: int = 0
+    segments_overlapping: int = 0
+    gaps: list[RecordedGap] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    orphans: list[Orphan] = field(default_factory=list)
+    not_known: list[NotKnown] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    # Offsets of segments of which only the metadata are missing.
+    lost: dict[TopicIdPartition, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def progress(self, more_bytes: int) -> None:
+        self.bytes_done += more_bytes
+        self.on_progress(self.bytes_done, self.bytes_total)
+
+    async def catalog(self, tip: TopicIdPartition) -> None:
+        """Read the partition's metadata, and the faults of these objects themselves."""
+        await refreshed(self.rlmm, tip)
+        for problem in self.rlmm.problems(tip):
+            key, offset = problem.key, problem.base_offset
+            self._report([Fault(tip.topic, tip.partition, key, None, offset, problem.what)])
+        every = self.rlmm.list_remote_log_segments(tip)
+        named = finished(every)
+        unnamed = await look_at_unnamed(self.rsm, self.rlmm, tip, named)
+        faults, orphans, self.lost[tip] = unnamed
+        self._report(faults)
+        self.orphans += orphans
+        self.bytes_total += sum(segment.segment_size_bytes for segment in named)
+        self.segments_unfinished += len(every) - len(named)
+
+    async def verify_partition(self, tip: TopicIdPartition) -> None:
+        check = CompletenessCheck(self.rsm, self.rlmm, self.metadata_topic)
+        found = await check.check(tip, self.lost[tip])
+        self._report(found.faults)
+        self.gaps += found.gaps
+        self.not_known += found.not_known
+        self.findings += found.findings
+        for segments in by_history(self.rlmm, tip):
+            await self._verify_log(tip, segments)
+
+    async def _verify_log(self, tip: TopicIdPartition, segments: Segments) -> None:
+        view = self.rlmm.view(tip)
+        settled = 0 if view is None else view.history.kept_below
+        # By where the next segment of it begins. Copies of the same log may overlap, of archivers
+        # that met or of a merge: each is checked behind the one that it goes on from.
+        chains: dict[int, TxnCheck] = {}
+        expected: int | None = None
+        before: RemoteLogSegmentMetadata | None = None  # the one that reaches up to `expected`
+        unconfirmed: Segments = []  # since the last one whose `.epochs` tell of the log before it
+        told: set[str] = set()  # by its object's key, whose end is known to be wrong
+        for metadata in segments:
+            start = metadata.start_offset
+            # Where a person had the archive count below, another log goes on: of its batches one
+            # may reach over that offset, and its transactions are its own.
+            continues = start in chains and start != settled
+            txns = chains.pop(start, None) if continues else None
+            txns = txns or TxnCheck()
+            chains = {at: chain for at, chain in chains.items() if at >= start}
+            chains[metadata.end_offset + 1] = txns
+            segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.progress)
+            if expected is not None and before is not None and start < expected:
+                self.segments_overlapping += 1
+                overlaps = overlap_faults(self.rsm, before, metadata, settled)
+                told.update(fault.object_key for fault in overlaps)
+                self._report(overlaps)
+            await segment.verify(continues=continues)
+            self.segments += 1
+            if segment.faults and await self._is_gone(metadata):
+                self.segments -= 1
+                segment.faults.clear()
+            self._report(segment.faults)
+            if segment.lineage is not None:
+                found = lineage_faults(self.rsm, unconfirmed, metadata, segment.lineage, settled)
+                self._report([fault for fault in found if fault.object_key not in told])
+                unconfirmed = []
+            unconfirmed.append(metadata)
+            if expected is None or metadata.end_offset >= expected:
+                expected, before = metadata.end_offset + 1, metadata
+
+    async def _is_gone(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """Was the segment deleted while it was read? Retention does that, and is no fault."""
+        key = self.rsm.object_key(metadata, SegmentFile.METADATA)
+        try:
+            now = decode_segment(await self.rsm.get_segment_metadata(key), key)
+        except ObjectNotFound:
+            return True
+        except CorruptSegment:
+            return False
+        return now.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+    def _report(self, faults: list[Fault]) -> None:
+        for fault in faults:
+            self.faults.append(fault)
+            self.on_fault(fault)
+
+
+def lineage_faults(
+    rsm: RemoteStorageManager,
+    before: Segments,
+    metadata: RemoteLogSegmentMetadata,
+    lineage: Sequence[EpochStart],
+    settled: int,
+) -> list[Fault]:
+    """Segments `before` one that hold what the log, as `lineage` tells of it, got from a newer
+    leader: they should end there. Below `settled` a person has said which counts."""
+    faults = []
+    for older in before:
+        parted = first_newer(older, lineage, settled)
+        if parted is not None:
+            what = (
+                f"its leader epoch from {parted} on is older than in the leader epochs of the "
+                f"segment from {metadata.start_offset}"
+            )
+            tip, key = older.topic_id_partition, rsm.object_key(older, SegmentFile.METADATA)
+            faults.append(Fault(tip.topic, tip.partition, key, None, parted, what))
+    return faults
+
+
+def overlap_faults(
+    rsm: RemoteStorageManager,
+    before: RemoteLogSegmentMetadata,
+    metadata: RemoteLogSegmentMetadata,
+    settled: int,
+) -> list[Fault]:
+    """Two leaders that met copy the same log; readers take each offset from one of them.
+
+    Where their lineages part, the metadata of the older one are wrong, which should end there;
+    below `settled` a person has said which counts.
+    """
+    parted = first_difference(before, metadata, settled)
+    if parted is None:
+        return []
+    older, newer = before, metadata
+    if epoch_at(before.segment_leader_epochs, parted) > epoch_at(
+        metadata.segment_leader_epochs, parted
+    ):
+        older, newer = metadata, before
+    what = (
+        f"overlaps the segment from {newer.start_offset}, whose leader epoch is newer "
+        f"from {parted} on"
+    )
+    tip = older.topic_id_partition
+    key = rsm.object_key(older, SegmentFile.METADATA)
+    return [Fault(tip.topic, tip.partition, key, None, parted, what)]

@@ -1,0 +1,1 @@
+"""The proxy's own requests to Kafka's brokers: connections, leaders, messages, groups."""

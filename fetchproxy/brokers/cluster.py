@@ -1,0 +1,424 @@
+"""The proxy's own requests to the brokers: leaders, edges of the local log, raw batches."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self, TypeVar
+from uuid import UUID
+
+from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
+
+from fetchproxy.brokers import messages
+from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
+from fetchproxy.brokers.epoch_ends import EpochEndReads
+from fetchproxy.brokers.epoch_ends import Tell as TellEpochEnd
+from fetchproxy.brokers.leaders import Leaders, LogEdgesReads
+from fetchproxy.brokers.messages import (
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    BrokerAddress,
+    FetchedPartition,
+    MetadataAnswer,
+    TopicInfo,
+    decode_fetch,
+)
+from fetchproxy.brokers.sasl import sasl_credentials
+from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers, ask_metadata
+from fetchproxy.config.schema import ClusterConfig, TlsConfig
+from fetchproxy.config.values import HostPort, parse_bootstrap
+from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.model import (
+    IsolationLevel,
+    LogEdges,
+    TopicIdPartition,
+    is_topic_name,
+)
+from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context
+
+# The proxy's own requests to the brokers: leaders, edges of the local log, raw batches.
+#
+# Runs on its own connections and never on a client's. It caches what it is told and says how old
+# that may be; it decides nothing about archives or clients. Errors: `ClusterUnavailable` where no
+# broker answered in time, `ClusterError` with Kafka's code where one refused.
+
+__all__ = ["BrokerAddress", "Cluster", "FetchedPartition", "TopicInfo"]
+
+T = TypeVar("T")
+K = TypeVar("K", str, UUID)
+
+_ALL_TOPICS = "all topics"
+
+
+class Cluster:
+    """`async with Cluster(config) as cluster`. Connects when first asked, not on entry."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        rng: random.Random | None = None,
+        tls: ReloadingContext | None = None,
+    ) -> None:
+        """`tls` is made here if not given. Raises ConfigError where a file cannot be used."""
+        self._config = config
+        self._bootstrap = parse_bootstrap(config.bootstrap)
+        self._rng = rng or random.Random()
+        self._sasl = sasl_credentials(config)
+        upstream = UpstreamTls(tls or upstream_context(config, TlsConfig()))
+        self._connections = BrokerConnections(config, self._sasl, upstream)
+        self._metadata = MetadataCache()
+        self._same_answers = SameAnswers()
+        self._metadata_flights = SingleFlight[MetadataAnswer]()
+        self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
+        self._edges = LogEdgesReads(self._leaders, self._connections)
+        self._epoch_ends = EpochEndReads(self._leaders, self._connections)
+        self._last_good: HostPort | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._connections.close()
+        await asyncio.sleep(0)  # the transports report their end in the loop's next turn
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the brokers do not take the proxy's own credentials; None: they do, or were not
+        asked yet."""
+        return None if self._sasl is None else self._sasl.refusal
+
+    # --- brokers and topics ---
+    async def brokers(self) -> dict[int, BrokerAddress]:
+        """Not older than metadata_max_age_ms."""
+        if self._metadata.brokers_at < self._oldest(None):
+            await self._ask_metadata([])
+        return dict(self._metadata.brokers)
+
+    @property
+    def bootstrap(self) -> list[HostPort]:
+        return list(self._bootstrap)
+
+    def broker_addresses(self) -> list[HostPort]:
+        """As the cluster last named them; none before it has. Never blocks."""
+        return [HostPort(b.host, b.port) for b in self._metadata.brokers.values()]
+
+    async def greet(self, address: HostPort) -> None:
+        """Ask this one broker for the brokers that it knows. Raises ClusterError."""
+        asked_at = asyncio.get_running_loop().time()
+        connection = await self._connections.shared(address)
+        version = connection.version_of(messages.METADATA)
+        answer = await ask_metadata(connection, version, [], self._same_answers)
+        self._metadata.learn(answer, asked_at, all_topics=False)
+
+    async def cluster_id(self) -> str | None:
+        """None: the brokers do not say; age as for `brokers`."""
+        await self.brokers()
+        return self._metadata.cluster_id
+
+    async def topics(self, max_age_ms: int | None = None) -> list[TopicInfo]:
+        """All topics that these credentials may see, by name; age as for `brokers` by default."""
+        if self._metadata.all_topics_at < self._oldest(max_age_ms):
+            await self._ask_metadata(None)
+        return self._metadata.topics()
+
+    async def topic_by_name(self, name: str, max_age_ms: int | None = None) -> TopicInfo:
+        """Raises ClusterError with the broker's code; 3 for an unknown topic. Creates none.
+
+        A name that no topic can have is unknown without asking, as clients may send anything.
+        """
+        return _found((await self.topics_by_name([name], max_age_ms))[name])
+
+    async def topics_by_name(
+        self, names: Collection[str], max_age_ms: int | None = None
+    ) -> dict[str, TopicInfo | ClusterError]:
+        """As `topic_by_name`, by one request for all that are not known so lately.
+
+        Raises ClusterUnavailable where no broker answers.
+        """
+        possible = [name for name in names if is_topic_name(name)]
+        found = dict.fromkeys(
+            names, ClusterError("no topic can have this name", UNKNOWN_TOPIC_OR_PARTITION)
+        )
+        return {**found, **await self._look_up(possible, self._metadata.by_name, max_age_ms)}
+
+    async def topic_by_id(self, topic_id: UUID, max_age_ms: int | None = None) -> TopicInfo:
+        """Raises ClusterError; 100 for an unknown id (also: deleted, or re-created by its name)."""
+        found = await self._look_up([topic_id], self._metadata.by_id, max_age_ms)
+        return _found(found[topic_id])
+
+    async def topics_of(
+        self, keys: Collection[str | UUID], max_age_ms: int | None = None
+    ) -> dict[str | UUID, TopicInfo | ClusterError]:
+        """As `topics_by_name`, by names and ids; by two requests at most."""
+        # One request names either names or ids: a broker that reads ids reads nothing else.
+        names = [key for key in keys if isinstance(key, str)]
+        ids = [key for key in keys if isinstance(key, UUID)]
+        by_name = await self.topics_by_name(names, max_age_ms)
+        by_id = await self._look_up(ids, self._metadata.by_id, max_age_ms)
+        return dict((*by_name.items(), *by_id.items()))
+
+    async def _look_up(
+        self,
+        keys: Collection[K],
+        known: Callable[[K, float], TopicInfo | None],
+        max_age_ms: int | None,
+    ) -> dict[K, TopicInfo | ClusterError]:
+        oldest = self._oldest(max_age_ms)
+        found: dict[K, TopicInfo | ClusterError] = {}
+        asked: list[K] = []
+        for key in keys:
+            topic = known(key, oldest)
+            if topic is None:
+                asked.append(key)
+            else:
+                found[key] = topic
+        if asked:
+            answer = await self._ask_metadata(asked)
+            told = {key: topic for topic in answer.topics for key in (topic.name, topic.topic_id)}
+            for key in asked:
+                found[key] = told.get(key) or _refused(key, answer)
+        return found
+
+    def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
+        """The last known, however old. Never blocks."""
+        return self._metadata.by_id(topic_id)
+
+    def cached_topic_by_name(self, name: str) -> TopicInfo | None:
+        """The last known, however old. Never blocks."""
+        return self._metadata.by_name(name)
+
+    async def topic_config(self, name: str) -> dict[str, str]:
+        """The topic's effective configuration; {} where the broker has no DescribeConfigs."""
+
+        async def ask(connection: BrokerConnection) -> dict[str, str]:
+            if messages.DESCRIBE_CONFIGS not in connection.versions:
+                return {}
+            version = connection.version_of(messages.DESCRIBE_CONFIGS)
+            request = messages.describe_topic_request(version, name)
+            return await connection.request(request, messages.decode_configs)
+
+        return await self.ask_any(ask)
+
+    # --- one partition ---
+    async def log_edges(
+        self,
+        tip: TopicIdPartition,
+        max_age_ms: int = 1000,
+        *,
+        not_older_than: float | None = None,
+    ) -> LogEdges:
+        """The local log's start, high watermark and LSO as its leader says (ListOffsets).
+
+        Asked for at most `max_age_ms` ago, or at or after loop time `not_older_than` (seconds).
+        Source of -4 and -2: KIP-405; brokers without -4 (ListOffsets < 8) have no remote tier.
+        """
+        now = asyncio.get_running_loop().time()
+        oldest = now - max_age_ms / 1000 if not_older_than is None else min(not_older_than, now)
+        edges = (await self._edges.get([tip], oldest))[tip]
+        return _found(edges)
+
+    async def log_edges_of(
+        self, tips: Collection[TopicIdPartition], *, not_older_than: float
+    ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
+        """As `leaders`: three requests to each leader, all leaders at once. Raises nothing.
+
+        What one broker has said is in `cached_log_edges` while others are still asked.
+        """
+        return await self._edges.get(tips, not_older_than)
+
+    def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
+        """The last known, however old. Never blocks."""
+        return self._edges.cached(tip)
+
+    def knows_log_edges(self, tip: TopicIdPartition, not_older_than: float) -> bool:
+        """Whether `leaders` would answer from memory. Never blocks."""
+        return self._edges.knows(tip, not_older_than)
+
+    async def ask_epoch_ends(
+        self, epochs: Mapping[TopicIdPartition, int], tell: TellEpochEnd
+    ) -> None:
+        """Where the epoch ended in its leader's log, with that leader's own epoch: of each
+        partition for one epoch, by one request to each leader.
+
+        None: the leader has no such request or tells no epochs. `tell` hears of each as soon as it
+        is known, perhaps twice. Raises nothing.
+        """
+        await self._epoch_ends.get(epochs, tell)
+
+    async def fetch(
+        self,
+        tip: TopicIdPartition,
+        offset: int,
+        *,
+        bytes_max: int,
+        wait_max_ms: int,
+        isolation: IsolationLevel,
+    ) -> FetchedPartition:
+        """Raw batches from `offset` on; the first one comes whole, also above `bytes_max`.
+
+        An offset out of range comes back as `error_code` 1, every other error is raised. By topic
+        id where the broker can (Kafka 3.1), so that a re-created topic is never taken for this one.
+        """
+
+        async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
+            request = messages.fetch_request(
+                connection.version_of(messages.FETCH),
+                topic,
+                tip.partition,
+                offset,
+                bytes_max=bytes_max,
+                wait_max_ms=wait_max_ms,
+                isolation=isolation,
+            )
+            answers = await connection.request_all(
+                [request],
+                lambda payload, version: decode_fetch(payload, version, tip),
+                extra_ms=wait_max_ms,
+            )
+            return answers[0]
+
+        return await self.ask_leader(tip, ask)
+
+    async def ask_leader(
+        self, tip: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
+    ) -> T:
+        """`ask` on a connection of its own to the partition's leader, again after an election.
+
+        For requests that may wait in the broker. One whose answer was lost is sent again.
+        """
+
+        async def alone(
+            leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
+        ) -> dict[TopicIdPartition, T | ClusterError]:
+            async with self._connections.exclusive(leader) as connection:
+                return {tip: await ask(connection, topics[tip])}
+
+        return _found((await self._leaders.ask([tip], alone))[tip])
+
+    # --- whom to ask ---
+    async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
+        key = _ALL_TOPICS if topics is None else tuple(topics)
+        return await self._metadata_flights.run(key, lambda: self._fetch_metadata(topics))
+
+    async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
+        asked_at = asyncio.get_running_loop().time()
+
+        async def ask(connection: BrokerConnection) -> tuple[MetadataAnswer, bool]:
+            version = connection.version_of(messages.METADATA)
+            by_id = any(isinstance(topic, UUID) for topic in topics or ())
+            # Brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look.
+            everything = by_id and version < messages.METADATA_BY_TOPIC_ID_VERSION
+            asked = None if everything else topics
+            return await ask_metadata(connection, version, asked, self._same_answers), asked is None
+
+        answer, all_topics = await self.ask_any(ask)
+        self._metadata.learn(answer, asked_at, all_topics=all_topics)
+        self._connections.retain({*self._candidates(), *self._bootstrap})
+        return answer
+
+    def exclusive(self, address: HostPort) -> AbstractAsyncContextManager[BrokerConnection]:
+        """A connection that nobody else uses inside the block, for requests that wait long."""
+        return self._connections.exclusive(address)
+
+    async def ask_any(self, ask: Callable[[BrokerConnection], Awaitable[T]]) -> T:
+        """`ask` the broker that answered last, else the others, else the bootstrap addresses.
+
+        One that hangs has connect_max_ms while there are others, whatever connection is open to it.
+        """
+        error: ClusterUnavailable | None = None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.request_max_ms / 1000
+        candidates = self._candidates()
+        for left, address in zip(reversed(range(len(candidates))), candidates, strict=True):
+            if error is not None and loop.time() > deadline:
+                break
+            patience_s = self._config.connect_max_ms / 1000 if left else None
+            try:
+                async with asyncio.timeout(patience_s):
+                    answer = await ask(await self._connections.shared(address))
+            except ClusterUnavailable as failure:
+                error = failure
+            except TimeoutError:
+                error = ClusterUnavailable(f"broker {address}: no answer in time")
+            else:
+                self._last_good = address
+                return answer
+            if self._last_good == address:
+                self._last_good = None
+        raise error or ClusterUnavailable("no broker is known")
+
+    def _candidates(self) -> list[HostPort]:
+        known = self.broker_addresses()
+        self._rng.shuffle(known)  # spread over brokers when the last one fails
+        first = [] if self._last_good is None else [self._last_good]
+        return list(dict.fromkeys([*first, *known, *self._bootstrap]))
+
+    def _oldest(self, max_age_ms: int | None) -> float:
+        age_ms = self._config.metadata_max_age_ms if max_age_ms is None else max_age_ms
+        return asyncio.get_running_loop().time() - age_ms / 1000
+
+
+def _found(value: T | ClusterError) -> T:
+    if isinstance(value, ClusterError):
+        raise value
+    return value
+
+
+def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
+    by_id = isinstance(key, UUID)
+    code = answer.failed.get(key, UNKNOWN_TOPIC_ID if by_id else UNKNOWN_TOPIC_OR_PARTITION)
+    what = f"topic id {key}" if by_id else f"topic {key!r}"
+    return ClusterError(f"{what}: error {code}", code)
+
+
+# DeleteRecords, as the archiver sends it to a partition's leader.
+#
+# It goes by topic *name*, as Kafka has no other form, so the topic's id is looked up anew before:
+# a topic that was created again is another log.
+
+_REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; the answer is an error after it
+
+
+async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
+    """Everything below `offset` goes from the brokers; the log start after it, of all replicas.
+
+    May be repeated. Raises ClusterError: with Kafka's code where the leader refuses; without an
+    answer it may have happened.
+    """
+
+    async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
+        asked = DeleteRecordsRequest.DeleteRecordsTopic
+        place = asked.DeleteRecordsPartition(partition_index=tip.partition, offset=offset)
+        request = messages.versioned(
+            DeleteRecordsRequest(
+                topics=[asked(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
+            ),
+            connection.version_of(messages.DELETE_RECORDS),
+        )
+        answers = await connection.request_all(
+            [request], _decode_low_watermark, extra_ms=_REPLICAS_WAIT_MS
+        )
+        return answers[0]
+
+    await cluster.topic_by_id(tip.topic_id, max_age_ms=0)
+    return await cluster.ask_leader(tip, ask)
+
+
+def _decode_low_watermark(payload: memoryview, version: int) -> int:
+    answer = messages.body_of(DeleteRecordsResponse, payload, version)
+    for topic in answer.topics:
+        for partition in topic.partitions:
+            if partition.error_code:
+                what = f"DeleteRecords of {topic.name}: error {partition.error_code}"
+                raise ClusterError(what, partition.error_code)
+            return int(partition.low_watermark)
+    raise ClusterError("DeleteRecords was answered without the partition")

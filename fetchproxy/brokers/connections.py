@@ -1,0 +1,313 @@
+"""The proxy's own connections to brokers: one connection, and which of them are open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple, TypeVar
+
+from fetchproxy.brokers import messages
+from fetchproxy.brokers.messages import UNSUPPORTED_VERSION, Request
+from fetchproxy.brokers.sasl import SaslCredentials, SaslSession
+from fetchproxy.config.schema import ClusterConfig
+from fetchproxy.config.values import HostPort
+from fetchproxy.errors import ClusterUnavailable
+from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
+from protocol.primitives import INT32
+
+# One TCP connection to a broker: framing, correlation ids, versions. No topics, no retries.
+#
+# Requests are pipelined; Kafka answers them in order. `connect` is the one place where a
+# connection comes to be, so TLS and SASL go there.
+
+T = TypeVar("T")
+
+_SIZE_BYTES = 4
+_CORRELATION_ID_BYTES = 4
+
+
+def _software_version() -> str:
+    try:
+        return version("fetchproxy")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0"
+
+
+SOFTWARE_VERSION = _software_version()
+
+
+class _Pending(NamedTuple):
+    correlation_id: int
+    answer: asyncio.Future[memoryview]
+
+
+class BrokerConnection(asyncio.BufferedProtocol):
+    """Each answer is received straight into a buffer of its own size, without a copy."""
+
+    def __init__(self, address: HostPort, config: ClusterConfig) -> None:
+        self.address = address
+        self.versions: dict[int, tuple[int, int]] = {}
+        self._config = config
+        self._transport: asyncio.Transport | None = None
+        self._lost: ClusterUnavailable | None = None
+        self._pending: deque[_Pending] = deque()
+        self._correlation_id = 0
+        self._size = bytearray(_SIZE_BYTES)
+        self._frame: bytearray | None = None  # None: the size prefix is being received
+        self._received = 0
+        self._sasl: SaslSession | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and self._lost is None
+
+    # --- asyncio's side ---
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # always a Transport for TCP
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        target = self._size if self._frame is None else self._frame
+        return memoryview(target)[self._received :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received += nbytes
+        if self._frame is None:
+            if self._received == _SIZE_BYTES:
+                self._begin_frame(INT32.unpack(self._size)[0])
+        elif self._received == len(self._frame):
+            frame, self._frame, self._received = self._frame, None, 0
+            self._answered(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"connection lost: {exc}" if exc else "connection closed by the broker")
+
+    # --- our side ---
+    async def request(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
+        """See `request_all`."""
+        return (await self.request_all([message], decode))[0]
+
+    async def request_all(
+        self,
+        requests: Sequence[Request],
+        decode: Callable[[memoryview, int], T],
+        extra_ms: int = 0,
+    ) -> list[T]:
+        """Send all at once, decode the answers in order.
+
+        Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
+        told to wait) and where the connection is or goes lost; what `decode` raises.
+        """
+        if self._sasl is not None:
+            await self._sasl.renew_if_due()
+        return await self._ask_all(requests, decode, extra_ms)
+
+    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
+        """As `request`, but also while an authentication is under way."""
+        return (await self._ask_all([message], decode, 0))[0]
+
+    async def _ask_all(
+        self,
+        requests: Sequence[Request],
+        decode: Callable[[memoryview, int], T],
+        extra_ms: int,
+    ) -> list[T]:
+        answers = [self._send(request) for request in requests]
+        try:
+            async with asyncio.timeout((self._config.request_max_ms + extra_ms) / 1000):
+                payloads = [await answer for answer in answers]
+        except TimeoutError:
+            # A broker that answers this late cannot be told from one that is gone.
+            self._fail(f"no answer within {self._config.request_max_ms + extra_ms} ms")
+            raise self._unavailable("no answer in time") from None
+        finally:
+            for answer in answers:
+                if answer.done() and not answer.cancelled():
+                    answer.exception()  # seen: all fail together, one of them was raised
+                else:
+                    answer.cancel()
+        return [
+            decode(payload, request.API_VERSION)
+            for request, payload in zip(requests, payloads, strict=True)
+        ]
+
+    async def negotiate(self) -> None:
+        """Learn the broker's versions: ApiVersions 3, or 0 for who does not know it (KIP-511)."""
+        for api_version in (3, 0):
+            request = messages.api_versions_request(api_version, SOFTWARE_VERSION)
+            error_code, found = await self.request(request, messages.decode_api_versions)
+            if error_code == 0:
+                self.versions = found
+                return
+            if error_code != UNSUPPORTED_VERSION:
+                break
+        raise self._unavailable(f"ApiVersions: error {error_code}")
+
+    async def authenticate(self, credentials: SaslCredentials) -> None:
+        """Now, and again whenever the session is about to end. Raises AuthenticationRefused."""
+        self._sasl = SaslSession(self, credentials)
+        await self._sasl.authenticate()
+
+    def version_of(self, api_key: int) -> int:
+        return messages.pick_version(api_key, self.versions)
+
+    def close(self) -> None:
+        self._fail("closed")
+
+    def _send(self, request: Request) -> asyncio.Future[memoryview]:
+        if self._transport is None or self._lost is not None:
+            raise self._lost or self._unavailable("not connected")
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        request.with_header(correlation_id=self._correlation_id, client_id=self._config.client_id)
+        answer = asyncio.get_running_loop().create_future()
+        self._pending.append(_Pending(self._correlation_id, answer))
+        self._transport.write(request.encode(header=True, framed=True))
+        return answer
+
+    def _begin_frame(self, size: int) -> None:
+        if not _CORRELATION_ID_BYTES <= size <= self._config.frame_bytes_max:
+            tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
+            self._fail(f"answer of {size} bytes, limit {self._config.frame_bytes_max}{tls}")
+            size = _CORRELATION_ID_BYTES  # whatever still comes before the transport is gone
+        self._frame, self._received = bytearray(size), 0
+
+    def _answered(self, frame: bytearray) -> None:
+        if self._lost is not None:
+            return
+        correlation_id = INT32.unpack_from(frame)[0]
+        if not self._pending or self._pending[0].correlation_id != correlation_id:
+            self._fail(f"answer with correlation id {correlation_id} to no request")
+            return
+        answer = self._pending.popleft().answer
+        if not answer.done():  # else its caller has left
+            answer.set_result(memoryview(frame)[_CORRELATION_ID_BYTES:])
+
+    def _fail(self, why: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = self._unavailable(why)
+        if self._transport is not None:
+            self._transport.abort()
+        while self._pending:
+            answer = self._pending.popleft().answer
+            if not answer.done():
+                answer.set_exception(self._unavailable(why))
+
+    def _unavailable(self, why: str) -> ClusterUnavailable:
+        return ClusterUnavailable(f"broker {self.address}: {why}")
+
+
+async def connect(
+    address: HostPort,
+    config: ClusterConfig,
+    sasl: SaslCredentials | None = None,
+    tls: UpstreamTls | None = None,
+) -> BrokerConnection:
+    """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more).
+
+    Raises AuthenticationRefused where the broker does not take `sasl`.
+    """
+    loop = asyncio.get_running_loop()
+    if sasl is not None:
+        await sasl.prepare()
+    try:
+        async with asyncio.timeout(config.connect_max_ms / 1000):
+            _, connection = await loop.create_connection(
+                lambda: BrokerConnection(address, config),
+                address.host,
+                address.port,
+                **(tls.for_host(address.host) if tls is not None else {}),
+            )
+            try:
+                await connection.negotiate()
+                if sasl is not None:
+                    await connection.authenticate(sasl)
+            except BaseException:
+                connection.close()
+                raise
+    except TimeoutError:
+        raise ClusterUnavailable(f"broker {address}: no connection in time") from None
+    except OSError as error:
+        raise ClusterUnavailable(f"broker {address}: {in_words(error)}") from None
+    return connection
+
+
+# Which connections are open to which broker. Decides no retries and reads no answers.
+#
+# Short requests share one pipelined connection per broker. A fetch may wait in the broker, and
+# Kafka answers a connection in order, so each fetch has a connection to itself while it lasts;
+# there are never more of them than fetches at once.
+
+
+class BrokerConnections:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        sasl: SaslCredentials | None = None,
+        tls: UpstreamTls | None = None,
+    ) -> None:
+        self._config = config
+        self._sasl = sasl
+        self._tls = tls
+        self._shared: dict[HostPort, BrokerConnection] = {}
+        self._connecting = SingleFlight[BrokerConnection]()
+        self._idle: dict[HostPort, list[BrokerConnection]] = {}
+        self._in_use: set[BrokerConnection] = set()
+
+    async def shared(self, address: HostPort) -> BrokerConnection:
+        """Raises ClusterUnavailable."""
+        connection = self._shared.get(address)
+        if connection is not None and connection.is_open:
+            return connection
+        return await self._connecting.run(address, lambda: self._open_shared(address))
+
+    @asynccontextmanager
+    async def exclusive(self, address: HostPort) -> AsyncIterator[BrokerConnection]:
+        """A connection that nobody else uses inside the block. Raises ClusterUnavailable.
+
+        One that was left in the middle of an answer (an error, a cancellation) is closed.
+        """
+        connection = self._take_idle(address) or await self._connect(address)
+        self._in_use.add(connection)
+        clean = False
+        try:
+            yield connection
+            clean = True
+        finally:
+            self._in_use.discard(connection)
+            if clean and connection.is_open:
+                self._idle.setdefault(address, []).append(connection)
+            else:
+                connection.close()
+
+    def retain(self, addresses: Collection[HostPort]) -> None:
+        """Close what is open to brokers that are no longer there and is not in use."""
+        for address in [a for a in self._idle if a not in addresses]:
+            for connection in self._idle.pop(address):
+                connection.close()
+        for address in [a for a in self._shared if a not in addresses]:
+            self._shared.pop(address).close()
+
+    def close(self) -> None:
+        self.retain(())
+        for connection in self._in_use:
+            connection.close()
+
+    async def _open_shared(self, address: HostPort) -> BrokerConnection:
+        connection = await self._connect(address)
+        self._shared[address] = connection
+        return connection
+
+    async def _connect(self, address: HostPort) -> BrokerConnection:
+        return await connect(address, self._config, self._sasl, self._tls)
+
+    def _take_idle(self, address: HostPort) -> BrokerConnection | None:
+        idle = self._idle.get(address, [])
+        while idle:
+            connection = idle.pop()  # the last one used: the others may fall idle and be closed
+            if connection.is_open:
+                return connection
+        return None

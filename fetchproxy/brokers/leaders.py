@@ -1,0 +1,315 @@
+"""Whom to ask about partitions, and where their leaders say that their logs begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import UUID
+
+from fetchproxy.brokers import messages
+from fetchproxy.brokers.connections import BrokerConnections
+from fetchproxy.brokers.messages import (
+    RETRIABLE,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    EncodedRequest,
+    TopicInfo,
+    body_at,
+    whole,
+)
+from fetchproxy.brokers.topic_metadata import MetadataCache
+from fetchproxy.config.values import HostPort
+from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.model import ZERO_UUID, IsolationLevel, LogEdges, TopicIdPartition
+from fetchproxy.runtime.loop import chosen, collected, each_of
+from protocol.apis import WireError
+from protocol.list_offsets import results_in, write_request
+
+# Whom to ask about partitions: their leaders, each about all of its own, again if they moved.
+#
+# Knows neither what is asked nor how connections come to be.
+
+T = TypeVar("T")
+
+# Pauses between two tries at a leader. An election takes 10 ms to seconds, so begin low and stay
+# below a second: the whole is bounded by request_max_ms anyway.
+RETRY_PAUSE_INITIAL_MS = 20
+RETRY_PAUSE_MAX_MS = 500
+RETRY_JITTER = 0.2
+TOLD_AT_ONCE = 20
+
+Topics = Mapping[str | UUID, TopicInfo | ClusterError]
+AskTopics = Callable[[Collection[str | UUID]], Awaitable[Topics]]
+# One leader, and those of its partitions that are wanted; an error it raises is that of them all.
+AskLeader = Callable[
+    [HostPort, Mapping[TopicIdPartition, TopicInfo]],
+    Awaitable[Mapping[TopicIdPartition, T | ClusterError]],
+]
+
+
+class Leaders:
+    def __init__(
+        self, request_max_ms: int, rng: random.Random, metadata: MetadataCache, topics: AskTopics
+    ) -> None:
+        self._request_max_ms = request_max_ms
+        self._rng = rng
+        self._metadata = metadata
+        self._topics = topics
+
+    async def ask(
+        self,
+        tips: Collection[TopicIdPartition],
+        ask: AskLeader[T],
+        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
+    ) -> dict[TopicIdPartition, T | ClusterError]:
+        """`ask` the leader of each partition; on a wrong or lost one look again, back off, retry.
+
+        The brokers are asked in parallel. No try begins later than request_max_ms after the first,
+        so the whole takes up to twice that. That a topic is gone is believed at once when Metadata
+        itself says so. Raises no ClusterError: each partition has its own. `tell` hears of each
+        as soon as it is settled, while others may still be asked about; perhaps twice.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._request_max_ms / 1000
+        pause_ms = float(RETRY_PAUSE_INITIAL_MS)
+        found: dict[TopicIdPartition, T | ClusterError] = {}
+        waiting: Collection[TopicIdPartition] = tips
+        while True:
+            known = await self._topics_of(waiting, found)
+            await self._ask_once(known, ask, found, tell)
+            waiting = [tip async for tip in each_of(waiting) if _may_pass(found[tip], tip in known)]
+            for name in {known[tip].name for tip in waiting if tip in known}:
+                self._metadata.expire(name)
+            pause_s = self._jittered(pause_ms) / 1000
+            if not waiting or loop.time() + pause_s > deadline:
+                if tell is not None:
+                    await _tell_all(found, found, tell)
+                return found
+            await asyncio.sleep(pause_s)
+            pause_ms = min(2 * pause_ms, RETRY_PAUSE_MAX_MS)
+
+    async def _topics_of(
+        self,
+        tips: Collection[TopicIdPartition],
+        found: dict[TopicIdPartition, T | ClusterError],
+    ) -> dict[TopicIdPartition, TopicInfo]:
+        """Of those that have one; the error of the others goes into `found`."""
+        keys = {_key(tip) async for tip in each_of(tips)}
+        try:
+            topics = await self._topics(keys)
+        except ClusterError as error:  # no broker has answered
+            topics = dict.fromkeys(keys, error)
+        known: dict[TopicIdPartition, TopicInfo] = {}
+        async for tip in each_of(tips):
+            topic = topics[_key(tip)]
+            if isinstance(topic, ClusterError):
+                found[tip] = topic
+            elif tip.partition not in topic.leaders:
+                what = f"{tip} is no partition of the topic"
+                found[tip] = ClusterError(what, UNKNOWN_TOPIC_OR_PARTITION)
+            else:
+                known[tip] = topic
+        return known
+
+    async def _ask_once(
+        self,
+        known: Mapping[TopicIdPartition, TopicInfo],
+        ask: AskLeader[T],
+        found: dict[TopicIdPartition, T | ClusterError],
+        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None,
+    ) -> None:
+        by_leader: dict[HostPort, dict[TopicIdPartition, TopicInfo]] = {}
+        async for tip, topic in each_of(known.items()):
+            leader = self._metadata.brokers.get(topic.leaders[tip.partition][0])
+            if leader is None:
+                found[tip] = ClusterUnavailable(f"{topic.name}-{tip.partition} has no leader", 5)
+            else:
+                by_leader.setdefault(HostPort(leader.host, leader.port), {})[tip] = topic
+
+        async def ask_one(leader: HostPort, its: Mapping[TopicIdPartition, TopicInfo]) -> None:
+            try:
+                found.update(await ask(leader, its))
+            except ClusterError as error:
+                found.update(dict.fromkeys(its, error))
+            if tell is not None:
+                settled = await chosen(its, lambda tip: not _may_pass(found[tip], True))
+                await _tell_all(settled, found, tell)
+
+        async with asyncio.TaskGroup() as asking:
+            for address, its in by_leader.items():
+                asking.create_task(ask_one(address, its), name=f"ask leader {address}")
+
+    def _jittered(self, pause_ms: float) -> float:
+        return pause_ms * (1 + RETRY_JITTER * (2 * self._rng.random() - 1))
+
+
+async def _tell_all(
+    tips: Collection[TopicIdPartition],
+    found: Mapping[TopicIdPartition, T | ClusterError],
+    tell: Callable[[TopicIdPartition, T | ClusterError], None],
+) -> None:
+    """Some at a time: who hears of it has work to do."""
+    async for tip in each_of(tips, TOLD_AT_ONCE):
+        tell(tip, found[tip])
+
+
+def _key(tip: TopicIdPartition) -> str | UUID:
+    return tip.topic if tip.topic_id == ZERO_UUID else tip.topic_id  # zero: brokers before 2.8
+
+
+def _may_pass(found: object, topic_is_known: bool) -> bool:
+    """Whether the same question may have another answer in a moment."""
+    if not isinstance(found, ClusterError):
+        return False
+    return found.retriable or (topic_is_known and found.error_code in RETRIABLE)
+
+
+# Where partitions' own logs begin and end, as their leaders say (ListOffsets), and when they did.
+#
+# Three requests to each broker, however many partitions it is asked about. Who asks for what
+# somebody else is asking already waits for that answer.
+
+FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
+# (offset, its epoch or -1), or why there is none; by topic and partition.
+_Offsets = dict[tuple[str, int], tuple[int, int] | ClusterError]
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    edges: LogEdges
+    asked_at: float  # loop seconds, before the request left
+
+
+class _Flight:
+    """Questions under way; `landed` with the errors when the answers are there."""
+
+    def __init__(self) -> None:
+        self.tips: set[TopicIdPartition] = set()
+        self.landed: asyncio.Future[FoundEdges] = asyncio.get_running_loop().create_future()
+
+
+class LogEdgesReads:
+    def __init__(self, leaders: Leaders, connections: BrokerConnections) -> None:
+        self._leaders = leaders
+        self._connections = connections
+        self._known: dict[TopicIdPartition, _Edges] = {}
+        self._flights: list[_Flight] = []
+
+    def cached(self, tip: TopicIdPartition) -> LogEdges | None:
+        known = self._known.get(tip)
+        return None if known is None else known.edges
+
+    def knows(self, tip: TopicIdPartition, not_older_than: float) -> bool:
+        known = self._known.get(tip)
+        return known is not None and known.asked_at >= not_older_than
+
+    async def get(self, tips: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
+        """Asked at or after that loop time (s), the future being now. Raises no ClusterError."""
+        oldest = min(not_older_than, asyncio.get_running_loop().time())
+        failed: FoundEdges = {}
+
+        def is_due(tip: TopicIdPartition) -> bool:
+            return tip not in failed and not self.knows(tip, oldest)
+
+        while due := await chosen(tips, is_due):
+            flight, theirs = _Flight(), set[_Flight]()
+            self._flights.append(flight)
+            try:
+                async for tip in each_of(due):
+                    other = next((f for f in self._flights if tip in f.tips), None)
+                    if other is None:
+                        flight.tips.add(tip)
+                    else:
+                        theirs.add(other)
+                if flight.tips:
+                    failed.update(await self._ask(flight.tips))
+            finally:
+                # Where the one who asked was cancelled there is no error: who waits asks then.
+                self._flights.remove(flight)
+                flight.landed.set_result(failed)
+            if not flight.tips:
+                # Those that began before `oldest` may land here; the next round then asks anew.
+                await asyncio.wait([other.landed for other in theirs])
+                for other in theirs:
+                    errors = other.landed.result()
+                    failed.update({tip: errors[tip] for tip in due if tip in errors})
+        return {tip: failed.get(tip) or self._known[tip].edges async for tip in each_of(tips)}
+
+    async def _ask(self, tips: Collection[TopicIdPartition]) -> FoundEdges:
+        """The errors; what a broker says is kept at once, while others are still asked."""
+        failed: FoundEdges = {}
+        found = await self._leaders.ask(tips, self._ask_leader)
+        async for tip, edges in each_of(found.items()):
+            if isinstance(edges, ClusterError):
+                failed[tip] = edges
+                if edges.error_code in (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION):
+                    self._known.pop(tip, None)
+        return failed
+
+    async def _ask_leader(
+        self, leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
+    ) -> FoundEdges:
+        asked_at = asyncio.get_running_loop().time()
+        connection = await self._connections.shared(leader)
+        version = connection.version_of(messages.LIST_OFFSETS)
+        local = version >= messages.LIST_OFFSETS_LOCAL_VERSION
+        # The start first and the high watermark last, so that start <= LSO <= high watermark.
+        wanted = (
+            (messages.EARLIEST_LOCAL if local else messages.EARLIEST, IsolationLevel(0)),
+            (messages.LATEST, IsolationLevel.READ_COMMITTED),
+            (messages.LATEST, IsolationLevel.READ_UNCOMMITTED),
+        )
+        asked: dict[str, list[tuple[int, int]]] = {}
+        async for tip, topic in each_of(topics.items()):
+            epoch = topic.leaders[tip.partition][1]
+            asked.setdefault(topic.name, []).append((tip.partition, epoch))
+        requests = [
+            EncodedRequest(
+                messages.LIST_OFFSETS,
+                version,
+                await collected(write_request(version, isolation, asked, timestamp)),
+            )
+            for timestamp, isolation in wanted
+        ]
+        payloads = await connection.request_all(requests, whole)
+        starts, stables, ends = [await _decoded_edges(payload, version) for payload in payloads]
+        found: FoundEdges = {}
+        async for tip, topic in each_of(topics.items()):
+            key = (topic.name, tip.partition)
+            edges = _edges_of(starts.get(key), stables.get(key), ends.get(key))
+            found[tip] = edges
+            if isinstance(edges, LogEdges):
+                self._known[tip] = _Edges(edges, asked_at)
+        return found
+
+
+async def _decoded_edges(payload: memoryview, version: int) -> _Offsets:
+    found: _Offsets = {}
+    try:
+        body = body_at(payload, messages.LIST_OFFSETS, version)
+        async for result in each_of(results_in(body, version)):
+            code = result.error_code
+            found[result.topic, result.partition] = (
+                ClusterError(f"ListOffsets of {result.topic}: error {code}", code)
+                if code
+                else (result.offset, result.leader_epoch)
+            )
+    except WireError as error:
+        raise ClusterError(f"ListOffsets version {version} is malformed: {error}") from None
+    return found
+
+
+def _edges_of(*offsets: tuple[int, int] | ClusterError | None) -> LogEdges | ClusterError:
+    """Of the log start, the last stable offset and the high watermark."""
+    known: list[tuple[int, int]] = []
+    for offset in offsets:
+        if isinstance(offset, ClusterError):
+            return offset
+        if offset is None:
+            return ClusterError("ListOffsets was answered without the partition")
+        known.append(offset)
+    start, stable, end = known
+    return LogEdges(start[0], end[0], stable[0], start[1])

@@ -1,0 +1,412 @@
+"""The proxy's own authentication at brokers, and its renewal before a session ends (KIP-368)."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote_plus
+
+import aiohttp
+import structlog
+from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
+from kafka.net.sasl.plain import SaslMechanismPlain
+from kafka.net.sasl.scram import SaslMechanismScram, ScramClient
+
+from fetchproxy.brokers import messages
+from fetchproxy.brokers.messages import (
+    Request,
+    authenticate_request,
+    decode_authenticate,
+    decode_handshake,
+    handshake_request,
+)
+from fetchproxy.config.schema import ClusterConfig
+from fetchproxy.config.values import HostPort, is_loopback, parse_bootstrap, secret_from
+from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
+from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
+from fetchproxy.runtime.flights import SingleFlight
+
+# kafka-python's SCRAM, which takes any number of iterations, with the least that is taken.
+
+# Kafka's least (RFC 7677 too). Whoever poses as a broker and asks for one gets a proof from which
+# the password is guessed as fast as hashes are computed.
+ITERATIONS_MIN = 4_096
+
+
+class TooFewIterations(Exception):
+    """Nothing that was made of the password has been sent."""
+
+
+class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
+    def create_salted_password(self, salt: bytes, iterations: int) -> None:
+        if iterations < ITERATIONS_MIN:
+            raise TooFewIterations(
+                f"the broker asks for {iterations} iterations of SCRAM: expected at least "
+                f"{ITERATIONS_MIN}; set the user's credentials anew with more of them"
+            )
+        super().create_salted_password(salt, iterations)
+
+
+class Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python has no types
+    """`receive` raises TooFewIterations."""
+
+    def __init__(self, mechanism: str, username: str, password: str) -> None:
+        super().__init__(
+            sasl_mechanism=mechanism, sasl_plain_username=username, sasl_plain_password=password
+        )
+        self._scram_client = _Client(username, password, mechanism)
+
+
+# Bearer tokens for OAUTHBEARER: from a file that something else renews, or from a token endpoint.
+#
+# Knows no broker. A token and a client's secret never appear in errors or logs.
+
+# A token is fetched again after this share of its life (sasl.login.refresh.window.factor).
+_REFRESH_AFTER = 0.8
+# Where the endpoint names no expires_in (it is optional in RFC 6749, 5.1), as the token is opaque.
+_LIFETIME_UNSTATED_S = 60.0
+# So long a token that is still good is used before an endpoint that failed is asked again.
+_RETRY_PAUSE_S = 5.0
+_ANSWER_BYTES_MAX = 256 * 1024
+_ERROR_NAME = re.compile(r"[a-z_]{1,40}")  # RFC 6749, 5.2: invalid_client and its like
+_BUSY = frozenset({408, 425, 429})
+
+
+class TokenSource(Protocol):
+    async def token(self) -> str:
+        """Raises ClusterUnavailable (worth another try), AuthenticationRefused, ConfigError."""
+        ...
+
+
+class TokenFile:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    async def token(self) -> str:
+        key = "cluster.sasl_oauthbearer_token_file"
+        token = await asyncio.to_thread(secret_from, None, self._file, key)
+        assert token is not None  # the file is given
+        return token
+
+
+class TokenEndpoint:
+    """Client credentials grant (RFC 6749, 4.4); the id and the secret go by HTTP Basic."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        assert config.sasl_oauthbearer_token_endpoint_url is not None
+        self._url = config.sasl_oauthbearer_token_endpoint_url
+        self._config = config
+        self._fetching = SingleFlight[str]()
+        self._token = ""
+        self._refresh_at = self._ends_at = float("-inf")  # loop seconds
+
+    async def token(self) -> str:
+        now = asyncio.get_running_loop().time()
+        if now < self._refresh_at:
+            return self._token
+        try:
+            return await self._fetching.run("token", self._fetch)
+        except ClusterUnavailable:
+            if now >= self._ends_at:
+                raise
+            # An endpoint that is away harms only when the token is over.
+            self._refresh_at = min(now + _RETRY_PAUSE_S, self._ends_at)
+            return self._token
+
+    async def _fetch(self) -> str:
+        asked_at = asyncio.get_running_loop().time()
+        status, body = await self._post()
+        if status != 200:
+            raise self._refusal(status, body)
+        token, lifetime = body.get("access_token"), body.get("expires_in", _LIFETIME_UNSTATED_S)
+        if not isinstance(token, str) or not token:
+            raise AuthenticationRefused(
+                f"token endpoint {self._url} answered without an access_token"
+            )
+        lifetime_s = float(lifetime) if isinstance(lifetime, int | float) else _LIFETIME_UNSTATED_S
+        self._refresh_at = asked_at + _REFRESH_AFTER * lifetime_s
+        self._ends_at = asked_at + lifetime_s
+        self._token = token
+        return token
+
+    async def _post(self) -> tuple[int, dict[str, object]]:
+        config = self._config
+        secret = await asyncio.to_thread(
+            secret_from,
+            config.sasl_oauthbearer_client_secret,
+            config.sasl_oauthbearer_client_secret_file,
+            "cluster.sasl_oauthbearer_client_secret_file",
+        )
+        form = {"grant_type": "client_credentials"}
+        if config.sasl_oauthbearer_scope is not None:
+            form["scope"] = config.sasl_oauthbearer_scope
+        # Both are encoded like a form's fields first (RFC 6749, 2.3.1).
+        basic = aiohttp.encode_basic_auth(
+            quote_plus(config.sasl_oauthbearer_client_id or ""), quote_plus(secret or "")
+        )
+        timeout = aiohttp.ClientTimeout(total=config.request_max_ms / 1000)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as http,
+                # A redirection would carry the secret to another place.
+                http.post(
+                    self._url,
+                    data=form,
+                    headers={"Authorization": basic, "Accept": "application/json"},
+                    allow_redirects=False,
+                ) as answer,
+            ):
+                return answer.status, _json(await _bounded(answer.content))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise ClusterUnavailable(f"token endpoint {self._url} failed: {why}") from None
+
+    def _refusal(self, status: int, body: dict[str, object]) -> Exception:
+        named = body.get("error")
+        why = f" ({named})" if isinstance(named, str) and _ERROR_NAME.fullmatch(named) else ""
+        text = f"token endpoint {self._url} answered with status {status}{why}"
+        if status >= 500 or status in _BUSY:
+            return ClusterUnavailable(text)
+        client = self._config.sasl_oauthbearer_client_id
+        return AuthenticationRefused(f"{text} for client {client!r}")
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    body = bytearray()
+    async for piece in content.iter_chunked(16 * 1024):
+        body += piece
+        if len(body) > _ANSWER_BYTES_MAX:
+            break
+    return bytes(body)
+
+
+def _json(body: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# The proxy's own authentication, and its renewal before a session ends (KIP-368).
+#
+# The mechanisms' own bytes are kafka-python's; here is who sends them, when, and what a refusal
+# is called. Clients' SASL is relayed and never comes here. Secrets are never logged nor in
+# errors.
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
+_RENEW_AFTER = 0.85
+# Brokers refuse to authenticate a connection anew within a second of the last time.
+_RENEWALS_APART_MIN_S = 1.0
+# So long a refusal is taken as the answer of every broker: a wrong password that is tried for each
+# request would fill the brokers' logs, and directories lock accounts for it.
+_REFUSAL_HOLDS_S = 1.0
+_SENT_AS_IT_IS = ("PLAIN", "OAUTHBEARER")
+_UNSUPPORTED_MECHANISM, _ILLEGAL_STATE = 33, 34
+
+
+class Peer(Protocol):
+    """A connection, as far as authentication needs it."""
+
+    address: HostPort
+
+    def version_of(self, api_key: int) -> int: ...
+
+    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
+        """Sent at once, also while other requests wait for the authentication."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def token(self) -> str:
+        return self._token
+
+
+class SaslCredentials:
+    """Who the proxy is, for all of its connections. Raises ConfigError for files it cannot read."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self.mechanism: str = config.sasl_mechanism or ""
+        self._tokens = _token_source(config)
+        self._refused: tuple[AuthenticationRefused, float] | None = None  # when: loop seconds
+        if self._tokens is None:
+            self._password()
+
+    @property
+    def who(self) -> str:
+        name = self._config.sasl_username or self._config.sasl_oauthbearer_client_id
+        return f"user {name!r} by {self.mechanism}" if name else f"a token by {self.mechanism}"
+
+    @property
+    def refusal(self) -> str | None:
+        """What the brokers last said, while that is a refusal."""
+        return None if self._refused is None else str(self._refused[0])
+
+    async def exchange(self) -> Any:  # Any: kafka-python's mechanisms have no types
+        """A fresh mechanism object. Raises ClusterUnavailable, AuthenticationRefused."""
+        try:
+            if self._tokens is not None:
+                token = await self._tokens.token()
+                return SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token))
+            password = await asyncio.to_thread(self._password)
+        except ConfigError as error:  # a file that was there at the start
+            raise ClusterUnavailable(str(error)) from None
+        username = self._config.sasl_username
+        if self.mechanism == "PLAIN":
+            return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password)
+        return Scram(self.mechanism, _escaped(username or ""), password)
+
+    async def prepare(self) -> None:
+        """Before a connection is opened: a token endpoint may take longer than that may.
+
+        Raises AuthenticationRefused, also again while the last one is fresh; ClusterUnavailable.
+        """
+        if self._refused is not None:
+            error, at = self._refused
+            if asyncio.get_running_loop().time() < at + _REFUSAL_HOLDS_S:
+                raise AuthenticationRefused(str(error), error.error_code)
+        try:
+            await self.exchange()
+        except AuthenticationRefused as error:
+            self.note_refusal(error)
+            raise
+
+    def note_refusal(self, error: AuthenticationRefused) -> None:
+        CLUSTER_AUTHENTICATION_REFUSALS.inc()
+        if self._refused is None:  # once, until it is over
+            log.error("cluster_authentication_refused", mechanism=self.mechanism, error=str(error))
+        self._refused = (error, asyncio.get_running_loop().time())
+
+    def note_success(self) -> None:
+        if self._refused is not None:
+            log.info("cluster_authentication_recovered", mechanism=self.mechanism)
+        self._refused = None
+
+    def _password(self) -> str:
+        config = self._config
+        key = "cluster.sasl_password_file"
+        return secret_from(config.sasl_password, config.sasl_password_file, key) or ""
+
+
+def sasl_credentials(config: ClusterConfig) -> SaslCredentials | None:
+    """None where the brokers want none. Raises ConfigError. Reads files, so before the loop."""
+    if not config.security_protocol.startswith("SASL_"):
+        return None
+    _warn_of_plaintext(config)
+    return SaslCredentials(config)
+
+
+def _warn_of_plaintext(config: ClusterConfig) -> None:
+    """SCRAM sends no password; what the others send, whoever sees it on its way can use."""
+    if config.security_protocol != "SASL_PLAINTEXT" or config.sasl_mechanism not in _SENT_AS_IT_IS:
+        return
+    if all(is_loopback(broker.host) for broker in parse_bootstrap(config.bootstrap)):
+        return
+    log.warning(
+        "credentials_in_plaintext",
+        mechanism=config.sasl_mechanism,
+        brokers=config.bootstrap,
+        hint="cluster.security_protocol = SASL_SSL, or SCRAM as cluster.sasl_mechanism",
+    )
+
+
+def _token_source(config: ClusterConfig) -> TokenSource | None:
+    if config.sasl_mechanism != "OAUTHBEARER":
+        return None
+    if config.sasl_oauthbearer_token_file is None:
+        return TokenEndpoint(config)
+    key = "cluster.sasl_oauthbearer_token_file"
+    secret_from(None, config.sasl_oauthbearer_token_file, key)
+    return TokenFile(config.sasl_oauthbearer_token_file)
+
+
+def _escaped(name: str) -> str:
+    """A user name inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname)."""
+    return name.replace("=", "=3D").replace(",", "=2C")
+
+
+class SaslSession:
+    """One connection's authentication."""
+
+    def __init__(self, peer: Peer, credentials: SaslCredentials) -> None:
+        self._peer = peer
+        self._credentials = credentials
+        self._renew_at = float("inf")  # loop seconds
+        self._renewals = SingleFlight[None]()
+
+    async def renew_if_due(self) -> None:
+        """Before a request is sent. Requests under way are answered first, as they came first;
+        those that come meanwhile wait here, as brokers close a connection that asks in between."""
+        if asyncio.get_running_loop().time() >= self._renew_at:
+            await self._renewals.run("renewal", self.authenticate)
+
+    async def authenticate(self) -> None:
+        """Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then."""
+        try:
+            lifetime_ms = await self._exchange()
+        except AuthenticationRefused as error:
+            self._credentials.note_refusal(error)
+            self._peer.close()
+            raise
+        except BaseException:  # left in the middle, so that nothing else can be asked
+            self._peer.close()
+            raise
+        self._credentials.note_success()
+        now = asyncio.get_running_loop().time()
+        if lifetime_ms > 0:
+            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
+            self._renew_at = now + after_s
+
+    async def _exchange(self) -> int:
+        exchange = await self._credentials.exchange()
+        peer, mechanism = self._peer, self._credentials.mechanism
+        version = peer.version_of(messages.SASL_HANDSHAKE)
+        handshake = await peer.ask(handshake_request(version, mechanism), decode_handshake)
+        if handshake.error_code == _UNSUPPORTED_MECHANISM:
+            offered = ", ".join(handshake.mechanisms) or "none"
+            raise self._refused(f"the broker has no {mechanism} (it has {offered})", 33)
+        if handshake.error_code == _ILLEGAL_STATE:
+            raise self._refused("the broker's listener has no SASL, or not at this point", 34)
+        if handshake.error_code:
+            raise self._refused(f"error {handshake.error_code}", handshake.error_code)
+        version = peer.version_of(messages.SASL_AUTHENTICATE)
+        lifetime_ms = 0
+        while not exchange.is_done():
+            request = authenticate_request(version, exchange.auth_bytes())
+            answer = await peer.ask(request, decode_authenticate)
+            if answer.error_code:
+                raise self._refused(answer.error_message or "refused", answer.error_code)
+            try:
+                # SCRAM hashes the password thousands of times here.
+                await asyncio.to_thread(exchange.receive, answer.token)
+            except TooFewIterations as error:
+                raise self._refused(str(error)) from None
+            except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
+                raise self._refused(
+                    f"the broker's answer is none: {type(error).__name__}"
+                ) from None
+            lifetime_ms = answer.session_lifetime_ms
+        if not exchange.is_authenticated():
+            raise self._refused("the broker's last answer does not end the exchange")
+        return lifetime_ms
+
+    def _refused(self, why: str, error_code: int | None = None) -> AuthenticationRefused:
+        return AuthenticationRefused(
+            f"broker {self._peer.address}: {self._credentials.who}: {why}", error_code
+        )

@@ -1,0 +1,178 @@
+"""What brokers say of topics and of each other, and since when it is known."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from uuid import UUID
+
+from fetchproxy.brokers import messages
+from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.messages import (
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    BrokerAddress,
+    EncodedRequest,
+    MetadataAnswer,
+    TopicInfo,
+    body_at,
+    whole,
+)
+from fetchproxy.errors import ClusterError
+from fetchproxy.model import ZERO_UUID
+from fetchproxy.runtime.loop import collected, each_of
+from protocol.apis import WireError
+from protocol.message_tables import (
+    BrokerEntry,
+    ClusterEntry,
+    LeaderEntries,
+    TopicEntry,
+    entries_in,
+    write_request,
+)
+
+# Metadata as one broker tells it, as plain values. Keeps nothing: see `metadata_cache`.
+
+# Each may tell the leaders of a hundred partitions, some 30 µs.
+ENTRIES_AT_ONCE = 10
+# Answers that are kept: 30 bytes a partition.
+KEPT_ANSWERS_MAX = 16
+KEPT_BYTES_MAX = 1024 * 1024
+
+
+class SameAnswers:
+    """The last answers: one that says the same again is not taken apart again.
+
+    Who looks up thousands of partitions asks for their topic each second, and nearly always
+    nothing has changed; then the very same values are given, which is seen at once too.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, tuple[bytes, MetadataAnswer]] = OrderedDict()
+
+    async def decode(
+        self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Raises ClusterError."""
+        said = bytes(payload)  # behind the correlation id
+        key = version, None if asked is None else tuple(asked)
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] == said:
+            self._kept.move_to_end(key)
+            return kept[1]
+        answer = await decode_metadata(payload, version)
+        if len(said) <= KEPT_BYTES_MAX:
+            self._kept[key] = said, answer
+            if len(self._kept) > KEPT_ANSWERS_MAX:
+                self._kept.popitem(last=False)
+        return answer
+
+
+async def ask_metadata(
+    connection: BrokerConnection,
+    version: int,
+    topics: Sequence[str | UUID] | None,
+    same: SameAnswers,
+) -> MetadataAnswer:
+    """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
+    body = await collected(write_request(version, topics))
+    request = EncodedRequest(messages.METADATA, version, body)
+    return await same.decode(await connection.request(request, whole), version, topics)
+
+
+async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
+    """Raises ClusterError."""
+    brokers: dict[int, BrokerAddress] = {}
+    topics: list[TopicInfo] = []
+    failed: dict[str | UUID, int] = {}
+    cluster_id: str | None = None
+    leaders: dict[int, tuple[int, int]] = {}  # of the topic that is being read
+    try:
+        body = body_at(payload, messages.METADATA, version)
+        async for entry in each_of(entries_in(body, version), ENTRIES_AT_ONCE):
+            if isinstance(entry, LeaderEntries):
+                leaders.update(entry.leaders)
+            elif isinstance(entry, BrokerEntry):
+                brokers[entry.node_id] = BrokerAddress(*entry)
+            elif isinstance(entry, ClusterEntry):
+                cluster_id = entry.cluster_id
+            else:
+                leaders = _add_topic(entry, topics, failed)
+    except WireError as error:
+        raise ClusterError(f"Metadata version {version} is malformed: {error}") from None
+    return MetadataAnswer(brokers, tuple(topics), failed, cluster_id)
+
+
+def _add_topic(
+    entry: TopicEntry, topics: list[TopicInfo], failed: dict[str | UUID, int]
+) -> dict[int, tuple[int, int]]:
+    """Where the leaders of its partitions go, which follow."""
+    leaders: dict[int, tuple[int, int]] = {}
+    if entry.error_code:
+        failed[entry.topic_id if entry.name is None else entry.name] = entry.error_code
+    elif entry.name is not None:
+        topics.append(TopicInfo(entry.topic_id, entry.name, entry.is_internal, leaders))
+    return leaders
+
+
+# What is known of brokers and topics, and since when. Asks nobody; times are loop seconds.
+
+NEVER = float("-inf")
+# Other errors of a topic (no leader, not authorized) say nothing about its existence.
+_GONE = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID})
+
+
+class MetadataCache:
+    def __init__(self) -> None:
+        self.brokers: Mapping[int, BrokerAddress] = {}
+        self.brokers_at = NEVER
+        self.cluster_id: str | None = None
+        self.all_topics_at = NEVER
+        self._by_name: dict[str, TopicInfo] = {}
+        self._names: dict[UUID, str] = {}
+        self._topic_at: dict[str, float] = {}
+
+    def by_name(self, name: str, not_older_than: float = NEVER) -> TopicInfo | None:
+        if self._topic_at.get(name, NEVER) < not_older_than:
+            return None
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: UUID, not_older_than: float = NEVER) -> TopicInfo | None:
+        name = self._names.get(topic_id)
+        return None if name is None else self.by_name(name, not_older_than)
+
+    def topics(self) -> list[TopicInfo]:
+        return [self._by_name[name] for name in sorted(self._by_name)]
+
+    def expire(self, name: str) -> None:
+        """What is known of this topic proved wrong: it is asked for before it is used again."""
+        self._topic_at[name] = NEVER
+
+    def learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
+        """`all_topics`: what the answer does not name is gone."""
+        if answer.brokers:
+            self.brokers = answer.brokers
+            self.brokers_at = asked_at
+            self.cluster_id = answer.cluster_id
+        for topic in answer.topics:
+            self._forget(topic.name)
+            self._by_name[topic.name] = topic
+            self._topic_at[topic.name] = asked_at
+            if topic.topic_id != ZERO_UUID:
+                self._names[topic.topic_id] = topic.name
+        for missing, error_code in answer.failed.items():
+            if error_code in _GONE:
+                self._forget(self._names.get(missing) if isinstance(missing, UUID) else missing)
+        if all_topics:
+            self.all_topics_at = asked_at
+            self._keep({topic.name for topic in answer.topics} | set(answer.failed))
+
+    def _keep(self, names: Collection[str | UUID]) -> None:
+        for name in [known for known in self._by_name if known not in names]:
+            self._forget(name)
+
+    def _forget(self, name: str | None) -> None:
+        topic = self._by_name.pop(name, None) if name is not None else None
+        if topic is not None:
+            self._names.pop(topic.topic_id, None)
+            self._topic_at.pop(topic.name, None)

@@ -1,1 +1,0 @@
-"""The proxy's own requests to the brokers, on connections of its own."""

@@ -1,0 +1,450 @@
+"""Values of the configuration that have a form of their own: how they are read, and what is
+wrong with them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from socket import inet_aton
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.model import is_topic_name
+
+# host:port texts of the configuration, read once and the same way everywhere. Resolves nothing.
+
+# One part of a name between its dots, as resolvers take it; `_` is in the names of containers.
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_NAME_CHARS_MAX = 253
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """`host` is without the brackets of an IPv6 address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_host_port(text: str) -> HostPort:
+    """`host:port` or `[IPv6]:port`; port 0 means any free one. Raises ValueError."""
+    host, separator, port = text.strip().rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not separator or not host or any(c.isspace() or c in "[]/@" for c in host):
+        raise ValueError("expected host:port")
+    if ":" in host and not bracketed:
+        raise ValueError("expected [IPv6 address]:port")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError("expected a port from 0 to 65535 after the last colon")
+    return HostPort(host, int(port))
+
+
+def parse_host(text: str) -> str:
+    """A host that clients can be told: a name or an address, an IPv6 one with or without brackets.
+
+    Raises ValueError, also for an address that stands for all of a machine's.
+    """
+    host = text.strip()
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not host or any(c.isspace() or c in "[]/@," for c in host):
+        raise ValueError("expected a host")
+    if ":" in host or bracketed:
+        try:
+            IPv6Address(host)
+        except ValueError:
+            raise ValueError("expected a host without a port") from None
+    elif not _is_name(host):
+        raise ValueError("expected a host name or an IP address")
+    if is_any_address(host):
+        raise ValueError("expected a host that clients can dial")
+    return host
+
+
+def _is_name(host: str) -> bool:
+    """Whether a resolver can know it. Clients give no reason when they cannot resolve a name.
+
+    A name that ends in a number is an IPv4 address.
+    """
+    labels = host.removesuffix(".").split(".")
+    if len(host) > _NAME_CHARS_MAX or not all(_LABEL.fullmatch(label) for label in labels):
+        return False
+    return not labels[-1].isdigit() or _is_ipv4(host)
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        inet_aton(host)
+    except OSError:
+        return False
+    return True
+
+
+def parse_bootstrap(text: str) -> list[HostPort]:
+    """`host:port[,host:port…]`, at least one, none with port 0. Raises ValueError."""
+    addresses = [parse_host_port(part) for part in text.split(",") if part.strip()]
+    if not addresses:
+        raise ValueError("expected host:port[,host:port…]")
+    if any(address.port == 0 for address in addresses):
+        raise ValueError("expected a port from 1 to 65535 for each broker")
+    return addresses
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can dial it. A name but `localhost` counts as one that others can,
+    as does an empty one."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_any_address(host: str) -> bool:
+    """Whether it stands for all addresses of a machine: it can be listened on, and not be dialled
+    from elsewhere."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        pass
+    return _is_ipv4(host) and inet_aton(host) == bytes(4)  # as the resolver reads `0`
+
+
+# `attach.archives`: which topic of which archive is served under which name. Text only.
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """`topic` of the archive at `store_url` is served as `name`."""
+
+    name: str
+    store_url: str
+    topic: str
+
+
+def parse_attachments(text: str) -> list[Attachment]:
+    """`NAME=STORE_URL#TOPIC`, separated by white space. Raises ValueError, also for a name twice.
+
+    A store URL has neither a `#` nor a space in it.
+    """
+    found: dict[str, Attachment] = {}
+    for part in text.split():
+        name, separator, place = part.partition("=")
+        url, hash_sign, topic = place.partition("#")
+        if not (separator and hash_sign and "://" in url):
+            raise ValueError(f"expected NAME=STORE_URL#TOPIC, not {part!r}")
+        if not is_topic_name(name) or not is_topic_name(topic):
+            raise ValueError(f"{part!r}: a topic cannot be called so")
+        if name in found:
+            raise ValueError(f"{name} comes twice")
+        found[name] = Attachment(name, url, topic)
+    return list(found.values())
+
+
+# `gateway.node_map`: which port stands for which broker, and what clients are told. Text only.
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where the proxy listens for a node, and what clients are told instead: `host` None means
+    the gateway's advertised host."""
+
+    listen_port: int
+    host: str | None
+    port: int
+
+
+def parse_node_map(text: str) -> dict[int, NodePlace]:
+    """`NODE=PORT`, `NODE=HOST:PORT` or `NODE=PORT/HOST:PORT`, separated by commas.
+
+    Raises ValueError, also where a node, a listened port or a told address comes twice.
+    """
+    places: dict[int, NodePlace] = {}
+    for part in text.split(",") if text.strip() else ():
+        node, separator, place = part.strip().partition("=")
+        if not separator or not (node.isascii() and node.isdigit()):
+            raise ValueError(f"expected NODE=PORT or NODE=HOST:PORT, not {part.strip()!r}")
+        if int(node) in places:
+            raise ValueError(f"node {node} comes twice")
+        places[int(node)] = _parse_place(place)
+    if len({place.listen_port for place in places.values()}) < len(places):
+        raise ValueError("one port stands for two nodes")
+    if len({(place.host, place.port) for place in places.values()}) < len(places):
+        raise ValueError("two nodes are told at the same address")
+    return places
+
+
+def _parse_place(text: str) -> NodePlace:
+    listen, separator, told = text.partition("/")
+    if not separator:
+        told = text
+        listen = text.rpartition(":")[2]
+    if told.isascii() and told.isdigit():
+        told_host, told_port = None, _port(told)
+    else:
+        address = parse_host_port(told)
+        told_host, told_port = parse_host(address.host), _port(str(address.port))
+    return NodePlace(_port(listen), told_host, told_port)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 65535):
+        raise ValueError(f"expected a port from 1 to 65535, not {text!r}")
+    return int(text)
+
+
+# `archive.retention_overrides`: retention by topic pattern. Text only; decides nothing.
+
+_KEYS = (
+    "remote_log_retention_ms",
+    "remote_log_retention_bytes",
+    "local_retention_ms",
+    "local_retention_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionOverride:
+    """For topics whose whole name matches; None: this one does not say."""
+
+    pattern: str
+    remote_log_retention_ms: int | None = None
+    remote_log_retention_bytes: int | None = None
+    local_retention_ms: int | None = None
+    local_retention_bytes: int | None = None
+
+    def matches(self, topic: str) -> bool:
+        return re.fullmatch(self.pattern, topic) is not None
+
+
+def overrides_text(value: object) -> object:
+    """A TOML table as the text that the other places write; anything else as it is."""
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+@lru_cache(maxsize=4)  # one configuration, asked for every partition
+def parse_retention_overrides(text: str) -> tuple[RetentionOverride, ...]:
+    """In the order written. Raises ValueError, naming pattern and key."""
+    table = json.loads(text) if text.strip() else {}
+    if not isinstance(table, dict):
+        raise ValueError("expected a table of patterns")
+    return tuple(_override(pattern, settings) for pattern, settings in table.items())
+
+
+def _override(pattern: str, settings: object) -> RetentionOverride:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    if not isinstance(settings, Mapping) or not settings:
+        raise ValueError(f"{pattern!r}: expected one of {', '.join(_KEYS)}")
+    for key, value in settings.items():
+        if key not in _KEYS:
+            raise ValueError(f"{pattern!r}: {key} is none of {', '.join(_KEYS)}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+            raise ValueError(f"{pattern!r}: {key} must be an integer, at least -1")
+    return RetentionOverride(pattern, **settings)
+
+
+# Texts with a form of their own (addresses, patterns): what is checked, and how it is said.
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """Says in messages and documentation what a text must look like."""
+
+    expected: str
+
+
+def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Keeps the text as it is, if `parse` takes it; None (not set) passes."""
+
+    def check(text: str | None) -> str | None:
+        if text is not None:
+            parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _parse_pattern(text: str) -> object:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(str(error)) from error
+
+
+def parse_paths(text: str) -> tuple[Path, ...]:
+    """Raises ValueError where one is not absolute."""
+    paths = tuple(Path(part.strip()) for part in text.split(","))
+    if not all(path.is_absolute() for path in paths):
+        raise ValueError("expected absolute paths")
+    return paths
+
+
+def _parse_url(text: str) -> object:
+    scheme, separator, rest = text.partition("://")
+    if not (separator and scheme and rest):
+        raise ValueError("expected a URL")
+    return scheme
+
+
+def _parse_http_url(text: str) -> object:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected an http or https URL")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("expected a URL without credentials")
+    return parts.port  # raises ValueError for one that is none
+
+
+_HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*", re.IGNORECASE)
+
+
+def _parse_host_name(text: str) -> object:
+    # An address of digits would never be sent as a server name (RFC 6066, 3).
+    if len(text) > 253 or not _HOST_NAME.fullmatch(text) or text.replace(".", "").isdigit():
+        raise ValueError("expected a host name")
+    return text
+
+
+def _parse_node_names(text: str) -> object:
+    before, separator, after = text.partition("{node_id}")
+    if not separator or "{node_id}" in after:
+        raise ValueError("expected {node_id} once")
+    return _parse_host_name(f"{before}2147483647{after}")
+
+
+def _read_host(text: str | None) -> str | None:
+    return None if text is None else parse_host(text)
+
+
+_HOST_PORT = (_checked_by(parse_host_port), TextForm("host:port or [IPv6]:port"))
+
+HostPortText = Annotated[str, *_HOST_PORT]
+OptionalHostPortText = Annotated[str | None, *_HOST_PORT]
+BootstrapText = Annotated[
+    str, _checked_by(parse_bootstrap), TextForm("host:port[,host:port…], ports from 1 to 65535")
+]
+OptionalAdvertisedHost = Annotated[
+    str | None,
+    AfterValidator(_read_host),
+    TextForm(
+        "a host name or an IP address that clients can dial (0.0.0.0 and :: are none), without a "
+        "port: each broker has one of its own (see gateway.node_map, or, under TLS, "
+        "gateway.sni_port_advertised)"
+    ),
+]
+OptionalNodeMap = Annotated[
+    str | None,
+    _checked_by(parse_node_map),
+    TextForm(
+        "NODE=PORT, NODE=HOST:PORT or NODE=PORT/HOST:PORT, by commas, nothing twice, no HOST that "
+        "clients cannot dial (0.0.0.0, ::)"
+    ),
+]
+OptionalPattern = Annotated[
+    str | None, _checked_by(_parse_pattern), TextForm("a regular expression")
+]
+OptionalPaths = Annotated[
+    str | None, _checked_by(parse_paths), TextForm("absolute paths, comma-separated")
+]
+OptionalAttachments = Annotated[
+    str | None,
+    _checked_by(parse_attachments),
+    TextForm("NAME=STORE_URL#TOPIC, separated by spaces, no name twice"),
+]
+OptionalUrl = Annotated[
+    str | None,
+    _checked_by(_parse_url),
+    TextForm("a URL such as file:///var/lib/archive or s3://bucket/prefix"),
+]
+OptionalHttpUrl = Annotated[
+    str | None,
+    _checked_by(_parse_http_url),
+    TextForm("an http:// or https:// URL without credentials in it"),
+]
+OptionalHostName = Annotated[
+    str | None, _checked_by(_parse_host_name), TextForm("a host name, not an address")
+]
+OptionalNodeNames = Annotated[
+    str | None, _checked_by(_parse_node_names), TextForm("a host name with {node_id} in it, once")
+]
+OptionalRetentionOverrides = Annotated[
+    str | None,
+    BeforeValidator(overrides_text),
+    _checked_by(parse_retention_overrides),
+    TextForm(
+        "a table (as text: JSON) of patterns, each with remote_log_retention_ms, "
+        "remote_log_retention_bytes, local_retention_ms or local_retention_bytes, at least -1"
+    ),
+]
+
+
+# A secret of the configuration: given as a value, or as a file that holds it.
+
+
+def secret_from(value: SecretStr | None, file: Path | None, key: str) -> str | None:
+    """The value, or the file's first line; None where neither is set. Blocks for the file.
+
+    Raises ConfigError. It names the key and not the path, as somebody may have put the secret
+    itself there.
+    """
+    if value is not None:
+        return value.get_secret_value()
+    if file is None:
+        return None
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"the file of {key} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the file of {key} is not UTF-8") from None
+    if not lines or not lines[0].strip():
+        raise ConfigError(f"the first line of the file of {key} is empty")
+    return lines[0].strip()
+
+
+# What counts as a secret, by name, and how text is shown without it. Logs and errors use it.
+
+MASK = "•••"
+
+# Kafka's `api_key` is a number on the wire and no secret, so plain "key" is not in the list.
+_SECRET_WORDS = (
+    "password|passwd|passphrase|secret|token|authorization|credential|cookie"
+    "|access_?key|private_?key|sasl_?auth_?bytes|jaas"
+)
+_SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
+# The repeats are bounded, as these run over whatever is logged: unbounded ones take quadratic time.
+_ASSIGNED = re.compile(
+    rf"(?P<name>(?:{_SECRET_WORDS})[\w.-]{{0,40}})(?P<sign>\"?'?\s{{0,4}}[=:]\s{{0,4}})"
+    r"(?P<value>(?:(?:Bearer|Basic)\s+)?(?:\"[^\"]*\"|'[^']*'|[^\s&,;\"']+))",
+    re.IGNORECASE,
+)
+_USERINFO = re.compile(
+    r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)(?P<userinfo>[^/\s@]+)@", re.IGNORECASE
+)
+
+
+def is_secret_name(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
+def mask_text(text: str) -> str:
+    """`text` with the user part of URLs and the values of `secret-like-name=value` covered."""
+    text = _USERINFO.sub(lambda match: f"{match['scheme']}{MASK}@", text)
+    return _ASSIGNED.sub(lambda match: f"{match['name']}{match['sign']}{MASK}", text)

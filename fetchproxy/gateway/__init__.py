@@ -1,1 +1,0 @@
-"""Where clients connect: the relay of the tail, and where a fetch is caught and split."""

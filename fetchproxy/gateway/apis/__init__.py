@@ -1,1 +1,0 @@
-"""One module per API that the gateway does not merely relay, named after it."""

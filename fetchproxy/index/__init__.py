@@ -1,1 +1,0 @@
-"""The files that say what is where in a segment: offsets, aborted transactions, epochs."""

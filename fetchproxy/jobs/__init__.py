@@ -1,0 +1,1 @@
+"""Work over a whole archive, spread over Spark: a function for each job."""

@@ -1,0 +1,209 @@
+"""The job `archive`: one pass over all partitions, planned on the driver, copied by executors.
+
+Each executor runs the archiver's own pass (`remote_log.archive_once`) for its partition. It leads
+nothing: a running archiver may be at the same partition, and whichever comes second gives up its
+copy, as two archivers do that meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from fetchproxy.archive import for_executors, in_loop, managed_archive, wall_clock_ms
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import Config
+from fetchproxy.errors import ConfigError
+from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.writing.discovery import TopicDiscovery
+from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.remote_log_manager import archive_partitions
+
+# Asked at once while planning: each is one request to a leader and a look at the archive.
+PLANNED_AT_ONCE = 16
+
+ARCHIVED_SCHEMA = (
+    "topic string, partition int, archive_end_before bigint, archive_end bigint, "
+    "last_stable_offset bigint, segments int, size_bytes bigint"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """`archive_end` (exclusive) None: nothing is archived yet. Between it and `last_stable_offset`,
+    or the broker's `log_start_offset` if that is higher, lies what is to be copied.
+    """
+
+    tip: TopicIdPartition
+    archive_end: int | None
+    log_start_offset: int
+    last_stable_offset: int
+    topic_config: Mapping[str, str] | None
+
+    @property
+    def offsets(self) -> int:
+        """How many are to be copied."""
+        start = max(self.log_start_offset, self.archive_end or 0)
+        return max(self.last_stable_offset - start, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlan:
+    """`refused`: topic -> why it is not archived although the pattern matches it."""
+
+    partitions: tuple[PlannedPartition, ...]
+    refused: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedPartition:
+    """What the archive has above `planned.archive_end` now, whoever has copied it."""
+
+    planned: PlannedPartition
+    archive_end: int | None
+    segments: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """`frame`: `partitions` as a DataFrame of ARCHIVED_SCHEMA."""
+
+    plan: ArchivePlan
+    partitions: tuple[ArchivedPartition, ...]
+    frame: Any
+    failures: tuple[Failure, ...]
+
+
+def archive(
+    spark: Any, config: Config, *, create: bool = False, on_progress: OnProgress = quiet
+) -> Archived:
+    """Copy what `archive.topics` matches, up to the last stable offsets of this moment.
+
+    `create`: as of `OwnArchive`.
+    Raises ConfigError, ClusterError, RemoteStorageError where it cannot be planned; PipelineFailed.
+    """
+    config = for_executors(config)
+    begin_archive(config, create=create)
+    plan = plan_archive(config)
+    done = spread(
+        spark,
+        plan.partitions,
+        partial(archive_partition, config),
+        label="archive",
+        name=lambda planned: str(planned.tip),
+        size=lambda partition: partition.size_bytes,
+        on_progress=on_progress,
+        log=config.log,
+    )
+    rows = [_row(partition) for partition in done.results]
+    frame = spark.createDataFrame(rows, ARCHIVED_SCHEMA)
+    return Archived(plan, done.results, frame, done.failures)
+
+
+def begin_archive(config: Config, *, create: bool = False) -> None:
+    """Runs on the driver, first of all: the archive is there and our own, or is made where it may.
+
+    Raises as `OwnArchive.confirm`.
+    """
+
+    async def confirmed() -> None:
+        async with managed_archive(config, brokers=True, create=True) as opened:
+            assert opened.cluster is not None
+            rsm, rlmm, cluster = opened.rsm, opened.rlmm, opened.cluster
+            own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=True, create=create)
+            await own.confirm()
+
+    in_loop(confirmed())
+
+
+def plan_archive(config: Config) -> ArchivePlan:
+    """Runs on the driver. Those with the most to copy come first. Raises as `archive`."""
+    if config.archive.topics is None:
+        raise ConfigError("archive.topics is not set; give --archive REGEX")
+    if config.archive.source != "broker":
+        raise ConfigError(
+            "archive.source = log-dirs: on Spark only the brokers are a source that every executor "
+            "reaches; set archive.source=broker"
+        )
+
+    async def planned() -> ArchivePlan:
+        async with managed_archive(config, brokers=True, create=True, must_exist=False) as opened:
+            assert opened.cluster is not None  # brokers were asked for
+            return await _plan(config, opened.cluster, opened.rlmm)
+
+    return in_loop(planned())
+
+
+def archive_partition(config: Config, planned: PlannedPartition) -> ArchivedPartition:
+    """Runs on an executor: copies, then removes what retention has passed.
+
+    Raises RemoteStorageError, ClusterError, LogTruncated, CompactedLog, CorruptSegment, OSError.
+    """
+
+    async def archived() -> ArchivedPartition:
+        async with managed_archive(config, brokers=True) as opened:
+            assert opened.cluster is not None
+            await archive_partitions(
+                config.archive,
+                opened.cluster,
+                opened.rsm,
+                opened.rlmm,
+                [planned.tip],
+                topic_config=lambda topic_id: planned.topic_config,
+                wall_clock_ms=wall_clock_ms,
+                uuid_factory=uuid4,
+            )
+            return await _result(opened.rlmm, planned)
+
+    return asyncio.run(archived())
+
+
+async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager) -> ArchivePlan:
+    assert config.archive.topics is not None
+    discovery = TopicDiscovery(cluster, config.archive.topics, config.archive.discovery_interval_ms)
+    tips = (await discovery.look()).partitions()
+    if not tips and not discovery.refused:
+        raise ConfigError(f"archive.topics = {config.archive.topics!r} matches no topic")
+    places = asyncio.Semaphore(PLANNED_AT_ONCE)
+    found: list[PlannedPartition] = []
+
+    async def look(tip: TopicIdPartition) -> None:
+        async with places:
+            edges = await cluster.log_edges(tip, max_age_ms=0)
+            view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+            found.append(
+                PlannedPartition(
+                    tip,
+                    view.log_end_offset,
+                    edges.log_start_offset,
+                    edges.last_stable_offset,
+                    discovery.topic_config(tip.topic_id),
+                )
+            )
+
+    async with asyncio.TaskGroup() as tasks:
+        for tip in tips:
+            tasks.create_task(look(tip), name=f"plan {tip}")
+    found.sort(key=lambda planned: (-planned.offsets, planned.tip))
+    return ArchivePlan(tuple(found), discovery.refused)
+
+
+async def _result(rlmm: RemoteLogMetadataManager, planned: PlannedPartition) -> ArchivedPartition:
+    view = await rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
+    first = view.segments.index_at_or_after(planned.archive_end or 0)
+    new = view.segments[first:]
+    size = sum(segment.segment_size_bytes for segment in new)
+    return ArchivedPartition(planned, view.log_end_offset, len(new), size)
+
+
+def _row(p: ArchivedPartition) -> tuple[str, int, int | None, int | None, int, int, int]:
+    tip, planned = p.planned.tip, p.planned
+    ends = (planned.archive_end, p.archive_end, planned.last_stable_offset)
+    return (tip.topic, tip.partition, *ends, p.segments, p.size_bytes)

@@ -1,0 +1,234 @@
+"""The job `backfill` to Parquet: archived records as files, partitioned by topic and date.
+
+Executors read and write by themselves; what crosses the pipe to Spark is each range's manifest. A
+run that was ended goes on with the ranges that are not done; a later one adds what the archive has
+more by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound
+from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
+from fetchproxy.jobs.backfill_plan import (
+    BackfillRange,
+    CutsOf,
+    cut_offsets,
+    next_plan,
+    plan_backfill_input,
+)
+from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remotelog.options import SourceOptions, parse_options
+from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.remotelog.store_thread import opened_store, with_retries
+from fetchproxy.remotelog.task_reader import PassedOver, read_task
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+
+# Stored bytes of a range: what a task reads, and about what a task that is lost costs.
+RANGE_BYTES_MAX = 128 * 1024 * 1024
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
+
+MANIFEST_SCHEMA = (
+    "topic string, partition int, first_offset bigint, last_offset bigint, rows bigint, "
+    "passed_over bigint, size_bytes bigint, files array<string>"
+)
+
+
+class RangeTask(NamedTuple):
+    range: BackfillRange
+    task: ReadTask
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What every executor needs besides its range."""
+
+    options: SourceOptions
+    folder: OutputFolder
+    compression: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBackfill:
+    """`ranges_before`: how many are there, with all that they have to have. `left_out`: why."""
+
+    tasks: list[RangeTask]
+    ranges_before: int
+    left_out: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """`manifests`: of what this run has written; `frame`: these, as a DataFrame of MANIFEST_SCHEMA.
+
+    `ranges_before`: ranges that earlier runs have written. `failures`: includes partitions that
+    were left out because the archive lacks some of their offsets.
+    """
+
+    manifests: tuple[Manifest, ...]
+    ranges_before: int
+    frame: Any
+    failures: tuple[Failure, ...]
+
+
+def backfill(
+    spark: Any,
+    source: Mapping[str, str],
+    output: str,
+    *,
+    range_bytes_max: int = RANGE_BYTES_MAX,
+    compression: str = CODECS[0],
+    on_progress: OnProgress = quiet,
+) -> Backfilled:
+    """`source`: the options of `format("remotelog")`; `output`: a path or URI all executors reach.
+
+    One run at a time into one output. Raises ConfigError, RemoteStorageError, CorruptSegment,
+    OSError where the output cannot be written, PipelineFailed.
+    """
+    if compression not in CODECS:
+        raise ConfigError(f"compression {compression!r}: there are {', '.join(CODECS)}")
+    target = Target(parse_options(source), OutputFolder(output), compression)
+    plan = plan_backfill(target, range_bytes_max)
+    done = spread(
+        spark,
+        plan.tasks,
+        partial(backfill_range, target),
+        label="backfill",
+        name=lambda one: one.range.name,
+        size=lambda manifest: manifest.rows,
+        on_progress=on_progress,
+    )
+    if not done.failures:
+        target.folder.remove_parts()
+    rows = [_row(manifest) for manifest in done.results]
+    frame = spark.createDataFrame(rows, MANIFEST_SCHEMA)
+    return Backfilled(done.results, plan.ranges_before, frame, (*plan.left_out, *done.failures))
+
+
+def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
+    """Runs on the driver. The plan is kept in the output before anything is written.
+
+    Raises as `backfill`.
+    """
+    options, folder = target.options, target.folder
+    views, spans, left_out = plan_backfill_input(options)
+    number, last = folder.last_plan()
+    manifests = [Manifest.decode(raw) for raw in folder.manifests()]
+    done = [manifest.range for manifest in manifests if manifest.is_whole]
+    begun = [manifest.range for manifest in manifests if not manifest.is_whole]
+    plan = next_plan(
+        last,
+        done,
+        [(views[tip], span) for tip, span in spans.items()],
+        _settings(options),
+        bytes_max=range_bytes_max,
+        cuts_of=_cuts_of(options, views.values(), range_bytes_max),
+        begun=begun,
+    )
+    waiting = set(last.ranges) - set(done) if last is not None else set()
+    if set(plan.ranges) - waiting:
+        plan = folder.add_plan(number + 1, plan)
+    tasks: list[RangeTask] = []
+    gone: list[Failure] = []
+    finished = set(done)
+    unread = {failure.what for failure in left_out}
+    for one in plan.ranges:
+        tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
+        if one in finished or str(tip) in unread:
+            continue
+        lost = _lost(options, views.get(tip), one)
+        if lost is None:
+            tasks.append(RangeTask(one, _read_task(tip, views.get(tip), one)))
+        else:
+            gone.append(Failure(one.name, lost, False))
+    return PlannedBackfill(tasks, len(done), (*left_out, *gone))
+
+
+def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
+    """Runs on an executor; a range that is whole is not written again.
+
+    Raises CorruptSegment, RemoteStorageError, OSError.
+    """
+    raw = target.folder.manifest(wanted.range.name)
+    before = None if raw is None else Manifest.decode(raw)
+    if before is not None and before.is_whole:
+        return before
+    parts, passed_over = wanted.task.parts, PassedOver()
+    batches = (
+        read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)
+        if parts
+        else iter(())
+    )
+    return write_range(
+        target.folder, wanted.range, batches, target.compression, passed_over, before
+    )
+
+
+def _settings(options: SourceOptions) -> dict[str, str]:
+    return {
+        "isolationLevel": options.isolation.name.lower(),
+        "corruptBatches": "skip" if options.skip_corrupt else "fail",
+    }
+
+
+def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange) -> str | None:
+    """Why what was planned cannot be written any more; None: it can."""
+    start = None if view is None else view.log_start_offset
+    if not options.fail_on_data_loss or (start is not None and start <= one.first):
+        return None
+    where = "the archive has nothing of it" if start is None else f"the archive begins at {start}"
+    return (
+        f"it was planned and is not written, and {where} now; with failOnDataLoss=false what is "
+        "gone is passed over"
+    )
+
+
+def _read_task(tip: TopicIdPartition, view: PartitionView | None, one: BackfillRange) -> ReadTask:
+    if view is None:
+        return ReadTask(tip, ())
+    span = {tip: OffsetSpan(one.first, one.end)}
+    tasks = plan_tasks({tip: view}, span, partition_bytes_max=2**62)
+    return tasks[0] if tasks else ReadTask(tip, ())
+
+
+def _cuts_of(options: SourceOptions, views: Iterable[PartitionView], bytes_max: int) -> CutsOf:
+    """By the indexes of segments that are larger than a range, which are read now."""
+    large = [
+        segment
+        for view in views
+        for segment in view.segments
+        if segment.segment_size_bytes > bytes_max
+    ]
+    cuts = asyncio.run(_read_cuts(options, large, bytes_max)) if large else {}
+    return lambda segment: cuts.get(segment.segment_id.id, ())
+
+
+async def _read_cuts(
+    options: SourceOptions, large: Iterable[RemoteLogSegmentMetadata], bytes_max: int
+) -> dict[UUID, list[int]]:
+    cuts: dict[UUID, list[int]] = {}
+    async with opened_store(options) as rsm:
+        for segment in large:
+            key = rsm.object_key(segment, SegmentFile.INDEX)
+            read = partial(rsm.fetch_index, segment, SegmentFile.INDEX)
+            try:
+                raw = await with_retries(key, read, options.read_max_ms / 1000)
+                cuts[segment.segment_id.id] = cut_offsets(RemoteLogIndex.parse(raw), bytes_max)
+            except (CorruptSegment, ObjectNotFound):
+                continue  # not cut: whoever reads the range says what it is, and fails alone
+    return cuts
+
+
+def _row(m: Manifest) -> tuple[str, int, int, int, int, int, int, list[str]]:
+    place = (m.range.topic, m.range.partition, m.range.first, m.range.end - 1)
+    return (*place, m.rows, m.passed_over, m.size_bytes, [file.path for file in m.files])

@@ -1,0 +1,253 @@
+"""Which offsets of the archive a backfill has still to write, in ranges, and where the archive
+lacks some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.jobs.runner import Failure
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remotelog.archive_reading import (
+    PASSED_OVER,
+    ArchiveReading,
+    Spans,
+    Views,
+    asked_offsets,
+)
+from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions
+from fetchproxy.remotelog.planning import Holes, OffsetSpan, holes_of
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+
+# What a backfill is to read, partition by partition: one that lacks something stops no other.
+
+
+class BackfillInput(NamedTuple):
+    """`left_out`: partitions of which something is not there; `views` and `spans` lack them."""
+
+    views: Views
+    spans: Spans
+    left_out: tuple[Failure, ...]
+
+
+def plan_backfill_input(options: SourceOptions) -> BackfillInput:
+    """Raises ConfigError for a topic that the archive does not have; RemoteStorageError."""
+    return asyncio.run(_planned(options))
+
+
+async def _planned(options: SourceOptions) -> BackfillInput:
+    lenient = replace(options, fail_on_data_loss=False)
+    async with ArchiveReading(lenient, once=True) as reading:
+        views = await reading.views()
+        named = options.topics.names or set(options.topics.assigned or ())
+        if missing := sorted(named - {tip.topic for tip in views}):
+            there = {topic for topic, _ in await reading.rsm.list_topics()}
+            for topic in missing:
+                if topic not in there:
+                    raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
+        spans = await reading.spans(views)
+        if not options.fail_on_data_loss:
+            return BackfillInput(views, spans, ())
+        losses = {tip: what for tip in views if (what := _outside(options, views[tip]))}
+        sound = [view for tip, view in views.items() if tip not in losses]
+        holes = await holes_of(
+            reading.rsm,
+            sound,
+            {view.tip: asked_offsets(options, spans[view.tip]) for view in sound},
+            views_of_store=options.metadata_cache_dir is None,
+        )
+    return _without(views, spans, losses, holes)
+
+
+def _outside(options: SourceOptions, view: PartitionView) -> str | None:
+    """What is wrong with the offsets that are named for the partition; None: nothing."""
+    first, end = view.log_start_offset or 0, view.log_end_offset or 0
+    for bound in (options.starting, options.ending):
+        given = bound.by_partition.get((view.tip.topic, view.tip.partition))
+        if bound.kind is BoundKind.OFFSETS and given not in (None, EARLIEST, LATEST):
+            assert given is not None
+            if not first <= given <= end:
+                return f"offset {given} is not in the archive, which has {first} to {end - 1}"
+    return None
+
+
+def _without(
+    views: Views,
+    spans: Spans,
+    losses: Mapping[TopicIdPartition, str],
+    holes: Mapping[TopicIdPartition, Holes],
+) -> BackfillInput:
+    every = {**losses, **{tip: found.in_words() or "" for tip, found in holes.items()}}
+    return BackfillInput(
+        {tip: view for tip, view in views.items() if tip not in every},
+        {tip: span for tip, span in spans.items() if tip not in every},
+        tuple(Failure(str(tip), f"{every[tip]}; {PASSED_OVER}", False) for tip in sorted(every)),
+    )
+
+
+# Which offsets of the archive a backfill has still to write, in ranges of about equal bytes.
+# Pure.
+#
+# A range is named by topic, partition and offsets, and its name is that of its files, so that
+# whoever writes it again replaces what is there. Ranges of one output never overlap: a later plan
+# covers only what no earlier one has, however the archive's segments have been merged meanwhile.
+
+VERSION = 1
+# As many offsets of a segment that is larger than a range, rising, at which it may be cut.
+CutsOf = Callable[[RemoteLogSegmentMetadata], Sequence[int]]
+
+
+class BackfillRange(NamedTuple):
+    """Offsets `first` up to but not `end`; `topic_id` as text."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    first: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}-{self.first:020d}-{self.end - 1:020d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`settings`: what has to be the same in every run into one output."""
+
+    settings: Mapping[str, str]
+    ranges: tuple[BackfillRange, ...]
+
+    def encode(self) -> bytes:
+        document = {"version": VERSION, "settings": dict(self.settings), "ranges": self.ranges}
+        return json.dumps(document).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes, where: str) -> Plan:
+        """Raises ConfigError, naming `where`."""
+        try:
+            document = json.loads(raw)
+            if document["version"] != VERSION:
+                raise ConfigError(f"{where} has version {document['version']}, not {VERSION}")
+            ranges = tuple(BackfillRange(*entry) for entry in document["ranges"])
+            return cls(dict(document["settings"]), ranges)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{where} is no plan of a backfill: {error!r}") from None
+
+
+def next_plan(
+    last: Plan | None,
+    done: Iterable[BackfillRange],
+    wanted: Iterable[tuple[PartitionView, OffsetSpan]],
+    settings: Mapping[str, str],
+    *,
+    bytes_max: int,
+    cuts_of: CutsOf,
+    begun: Iterable[BackfillRange] = (),
+) -> Plan:
+    """What was planned and is not done, and what of `wanted` nobody has planned yet.
+
+    `begun`: ranges that are there, but lack what was passed over.
+
+    Raises ConfigError where the output was begun with other settings, or with another topic of the
+    same name.
+    """
+    if last is not None and dict(last.settings) != dict(settings):
+        raise ConfigError(
+            f"the output was begun with {_text(last.settings)}, this is {_text(settings)}"
+        )
+    finished = set(done)
+    planned = dict.fromkeys((*(last.ranges if last else ()), *begun))
+    waiting = [r for r in planned if r not in finished]
+    known: dict[tuple[str, int], list[BackfillRange]] = {}
+    for one in (*finished, *waiting):
+        known.setdefault((one.topic, one.partition), []).append(one)
+    ranges = waiting
+    for view, span in wanted:
+        before = known.get((view.tip.topic, view.tip.partition), [])
+        others = {r.topic_id for r in before} - {str(view.tip.topic_id)}
+        if others:
+            raise ConfigError(
+                f"the output has records of another topic {view.tip.topic}, with the id "
+                f"{others.pop()}; this one's is {view.tip.topic_id}"
+            )
+        for open_span in without(span, [OffsetSpan(r.first, r.end) for r in before]):
+            ranges += _ranges(view, open_span, bytes_max, cuts_of)
+    return Plan(settings, tuple(sorted(ranges)))
+
+
+def without(span: OffsetSpan, taken: Iterable[OffsetSpan]) -> list[OffsetSpan]:
+    """The parts of `span` that lie in none of `taken`."""
+    found: list[OffsetSpan] = []
+    at = span.start
+    for one in sorted(taken):
+        if one.start > at:
+            found.append(OffsetSpan(at, min(one.start, span.end)))
+        at = max(at, one.end)
+        if at >= span.end:
+            break
+    if at < span.end:
+        found.append(OffsetSpan(at, span.end))
+    return [one for one in found if one.start < one.end]
+
+
+def cut_offsets(index: RemoteLogIndex, bytes_max: int) -> list[int]:
+    """Where a segment may be cut, so that each piece has `bytes_max` bytes or a span more."""
+    cuts: list[int] = []
+    began = 0
+    for span in index.spans():
+        if span.position - began >= bytes_max:
+            cuts.append(span.first_offset)
+            began = span.position
+    return cuts
+
+
+def _ranges(
+    view: PartitionView, span: OffsetSpan, bytes_max: int, cuts_of: CutsOf
+) -> Iterator[BackfillRange]:
+    place = (view.tip.topic, str(view.tip.topic_id), view.tip.partition)
+    first: int | None = None
+    size = end = 0
+    for piece, piece_bytes in _pieces(view, span, bytes_max, cuts_of):
+        # None has a hole in it: what is mended there later is still to be planned then.
+        if first is not None and (size + piece_bytes > bytes_max or piece.start > end):
+            yield BackfillRange(*place, first, end)
+            first, size = None, 0
+        if first is None:
+            first = piece.start
+        size += piece_bytes
+        end = piece.end
+    if first is not None:
+        yield BackfillRange(*place, first, end)
+
+
+def _pieces(
+    view: PartitionView, span: OffsetSpan, bytes_max: int, cuts_of: CutsOf
+) -> Iterator[tuple[OffsetSpan, int]]:
+    """Segments, or parts of large ones, with about their bytes; each offset once, rising."""
+    at = max(span.start, view.raised_log_start)
+    for i in range(view.segments.index_at_or_after(at), len(view.segments)):
+        segment = view.segments[i]
+        start, end = max(segment.start_offset, at), min(segment.end_offset + 1, span.end)
+        if segment.start_offset >= span.end:
+            return
+        if start >= end:
+            continue
+        size = segment.segment_size_bytes
+        cuts = cuts_of(segment) if size > bytes_max else ()
+        borders = [start, *(cut for cut in cuts if start < cut < end), end]
+        held = segment.stored_end_offset - segment.start_offset + 1
+        for one, other in pairwise(borders):
+            yield OffsetSpan(one, other), size * (other - one) // held
+        at = end
+
+
+def _text(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(settings.items()))

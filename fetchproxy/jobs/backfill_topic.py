@@ -1,0 +1,365 @@
+"""The job `backfill` into another topic: key, value, headers, timestamp and partition stay.
+
+Each partition is one task that writes in the order of the source, in transactions. Where it has
+come to is committed with them, as offsets of a consumer group: so a task that is killed, or run
+twice, neither repeats nor leaves out a record for whoever reads the target with read_committed.
+
+Offsets in the target are its own, and there every timestamp is the producer's (CreateTime).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, ProducerFencedError
+from kafka.serializer import Serializer
+from kafka.structs import OffsetAndMetadata
+
+from fetchproxy.archive import for_executors, in_loop
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig, Config
+from fetchproxy.config.values import secret_from
+from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
+from fetchproxy.jobs.backfill import COLUMNS
+from fetchproxy.jobs.backfill_plan import plan_backfill_input
+from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remotelog.options import SourceOptions, parse_options
+from fetchproxy.remotelog.planning import ReadTask, plan_tasks
+from fetchproxy.remotelog.task_reader import PassedOver, read_task
+from fetchproxy.tls.contexts import upstream_context
+
+# What a task that is killed has to do again, and how much of it waits in the producer's memory.
+TRANSACTION_RECORDS_MAX = 20_000
+TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
+# A batch of the target; a record that is larger goes alone, up to what the brokers take.
+BATCH_BYTES = 256 * 1024
+REQUEST_BYTES_MAX = 100 * 1024 * 1024  # the brokers' own limit is message.max.bytes
+LINGER_MS = 20
+
+COPIED_SCHEMA = "partition int, records bigint, source_end bigint, passed_over bigint, faults int"
+
+
+class PartitionTask(NamedTuple):
+    """All that is asked for of a partition, also what may have been copied already."""
+
+    tip: TopicIdPartition
+    task: ReadTask
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTarget:
+    """`append`: the target may have records that no backfill of this topic has written."""
+
+    cluster: ClusterConfig
+    topic: str
+    options: SourceOptions
+    append: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedPartition:
+    """`records` of this run; the target has all below `source_end` of the source by now.
+
+    But for what was passed over: that many records at most, of so many damaged batches and missing
+    objects. They are not copied later, as what is behind them is there.
+    """
+
+    partition: int
+    records: int
+    source_end: int
+    passed_over: int = 0
+    faults: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTopic:
+    """`frame`: `partitions` as a DataFrame of COPIED_SCHEMA."""
+
+    partitions: tuple[CopiedPartition, ...]
+    frame: Any
+    failures: tuple[Failure, ...]
+
+
+def backfill_topic(
+    spark: Any,
+    config: Config,
+    source: Mapping[str, str],
+    topic: str,
+    *,
+    append: bool = False,
+    on_progress: OnProgress = quiet,
+) -> CopiedTopic:
+    """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`.
+
+    Raises ConfigError, ClusterError, and as `backfill`.
+    """
+    config = for_executors(config)
+    target = TopicTarget(config.cluster, topic, parse_options(source), append)
+    tasks, left_out = plan_topic(config, target)
+    done = spread(
+        spark,
+        tasks,
+        partial(copy_partition, target),
+        label="backfill",
+        name=lambda one: f"{one.tip} to {topic}",
+        size=lambda copied: copied.records,
+        on_progress=on_progress,
+        log=config.log,
+    )
+    rows = [astuple(one) for one in done.results]
+    frame = spark.createDataFrame(rows, COPIED_SCHEMA)
+    return CopiedTopic(done.results, frame, (*left_out, *done.failures))
+
+
+def plan_topic(
+    config: Config, target: TopicTarget
+) -> tuple[list[PartitionTask], tuple[Failure, ...]]:
+    """Runs on the driver: what is to be copied, and what is left out. Raises as
+    `backfill_topic`."""
+    kafka_settings(target.cluster)  # what cannot be done is said before anything starts
+    views, spans, left_out = plan_backfill_input(target.options)
+    topics = {tip.topic for tip in views}
+    if len(topics) > 1:
+        raise ConfigError(f"one topic at a time goes into another, not {', '.join(sorted(topics))}")
+    there = in_loop(_partition_count(config, target.topic))
+    needed = max((tip.partition for tip in views), default=-1) + 1
+    if there < needed:
+        raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {needed}")
+    found: list[PartitionTask] = []
+    for tip, span in sorted(spans.items()):
+        tasks = plan_tasks({tip: views[tip]}, {tip: span}, partition_bytes_max=2**62)
+        found += [PartitionTask(tip, task, span.end) for task in tasks]
+    return found, left_out
+
+
+def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartition:
+    """Runs on an executor. Raises ConfigError, ClusterError, CorruptSegment, RemoteStorageError."""
+    place = TopicPartition(target.topic, wanted.tip.partition)
+    group = f"fetchproxy-backfill-{wanted.tip.topic}"
+    with _kafka_errors(str(wanted.tip)), _closing(_producer(target, wanted)) as producer:
+        producer.init_transactions()  # whoever was at it is fenced, and what it left is aborted
+        copied = _Transactions(producer, place, group, str(wanted.tip.topic_id))
+        done = _come_to(target, group, place, str(wanted.tip.topic_id))
+        if done is None:
+            done = 0
+            copied.begin()
+        task, passed_over = from_offset(wanted.task, done), PassedOver()
+        if task is not None:
+            for batch in read_task(target.options, task, COLUMNS, passed_over=passed_over):
+                copied.add(batch)
+        copied.end(max(wanted.end, done))
+    faults = passed_over.batches + passed_over.objects
+    end = max(wanted.end, done)
+    return CopiedPartition(place.partition, copied.records, end, passed_over.records, faults)
+
+
+def from_offset(task: ReadTask, first: int) -> ReadTask | None:
+    """What of `task` lies at or above `first`; None: nothing."""
+    parts = tuple(
+        part._replace(offset_from=max(part.offset_from, first))
+        for part in task.parts
+        if part.offset_end > first
+    )
+    return ReadTask(task.tip, parts) if parts else None
+
+
+class _Null(bytes):
+    """Stands for null where kafka-python's `send` refuses it, though Kafka and its encoder do not:
+    as a header's value, and as a value without a key."""
+
+
+_NULL = _Null()
+
+
+class _Nulls(Serializer):  # type: ignore[misc]  # kafka-python has no types here
+    """A serializer of kafka-python's, which sees a record behind those checks."""
+
+    def serialize(
+        self, topic: str, headers: list[tuple[str, bytes | None]], value: bytes
+    ) -> bytes | None:
+        headers[:] = [(k, None if isinstance(v, _Null) else v) for k, v in headers]
+        return None if isinstance(value, _Null) else value
+
+
+class _HeadersWithNulls(list[tuple[str, bytes | None]]):
+    """Of their sizes kafka-python makes a sum, which null has not, unless there seem to be none."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def _or_null(value: bytes | None) -> bytes:
+    return _NULL if value is None else value
+
+
+def _headers(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, bytes | None]]:
+    pairs: list[tuple[str, bytes | None]] = [(h["key"], _or_null(h["value"])) for h in found]
+    if any(value is _NULL for _, value in pairs):
+        return _HeadersWithNulls(pairs)
+    return pairs
+
+
+class _Transactions:
+    """Records in transactions, each with how far the source is copied by it."""
+
+    def __init__(self, producer: Any, place: Any, group: str, topic_id: str) -> None:
+        self._producer = producer
+        self._place = place
+        self._group = group
+        self._topic_id = topic_id
+        self._sent: list[Any] = []
+        self._bytes = 0
+        self.records = 0
+
+    def add(self, batch: Any) -> None:
+        columns = [batch.column(name).to_pylist() for name in ("key", "value", "offset", "headers")]
+        times = batch.column("timestamp").cast("int64").to_pylist()
+        for key, value, offset, headers, micros in zip(*columns, times, strict=True):
+            if not self._sent:
+                self._producer.begin_transaction()
+            self._sent.append(
+                self._producer.send(
+                    self._place.topic,
+                    value=_or_null(value),
+                    key=key,
+                    headers=_headers(headers or ()),
+                    partition=self._place.partition,
+                    timestamp_ms=micros // 1000,
+                )
+            )
+            self._bytes += len(key or b"") + len(value or b"")
+            if len(self._sent) >= TRANSACTION_RECORDS_MAX or self._bytes >= TRANSACTION_BYTES_MAX:
+                self._commit(offset + 1)
+
+    def begin(self) -> None:
+        """That the records of the target are of this source, also those that are aborted later."""
+        self._producer.begin_transaction()
+        self._commit(0)
+
+    def end(self, next_offset: int) -> None:
+        if self._sent:
+            self._commit(next_offset)
+
+    def _commit(self, next_offset: int) -> None:
+        come_to = OffsetAndMetadata(next_offset, self._topic_id, -1)
+        self._producer.send_offsets_to_transaction({self._place: come_to}, self._group)
+        self._producer.commit_transaction()
+        for sent in self._sent:
+            sent.get(timeout=0)  # raises what has become of it; all have ended by now
+        self.records += len(self._sent)
+        self._sent, self._bytes = [], 0
+
+
+def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
+    """Of kafka-python's clients. Raises ConfigError for what they cannot do here."""
+    settings: dict[str, Any] = {
+        "bootstrap_servers": config.bootstrap.split(","),
+        "client_id": config.client_id,
+        "security_protocol": config.security_protocol,
+        "request_timeout_ms": max(config.request_max_ms, 1_000),
+    }
+    if config.security_protocol.startswith("SASL"):
+        if config.sasl_mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+            raise ConfigError(
+                f"cluster.sasl_mechanism = {config.sasl_mechanism}: a backfill into a topic knows "
+                "PLAIN and SCRAM"
+            )
+        password = secret_from(
+            config.sasl_password, config.sasl_password_file, "cluster.sasl_password_file"
+        )
+        settings |= {
+            "sasl_mechanism": config.sasl_mechanism,
+            "sasl_plain_username": config.sasl_username,
+            "sasl_plain_password": password,
+        }
+    if config.security_protocol.endswith("SSL"):
+        settings |= {
+            "ssl_cafile": _text(config.tls_ca_file),
+            "ssl_certfile": _text(config.tls_certificate_file),
+            "ssl_keyfile": _text(config.tls_key_file or config.tls_certificate_file),
+            "ssl_check_hostname": config.tls_verify_hostname,
+            "ssl_password": secret_from(
+                config.tls_key_password,
+                config.tls_key_password_file,
+                "cluster.tls_key_password_file",
+            ),
+        }
+    return settings
+
+
+def _producer(target: TopicTarget, wanted: PartitionTask) -> Any:
+    return KafkaProducer(
+        **kafka_settings(target.cluster),
+        transactional_id=f"fetchproxy-backfill-{wanted.tip.topic_id}-{wanted.tip.partition}"
+        f"-{target.topic}",
+        value_serializer=_Nulls(),
+        enable_idempotence=True,
+        acks="all",
+        linger_ms=LINGER_MS,
+        batch_size=BATCH_BYTES,
+        max_request_size=REQUEST_BYTES_MAX,
+    )
+
+
+def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int | None:
+    """The first offset of the source that the target does not have; None: it is not begun.
+
+    Raises ConfigError where it is not known what the target has.
+    """
+    settings = kafka_settings(target.cluster)
+    with _closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
+        committed = consumer.committed(place, metadata=True)
+        if committed is None:
+            end = consumer.end_offsets([place])[place]
+            if end > 0 and not target.append:
+                raise ConfigError(
+                    f"{place.topic}-{place.partition} has records, and nothing says that they are "
+                    "of this backfill (brokers forget that after offsets.retention.minutes); take "
+                    "a new topic, or have records appended (--append)"
+                )
+            return None
+    if committed.metadata not in ("", topic_id):
+        raise ConfigError(
+            f"{place.topic}-{place.partition} has records of another topic of that name, with the "
+            f"id {committed.metadata}"
+        )
+    return int(committed.offset)
+
+
+async def _partition_count(config: Config, topic: str) -> int:
+    tls = upstream_context(config.cluster, config.tls)
+    async with Cluster(config.cluster, tls=tls) as cluster:
+        return len((await cluster.topic_by_name(topic, max_age_ms=0)).leaders)
+
+
+@contextmanager
+def _closing(client: Any) -> Iterator[Any]:
+    """A producer that is closed in a transaction aborts it."""
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def _kafka_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ProducerFencedError as error:
+        raise ClusterError(
+            f"{what}: another backfill into the same topic has taken over"
+        ) from error
+    except KafkaError as error:
+        kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,268 @@
+"""What one partition of the archive holds, and how large it becomes if things go on as they
+did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import Content
+from fetchproxy.writing.archive_health import look_at_offsets
+from fetchproxy.writing.deletion.retention import Retention, counted_bytes, newest_timestamp_ms
+from protocol.apis import WireError
+from protocol.record_batch import HEADER_BYTES, CompressionType, decompress, walk
+
+# What one partition of the archive holds: bytes, records, age, compression, growth by day.
+#
+# All but the compression is said by the metadata; for that, the first batches of some segments
+# are read and unpacked. Nothing is written.
+
+DAY_MS = 86_400_000
+# Spread evenly over the partition: enough to see producers that pack differently, and seconds at
+# most of a store's time.
+SAMPLED_SEGMENTS_MAX = 16
+SAMPLE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A segment's share, without what another one before it holds too. `newest_ms`: epoch ms."""
+
+    newest_ms: int
+    size_bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What the archive holds of the segments whose newest record is of that day (UTC).
+
+    `day`: days since 1970.
+    """
+
+    day: int
+    size_bytes: int
+    records: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFigures:
+    """Of the batches that were sampled; `unpacked_bytes` is what their records take unpacked."""
+
+    codec: str
+    batches: int
+    packed_bytes: int
+    unpacked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFigures:
+    """Records are counted as Kafka counts offsets: markers of transactions are among them.
+
+    `newest_ms` and `oldest_ms` are those of the newest record of the last and of the first segment.
+    """
+
+    tip: TopicIdPartition
+    log_start_offset: int | None
+    log_end_offset: int | None  # one past the last
+    gap_offsets: int  # lost before they could be copied, as the archiver has put on record
+    missing_offsets: int  # archived once, and in no segment any more: a fault
+    not_known_offsets: int  # in no segment, and nothing says if they ever were
+    held: tuple[Held, ...]
+    codecs: tuple[CodecFigures, ...]
+    samples_unreadable: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(held.size_bytes for held in self.held)
+
+    @property
+    def records(self) -> int:
+        return sum(held.records for held in self.held)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        return self.held[0].newest_ms if self.held else None
+
+    @property
+    def newest_ms(self) -> int | None:
+        return max((held.newest_ms for held in self.held), default=None)
+
+
+async def measure_partition(
+    rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
+) -> PartitionFigures:
+    """Raises RemoteStorageError."""
+
+    async def refresh() -> PartitionView:
+        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
+
+    look = await look_at_offsets(rsm.records, rlmm, tip, refresh)
+    view = await rlmm.refresh(tip, float("-inf"))
+    codecs, unreadable = await _sampled(rsm, view)
+    return PartitionFigures(
+        tip=tip,
+        log_start_offset=view.log_start_offset,
+        log_end_offset=view.log_end_offset,
+        gap_offsets=_count(look.found.gaps),
+        missing_offsets=_count(look.found.missing),
+        not_known_offsets=_count(look.found.not_known),
+        held=held_by(view),
+        codecs=codecs,
+        samples_unreadable=unreadable,
+    )
+
+
+def _count(holes: Iterable[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in holes)
+
+
+def held_by(view: PartitionView) -> tuple[Held, ...]:
+    """Each offset counts once, as retention counts bytes."""
+    found: list[Held] = []
+    counted_to = view.raised_log_start
+    for segment, size in counted_bytes(view):
+        records = segment.end_offset - max(segment.start_offset, counted_to) + 1
+        found.append(Held(newest_timestamp_ms(segment), size, records))
+        counted_to = segment.end_offset + 1
+    return tuple(found)
+
+
+def by_day(held: Iterable[Held]) -> tuple[Day, ...]:
+    """Rising; days of which there is nothing are left out."""
+    days: dict[int, list[Held]] = {}
+    for one in held:
+        days.setdefault(one.newest_ms // DAY_MS, []).append(one)
+    return tuple(
+        Day(day, sum(h.size_bytes for h in of_day), sum(h.records for h in of_day), len(of_day))
+        for day, of_day in sorted(days.items())
+    )
+
+
+def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
+    """One of each codec, by name."""
+    sums: dict[str, tuple[int, int, int]] = {}
+    for f in every:
+        batches, packed, unpacked = sums.get(f.codec, (0, 0, 0))
+        sums[f.codec] = (
+            batches + f.batches,
+            packed + f.packed_bytes,
+            unpacked + f.unpacked_bytes,
+        )
+    return tuple(CodecFigures(codec, *numbers) for codec, numbers in sorted(sums.items()))
+
+
+def spread_evenly(count: int, count_max: int) -> Sequence[int]:
+    """At most `count_max` of the numbers below `count`, first and last among them."""
+    if count <= count_max:
+        return range(count)
+    return sorted({i * (count - 1) // (count_max - 1) for i in range(count_max)})
+
+
+def sample_codecs(data: bytes | bytearray) -> tuple[CodecFigures, ...]:
+    """Of the whole batches in `data`. Raises WireError where they are none, or do not unpack."""
+    found: list[CodecFigures] = []
+    for header in walk(data):
+        records = memoryview(data)[header.position + HEADER_BYTES : header.end]
+        unpacked = decompress(header.compression, records) if header.compression else records
+        codec = CompressionType(header.compression).name.lower()
+        found.append(CodecFigures(codec, 1, len(records), len(unpacked)))
+    return add_codecs(found)
+
+
+async def _sampled(
+    rsm: RemoteStorageManager, view: PartitionView
+) -> tuple[tuple[CodecFigures, ...], int]:
+    """(figures, segments that could not be read)."""
+    found: list[CodecFigures] = []
+    unreadable = 0
+    for i in spread_evenly(len(view.segments), SAMPLED_SEGMENTS_MAX):
+        try:
+            found += sample_codecs(await _beginning(rsm, view.segments[i]))
+        except (ObjectNotFound, RangeNotSatisfiable, WireError, ValueError):
+            unreadable += 1  # what is wrong with it says `verify`
+    return add_codecs(found), unreadable
+
+
+async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> Content:
+    end = min(SAMPLE_BYTES, max(segment.segment_size_bytes, 1))
+    return await rsm.fetch_log_segment(segment, ByteRange(0, end))
+
+
+# How large an archive becomes if things go on as they did lately, and what retention takes. Pure.
+#
+# The model is as simple as it can be explained: records go on arriving at the mean rate of the
+# last weeks; what is there goes when it is older than retention by time allows; retention by
+# bytes caps what is left. It knows no seasons and no plans.
+
+RATE_DAYS = 28  # four of each day of the week
+# What came within hours says nothing of a year: one import, or the night.
+HISTORY_DAYS_MIN = 2
+HORIZON_DAYS = (30, 90, 365)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`history_days`: of how many days the rate is the mean. Where they are fewer than
+    HISTORY_DAYS_MIN, `bytes_per_day` and `size_bytes`, which is at each of HORIZON_DAYS, are None.
+
+    `next_deletion_ms`: when (epoch ms) retention by time takes the oldest segment; None: not by
+    time, or there is none but the newest.
+    """
+
+    history_days: float
+    bytes_per_day: int | None
+    size_bytes: tuple[int, ...] | None
+    next_deletion_ms: int | None
+
+
+def forecast(held: Sequence[Held], retention: Retention, now_ms: int) -> Forecast:
+    """Of one partition, by offset."""
+    days = history_days(held, now_ms)
+    deletion = _next_deletion_ms(held, retention)
+    if days < HISTORY_DAYS_MIN:
+        return Forecast(days, None, None, deletion)
+    rate = bytes_per_day(held, now_ms)
+    sizes = [_size_after(held, retention, now_ms, rate, ahead) for ahead in HORIZON_DAYS]
+    return Forecast(days, rate, tuple(sizes), deletion)
+
+
+def history_days(held: Sequence[Held], now_ms: int) -> float:
+    """RATE_DAYS, or the time since the first records if that is shorter."""
+    if not held:
+        return 0.0
+    since_ms = min(one.newest_ms for one in held)
+    return min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
+
+
+def bytes_per_day(held: Sequence[Held], now_ms: int) -> int:
+    """The mean of `history_days`, which are not 0."""
+    days = history_days(held, now_ms)
+    since_ms = now_ms - days * DAY_MS
+    return round(sum(one.size_bytes for one in held if one.newest_ms >= since_ms) / days)
+
+
+def _size_after(
+    held: Sequence[Held], retention: Retention, now_ms: int, rate: int, days: int
+) -> int:
+    stays, grown_days = list(held), float(days)
+    if retention.remote_ms >= 0:
+        oldest_ms = now_ms + days * DAY_MS - retention.remote_ms
+        stays = [one for one in held if one.newest_ms >= oldest_ms]
+        grown_days = min(grown_days, retention.remote_ms / DAY_MS)
+    size = sum(one.size_bytes for one in stays) + round(rate * grown_days)
+    return size if retention.remote_bytes < 0 else min(size, retention.remote_bytes)
+
+
+def _next_deletion_ms(held: Sequence[Held], retention: Retention) -> int | None:
+    if retention.remote_ms < 0 or len(held) < 2:  # the newest segment always stays
+        return None
+    return held[0].newest_ms + retention.remote_ms

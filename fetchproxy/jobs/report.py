@@ -1,0 +1,444 @@
+"""The job `report`: what the archive holds, as tables and as a page with charts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from fetchproxy.archive import (
+    for_executors,
+    in_loop,
+    stored_archive,
+    stored_partitions,
+    wall_clock_ms,
+)
+from fetchproxy.config.schema import Config
+from fetchproxy.jobs.figures import (
+    HISTORY_DAYS_MIN,
+    HORIZON_DAYS,
+    RATE_DAYS,
+    CodecFigures,
+    Day,
+    Forecast,
+    Held,
+    PartitionFigures,
+    add_codecs,
+    by_day,
+    forecast,
+    measure_partition,
+)
+from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.writing.deletion.retention import effective_retention
+
+# Charts as SVG, in text. Pure: no scripts, no fonts, nothing that a page would have to fetch.
+
+WIDTH, HEIGHT = 720, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 28
+_TICKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`tip` is shown where the pointer rests."""
+
+    label: str
+    value: float
+    tip: str
+    ahead: bool = False  # a forecast
+
+
+def bar_chart(title: str, bars: Sequence[Bar], ticks: Sequence[tuple[float, str]]) -> str:
+    """Bars side by side; `ticks` are (value, text) of the scale, the last one at its top."""
+    top = max([value for value, _ in ticks] + [bar.value for bar in bars] + [1e-9])
+    inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
+    step = inner_width / max(len(bars), 1)
+    parts = [
+        f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg">',
+        f"<title>{escape(title)}</title>",
+    ]
+    for value, text in ticks:
+        y = _TOP + inner_height * (1 - value / top)
+        ends = f'x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
+        parts.append(f'<line class="grid" {ends}/>')
+        parts.append(f'<text class="scale" x="{_LEFT - 6}" y="{y + 4:.1f}">{escape(text)}</text>')
+    named_every = max(1, -(-len(bars) // 8))
+    for i, bar in enumerate(bars):
+        height = inner_height * bar.value / top
+        x, y = _LEFT + i * step, _TOP + inner_height - height
+        kind = "ahead" if bar.ahead else "bar"
+        parts.append(
+            f'<rect class="{kind}" x="{x + step * 0.1:.1f}" y="{y:.1f}" '
+            f'width="{step * 0.8:.1f}" height="{height:.1f}">'
+            f"<title>{escape(bar.tip)}</title></rect>"
+        )
+        if i % named_every == 0:
+            middle = x + step / 2
+            parts.append(
+                f'<text class="label" x="{middle:.1f}" y="{HEIGHT - 8}">{escape(bar.label)}</text>'
+            )
+    return "".join([*parts, "</svg>"])
+
+
+def round_ticks(top: float, base: int = 1000) -> list[float]:
+    """A few round numbers from 0 up to at least `top`; `base` as bytes are counted."""
+    if top <= 0:
+        return [0.0, 1.0]
+    step = 1.0
+    while step * base <= top / _TICKS:
+        step *= base
+    for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        if step * factor * _TICKS >= top:
+            step *= factor
+            break
+    return [step * i for i in range(_TICKS + 1)]
+
+
+# The report as one HTML page that needs nothing else. Pure: figures in, text out.
+
+Figures = Sequence[tuple[PartitionFigures, Forecast]]
+
+# Of one topic in a chart; before that, days are added up into months' worth.
+BARS_MAX = 60
+
+_STYLE = """
+body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}
+body{color:#1d2733}
+table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}
+th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #dfe5ec}
+th:first-child,td:first-child{text-align:left}
+svg{width:100%;height:auto}.bar{fill:#2f6f9f}.ahead{fill:#a9c6dc}.grid{stroke:#e4e9ef}
+text{font:11px system-ui,sans-serif;fill:#5a6775}.scale{text-anchor:end}.label{text-anchor:middle}
+summary{cursor:pointer}.note{color:#5a6775}
+@media (prefers-color-scheme:dark){body{background:#12181f;color:#dde5ee}th,td{border-color:#2a3441}
+.grid{stroke:#26303b}text,.note{fill:#93a1b0;color:#93a1b0}.bar{fill:#5fa3d4}.ahead{fill:#2f536e}}
+"""
+
+
+def page(figures: Figures, now_ms: int) -> str:
+    """A whole document. Topics by name; two of one name (created again) are apart."""
+    body = [
+        f"<h1>Archive report</h1><p class=note>{_moment(now_ms)} · {_total(figures)}</p>",
+        _topics_table(figures),
+    ]
+    for (topic, topic_id), group in groupby(
+        figures, key=lambda f: (f[0].tip.topic, f[0].tip.topic_id)
+    ):
+        body.append(_topic(topic, str(topic_id), list(group)))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>Archive report</title>'
+        f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _total(figures: Figures) -> str:
+    size = sum(one.size_bytes for one, _ in figures)
+    segments = sum(len(one.held) for one, _ in figures)
+    records = sum(one.records for one, _ in figures)
+    return f"{len(figures)} partitions, {segments:,} segments, {records:,} records, {decimal(size)}"
+
+
+def _topics_table(figures: Figures) -> str:
+    rows = []
+    for topic, group in groupby(figures, key=lambda f: f[0].tip.topic):
+        of_topic = list(group)
+        rows.append([topic, str(len(of_topic)), *_sums(of_topic)])
+    return _table(["topic", "partitions", *_SUM_NAMES], rows)
+
+
+_SUM_NAMES = ["segments", "records", "bytes", "packed to", "oldest", "newest", "a day"]
+
+
+def _sums(figures: Figures) -> list[str]:
+    held = [one for f, _ in figures for one in f.held]
+    oldest = [f.oldest_ms for f, _ in figures if f.oldest_ms is not None]
+    newest = [f.newest_ms for f, _ in figures if f.newest_ms is not None]
+    return [
+        f"{len(held):,}",
+        f"{sum(one.records for one in held):,}",
+        decimal(sum(one.size_bytes for one in held)),
+        _packed(add_codecs(codec for f, _ in figures for codec in f.codecs)),
+        _moment(min(oldest)) if oldest else "–",
+        _moment(max(newest)) if newest else "–",
+        _rate([ahead for _, ahead in figures]),
+    ]
+
+
+def _rate(ahead: Sequence[Forecast]) -> str:
+    known = [one.bytes_per_day for one in ahead if one.bytes_per_day is not None]
+    return decimal(sum(known)) if known else "–"
+
+
+def _topic(topic: str, topic_id: str, figures: Figures) -> str:
+    held = [one for f, _ in figures for one in f.held]
+    partitions = _table(
+        ["partition", *_SUM_NAMES],
+        [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures],
+    )
+    return "".join(
+        [
+            f"<h2>{escape(topic)}</h2><p class=note>topic id {escape(topic_id)}</p>",
+            _notes(figures),
+            "<h3>Archived by day of the newest record</h3>",
+            _days_chart(topic, held),
+            f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
+            _size_chart(topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
+            "<h3>Compression</h3>",
+            _codec_table(add_codecs(codec for f, _ in figures for codec in f.codecs)),
+            f"<details><summary>{len(figures)} partitions</summary>{partitions}</details>",
+        ]
+    )
+
+
+def _stands_on(figures: Figures) -> str:
+    """How much history the forecast has; none is made of hours."""
+    known = [ahead.history_days for _, ahead in figures if ahead.size_bytes is not None]
+    without = len(figures) - len(known)
+    if not known:
+        longest = max((ahead.history_days for _, ahead in figures), default=0.0)
+        return (
+            f"No forecast: the archive has {_duration(longest)} of history, and fewer than "
+            f"{HISTORY_DAYS_MIN} days say nothing of what comes."
+        )
+    least, most = round(min(known)), round(max(known))
+    stands = f"{least}" if least == most else f"{least} to {most}"
+    younger = f" Partitions with less history, taken as they are now: {without}."
+    lacks = younger if without else ""
+    return (
+        f"If it goes on as in the last {stands} days, which is the history there is (at most "
+        f"{RATE_DAYS} days count), with the retention that is configured.{lacks}"
+    )
+
+
+def _duration(days: float) -> str:
+    return f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
+
+
+def _sizes_ahead(figures: Figures) -> list[int]:
+    """None where no partition has a forecast."""
+    if all(ahead.size_bytes is None for _, ahead in figures):
+        return []
+    sizes = [ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f, ahead in figures]
+    return [sum(at) for at in zip(*sizes, strict=True)]
+
+
+def _notes(figures: Figures) -> str:
+    notes = []
+    missing = sum(f.missing_offsets for f, _ in figures)
+    if missing:
+        notes.append(f"{missing:,} offsets were archived and are in no segment: see verify.")
+    gaps = sum(f.gap_offsets for f, _ in figures)
+    if gaps:
+        notes.append(f"{gaps:,} offsets were lost before they could be copied.")
+    not_known = sum(f.not_known_offsets for f, _ in figures)
+    if not_known:
+        notes.append(
+            f"{not_known:,} offsets are in no segment, and nothing says if they ever were."
+        )
+    unreadable = sum(f.samples_unreadable for f, _ in figures)
+    if unreadable:
+        notes.append(f"{unreadable} sampled segments could not be read: verify says what it is.")
+    deletions = [a.next_deletion_ms for _, a in figures if a.next_deletion_ms is not None]
+    if deletions:
+        notes.append(f"Retention takes the next segment at {_moment(min(deletions))}.")
+    return "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def _days_chart(topic: str, held: Iterable[Held]) -> str:
+    bars = [
+        Bar(_shown_date(day.day), day.size_bytes, f"{_date(day.day)}: {decimal(day.size_bytes)}")
+        for day in fewer(by_day(held))
+    ]
+    return bar_chart(f"{topic}: bytes by day", bars, _byte_ticks(bar.value for bar in bars))
+
+
+def _size_chart(topic: str, now: int, ahead: Sequence[int]) -> str:
+    bars = [Bar("now", now, f"now: {decimal(now)}")]
+    for days, size in zip(HORIZON_DAYS, ahead, strict=False):
+        bars.append(Bar(f"+{days} days", size, f"in {days} days: {decimal(size)}", ahead=True))
+    return bar_chart(f"{topic}: size ahead", bars, _byte_ticks(bar.value for bar in bars))
+
+
+def _byte_ticks(values: Iterable[float]) -> list[tuple[float, str]]:
+    return [(tick, decimal(round(tick))) for tick in round_ticks(max(values, default=0.0))]
+
+
+def fewer(days: Sequence[Day], bars_max: int = BARS_MAX) -> list[Day]:
+    """As many at most, each then of so many days that all have their place; empty ones too."""
+    if not days:
+        return []
+    first, last = days[0].day, days[-1].day
+    width = -(-(last - first + 1) // bars_max)
+    sums = {at: [0, 0, 0] for at in range(first, last + 1, width)}
+    for day in days:
+        total = sums[first + (day.day - first) // width * width]
+        total[0] += day.size_bytes
+        total[1] += day.records
+        total[2] += day.segments
+    return [Day(at, *total) for at, total in sums.items()]
+
+
+def _codec_table(codecs: Sequence[CodecFigures]) -> str:
+    rows = [
+        [c.codec, f"{c.batches:,}", *map(decimal, (c.packed_bytes, c.unpacked_bytes)), _packed([c])]
+        for c in codecs
+    ]
+    return _table(["codec (sampled)", "batches", "packed", "unpacked", "packed to"], rows)
+
+
+def _packed(codecs: Sequence[CodecFigures]) -> str:
+    packed, unpacked = sum(c.packed_bytes for c in codecs), sum(c.unpacked_bytes for c in codecs)
+    return f"{100 * packed / unpacked:.0f} %" if unpacked else "–"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = "".join(f"<th>{escape(name)}</th>" for name in head)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _shown_date(day: int) -> str:
+    try:
+        return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+    except OverflowError:
+        return f"day {day}"
+
+
+def _moment(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+
+
+# The job `report`: what the archive holds, as tables and as a page. Reads metadata and samples.
+
+SCHEMAS = {
+    "partitions": "topic string, topic_id string, partition int, segments int, size_bytes bigint, "
+    "records bigint, log_start_offset bigint, log_end_offset bigint, gap_offsets bigint, "
+    "missing_offsets bigint, not_known_offsets bigint, "
+    "oldest_ms bigint, newest_ms bigint, history_days double, bytes_per_day bigint, "
+    "size_bytes_30d bigint, size_bytes_90d bigint, size_bytes_365d bigint, "
+    "next_deletion_ms bigint, samples_unreadable int",
+    "days": "topic string, partition int, day date, size_bytes bigint, records bigint, "
+    "segments int",
+    "codecs": "topic string, partition int, codec string, batches bigint, packed_bytes bigint, "
+    "unpacked_bytes bigint",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """`frames`: DataFrames by the names of SCHEMAS. `html`: the page."""
+
+    figures: tuple[tuple[PartitionFigures, Forecast], ...]
+    frames: dict[str, Any]
+    html: str
+    failures: tuple[Failure, ...]
+
+    def write(self, folder: Path, parquet: str | None = None) -> None:
+        """The page into `folder`, the tables below `parquet` (a URI of Spark's; None: `folder`).
+
+        A second run replaces what the first one wrote. Raises OSError.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        below = folder.resolve().as_uri() if parquet is None else parquet.rstrip("/")
+        for name, frame in self.frames.items():
+            frame.coalesce(1).write.mode("overwrite").parquet(f"{below}/{name}")
+        draft = folder / ".report.html"
+        draft.write_text(self.html, encoding="utf-8")
+        os.replace(draft, folder / "report.html")
+
+
+def report(
+    spark: Any, config: Config, *, topic: str | None = None, on_progress: OnProgress = quiet
+) -> Reported:
+    """Of `topic` (None: of all). Raises as `verify`."""
+    tips = in_loop(stored_partitions(config, topic))
+    now_ms = wall_clock_ms()
+    done = spread(
+        spark,
+        tips,
+        partial(report_partition, for_executors(config)),
+        label="report",
+        size=lambda figures: figures.size_bytes,
+        on_progress=on_progress,
+        log=config.log,
+    )
+    by_name = sorted(done.results, key=lambda f: (f.tip.topic, f.tip.topic_id, f.tip.partition))
+    figures = tuple((one, forecast_of(config, one, now_ms)) for one in by_name)
+    rows = table_rows(figures)
+    frames = {name: spark.createDataFrame(rows[name], SCHEMAS[name]) for name in SCHEMAS}
+    return Reported(figures, frames, page(figures, now_ms), done.failures)
+
+
+def report_partition(config: Config, tip: TopicIdPartition) -> PartitionFigures:
+    """Runs on an executor. Raises RemoteStorageError."""
+
+    async def measured() -> PartitionFigures:
+        async with stored_archive(config) as archive:
+            return await measure_partition(archive.rsm, archive.rlmm, tip)
+
+    return asyncio.run(measured())
+
+
+def forecast_of(config: Config, figures: PartitionFigures, now_ms: int) -> Forecast:
+    """By `archive.*`; a topic's own settings are the brokers', which are not asked."""
+    retention = effective_retention(config.archive, figures.tip.topic, None)
+    return forecast(figures.held, retention, now_ms)
+
+
+def table_rows(
+    figures: Iterable[tuple[PartitionFigures, Forecast]],
+) -> dict[str, list[tuple[Any, ...]]]:
+    """By the names of SCHEMAS."""
+    rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in SCHEMAS}
+    no_sizes = (None,) * len(HORIZON_DAYS)
+    for one, ahead in figures:
+        tip = one.tip
+        rows["partitions"].append(
+            (
+                *(tip.topic, str(tip.topic_id), tip.partition, len(one.held), one.size_bytes),
+                *(one.records, one.log_start_offset, one.log_end_offset, one.gap_offsets),
+                *(one.missing_offsets, one.not_known_offsets, one.oldest_ms, one.newest_ms),
+                *(ahead.history_days, ahead.bytes_per_day, *(ahead.size_bytes or no_sizes)),
+                *(ahead.next_deletion_ms, one.samples_unreadable),
+            )
+        )
+        rows["days"] += [
+            (
+                tip.topic,
+                tip.partition,
+                _date(day.day),
+                day.size_bytes,
+                day.records,
+                day.segments,
+            )
+            for day in by_day(one.held)
+        ]
+        rows["codecs"] += [
+            (tip.topic, tip.partition, c.codec, c.batches, c.packed_bytes, c.unpacked_bytes)
+            for c in one.codecs
+        ]
+    return rows
+
+
+def _date(day: int) -> date | None:
+    """None: no calendar has it, as timestamps are what producers say."""
+    try:
+        return date(1970, 1, 1) + timedelta(days=day)
+    except OverflowError:
+        return None

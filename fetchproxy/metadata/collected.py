@@ -1,0 +1,255 @@
+"""What the `.metadata` objects of a topic say, repeated in one object: written by who serves,
+read by planners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from struct import Struct
+from struct import error as StructError
+from types import TracebackType
+from typing import NamedTuple, Self
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
+from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.runtime.loop import pieces
+from fetchproxy.segments.records import decode_entry, encode_entry
+from fetchproxy.storage.listings import SegmentMetadataObject
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
+from protocol.apis import WireError
+from protocol.primitives import decode_uvarint, encode_string
+
+# What the `.metadata` objects of a topic say, repeated in one object: for readers that begin.
+#
+# A process that has just started knows nothing of the archive: 2,000 partitions are 2,000 objects
+# to be read. So whoever had to read many of a topic leaves what all of them say in one object. It
+# is a copy, and never more: which segments there are, a listing says, and of those an entry
+# counts only for the very version of the object that it was taken from. Whatever is missing,
+# damaged or of another version is read from where it stands.
+#
+#     magic      "collected metadata 1\n"
+#     body       zlib, which has a checksum; of each object, behind one another:
+#       key      string (int16 length), of the `.metadata` object
+#       version  string (int16 length), as the store listed it
+#       length, type, version, data    as an entry of a cache file (`records`)
+#
+# Written by `store_backed` where it serves or archives. Spark's planner reads it too; other
+# programs neither write nor trust it.
+
+MAGIC = b"collected metadata 1\n"
+# Those of the first partitions by name; of the rest each is read by itself. 100 bytes each.
+COLLECTED_MAX = 200_000
+# It is written anew when so many were read one by one, and so large a share of what there is.
+READ_ALONE_MIN = 64
+READ_ALONE_SHARE_MIN = 1 / 16
+PUT_INTERVAL_S = 300.0
+_LEVEL = 1
+_STRING_SIZE = Struct(">H")
+_DECODED_AT_ONCE = 500  # some 1 ms
+
+
+class CollectedEntry(NamedTuple):
+    version: str
+    entry: bytes  # behind its length
+
+
+Collected = Mapping[str, CollectedEntry]  # by key
+NOTHING: Collected = {}
+Read = tuple[str, str, RemoteLogSegmentMetadata]  # key, version, what it says
+
+
+async def encode_collected(read: Iterable[Read]) -> bytes:
+    parts: list[bytes] = []
+    for piece in pieces(read):
+        for key, version, metadata in piece:
+            parts += (encode_string(key, False), encode_string(version, False))
+            parts.append(encode_entry(metadata))
+        await asyncio.sleep(0)
+    return MAGIC + await asyncio.to_thread(zlib.compress, b"".join(parts), _LEVEL)
+
+
+async def decode_collected(raw: bytes) -> dict[str, CollectedEntry]:
+    """Raises CorruptSegment."""
+    if not raw.startswith(MAGIC):
+        raise CorruptSegment("the object has another format")
+    body = await asyncio.to_thread(_unpacked, raw[len(MAGIC) :])
+    found: dict[str, CollectedEntry] = {}
+    at = 0
+    while at < len(body):
+        try:
+            at = _decode_some(body, at, found)
+        except (WireError, StructError, UnicodeDecodeError) as error:
+            raise CorruptSegment(str(error)) from None
+        await asyncio.sleep(0)
+    if at > len(body):
+        raise CorruptSegment("the last entry is cut")
+    return found
+
+
+def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
+    """Entries from byte `at` on, and the byte behind them: past the end where the last one is cut.
+    Without a cursor, as that takes five times as long."""
+    end = len(body)
+    for _ in range(_DECODED_AT_ONCE):
+        if at >= end:
+            break
+        (size,) = _STRING_SIZE.unpack_from(body, at)
+        at += 2
+        key = body[at : at + size].decode()
+        at += size
+        (size,) = _STRING_SIZE.unpack_from(body, at)
+        at += 2
+        version = body[at : at + size].decode()
+        size, at = decode_uvarint(body, at + size)
+        found[key] = CollectedEntry(version, body[at : at + size])
+        at += size
+    return at
+
+
+def _unpacked(raw: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        body = unpacking.decompress(raw, OBJECT_BYTES_MAX)
+    except zlib.error as error:
+        raise CorruptSegment(str(error)) from None
+    if not unpacking.eof or unpacking.unused_data:
+        raise CorruptSegment("the object is cut, or larger than any that was written")
+    return body
+
+
+def collected_segment(
+    collected: Collected, listed: SegmentMetadataObject
+) -> RemoteLogSegmentMetadata | None:
+    """What the listed object says, if that was collected from this version of it."""
+    entry = collected.get(listed.stored.key)
+    if entry is None or entry.version != listed.stored.version:
+        return None
+    try:
+        event = decode_entry(entry.entry, listed.segment_id.topic_id_partition, listed.stored.key)
+    except CorruptSegment:
+        return None
+    if not isinstance(event, RemoteLogSegmentMetadata):
+        return None
+    same = (event.segment_id, event.start_offset) == (listed.segment_id, listed.base_offset)
+    return event if same else None
+
+
+# Reads what was collected of a topic's metadata, and collects it anew when it has become too old.
+#
+# `collected` says what that is for. Whatever goes wrong here costs time, and nothing
+# else.
+
+log = structlog.get_logger(__name__)
+
+
+# Of topics that are read partition by partition. They come one after the other, and what was
+# collected of a large one takes 80 MB.
+TOPICS_KEPT_MAX = 4
+
+
+async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:
+    try:
+        raw = await rsm.collected.get_collected_metadata(topic_id)
+        return NOTHING if raw is None else await decode_collected(raw)
+    except (RemoteStorageError, CorruptSegment) as error:
+        # A store that is away is reported by whoever reads the objects themselves.
+        log.info("collected_metadata_not_read", topic_id=str(topic_id), error=str(error))
+        return NOTHING
+
+
+class CollectedOnce:
+    """For whoever reads the archive partition by partition: those of a topic share one read."""
+
+    def __init__(self, rsm: RemoteStorageManager) -> None:
+        self._rsm = rsm
+        self._topics: dict[UUID, _OneTopic] = {}  # the one that was asked for last is last
+
+    async def read(self, topic_id: UUID) -> Collected:
+        topic = self._topics.pop(topic_id, None) or _OneTopic()
+        self._topics[topic_id] = topic
+        if len(self._topics) > TOPICS_KEPT_MAX:
+            del self._topics[next(iter(self._topics))]
+        async with topic.reading:
+            if topic.found is None:
+                topic.found = await read_collected(self._rsm, topic_id)
+        return topic.found
+
+
+class _OneTopic:
+    def __init__(self) -> None:
+        self.reading = asyncio.Lock()
+        self.found: Collected | None = None
+
+
+class Collecting:
+    """An async context manager that owns its writes; closing it gives them up."""
+
+    def __init__(self, rsm: RemoteStorageManager) -> None:
+        self._rsm = rsm
+        self._alone: dict[UUID, int] = {}  # objects read by themselves since they were collected
+        self._put_at: dict[UUID, float] = {}  # loop time of the last attempt
+        self._denied = False  # whoever may only read tries it once
+        self._puts: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        tasks, self._tasks = self._tasks, None
+        for put in self._puts:
+            put.cancel()
+        if tasks is not None:
+            # Not the error of the body: the group would wrap it. The tasks themselves never raise.
+            await tasks.__aexit__(None, None, None)
+
+    def read_alone(
+        self, topic_id: UUID, alone: int, known: int, every: Callable[[], Iterable[Read]]
+    ) -> None:
+        """So many objects of the topic were read by themselves, of `known` ones.
+
+        Where that was too much, `every` one is collected while nobody waits.
+        """
+        alone += self._alone.get(topic_id, 0)
+        self._alone[topic_id] = alone
+        now = asyncio.get_running_loop().time()
+        if alone < max(READ_ALONE_MIN, known * READ_ALONE_SHARE_MIN):
+            return
+        due_at = self._put_at.get(topic_id, float("-inf")) + PUT_INTERVAL_S
+        if self._tasks is None or self._denied or now < due_at:
+            return
+        self._put_at[topic_id] = now
+        put = self._tasks.create_task(self._put(topic_id, every()), name=f"collect {topic_id}")
+        self._puts.add(put)
+        put.add_done_callback(self._puts.discard)
+
+    async def _put(self, topic_id: UUID, every: Iterable[Read]) -> None:
+        alone = self._alone[topic_id]
+        first = [read for _, read in zip(range(COLLECTED_MAX), every, strict=False)]
+        try:
+            content = await encode_collected(first)
+            await self._rsm.collected.put_collected_metadata(topic_id, content)
+        except RemoteStorageError as error:
+            if isinstance(error, StorageDenied):
+                self._denied = True
+            log.info("metadata_not_collected", topic_id=str(topic_id), error=str(error))
+            return
+        self._alone[topic_id] -= alone
+        log.info(
+            "metadata_collected",
+            topic_id=str(topic_id),
+            segments=len(first),
+            size_bytes=len(content),
+        )

@@ -1,0 +1,614 @@
+"""The metadata topic's events on disk, a flat file for each partition: a restart reads little
+of the topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+import structlog
+from fastcrc.crc32 import iscsi as crc32c
+
+from fetchproxy.errors import ConfigError, CorruptSegment, StorageUnavailable
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.columns import Single, compact, split_entries
+from fetchproxy.model import (
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+    is_topic_name,
+)
+from fetchproxy.runtime.folders import make_own_folder
+from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.object_keys import parse_uuid, uuid_text
+from fetchproxy.segments.records import MetadataEvent, RecordType, encode_entry, framed, record_head
+from protocol.primitives import INT64, UINT32
+
+# The metadata topic's events of one partition in a flat file: a restart reads little again.
+#
+#     <magic int16><topic-id uuid><partition int32><metadata-topic-offset int64><entries>
+#
+# All numbers big-endian; entries are those of `records`. `metadata-topic-offset` is the offset of
+# the metadata topic up to which the file had all events when it was written anew.
+#
+# Every write ends with a CacheFileCheckpointRecord: the offset up to which the file has all
+# events now, and the CRC-32C of all bytes of the file up to that checksum. What is behind the
+# last one that holds does not count. Mostly a crash tore it, and nobody had relied on it, as
+# offsets are committed only after the files are on the disk; but a disk may also lose what it
+# had. So the file stays as it is, and counts as damaged, until the events from the last good
+# checkpoint on have been read again and the file is replaced. One that names another partition
+# has none that is good. Events may be read twice; that does no harm (`catalogue`).
+#
+# Blocking: for threads, and for one at a time. Knows no topic and no other file:
+# `metadata_cache`.
+
+log = structlog.get_logger(__name__)
+
+MAGIC = 1  # 0 did not name the partition
+TEMPORARY_SUFFIX = ".tmp"
+HEADER = Struct(">h16siq")
+_CHECKPOINT_DATA = INT64.size + UINT32.size
+_CHECKPOINT_LEAD = framed(record_head(RecordType.CACHE_FILE_CHECKPOINT) + bytes(_CHECKPOINT_DATA))[
+    :-_CHECKPOINT_DATA
+]
+_CHECKPOINT_BYTES = len(_CHECKPOINT_LEAD) + _CHECKPOINT_DATA
+
+# A file is written anew when what was appended is larger than this and than what was there before.
+APPENDED_BYTES_MIN = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CachedEntries:
+    """What a file holds: the last state of each segment, for `SegmentTable.load`.
+
+    All of the partition's events below `metadata_topic_offset` are in it. `damaged`: something that
+    was written is lost, so the events from there on have to be read again, if that is below the
+    offset that is read next.
+    """
+
+    entries: bytes
+    metadata_topic_offset: int
+    damaged: bool
+
+
+class CacheFile:
+    """One partition's. Opened for each call only: there may be many thousands of them."""
+
+    __slots__ = ("_appended", "_checksum", "_compacted", "_lost", "_size", "_tip", "path")
+
+    def __init__(self, path: Path, tip: TopicIdPartition) -> None:
+        self.path = path
+        self._tip = tip
+        self._size: int | None = None  # of what counts; None: not loaded
+        self._checksum = 0  # of that
+        self._lost: bytes | None = None  # of a damaged file, the entries that are left
+        self._compacted = 0  # bytes when it was last written anew
+        self._appended = 0  # bytes since then
+
+    def load(self) -> CachedEntries:
+        """What the file holds; where there is none, nothing, from offset 0 on. Changes no file.
+
+        Raises OSError; NewerMetadataVersion where a newer fetchproxy has written it;
+        CorruptSegment where its checksums hold and it still cannot be understood.
+        """
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            self._remember(b"", 0, None)
+            return CachedEntries(b"", 0, damaged=False)
+        end, offset = _last_checkpoint(raw)
+        if end and not self._is_own(raw):
+            end = offset = 0
+        damaged = end < len(raw) or not raw
+        if damaged:
+            self._report(end, len(raw))
+        entries = self._understood(raw[:end]) if end else b""
+        self._remember(raw[:end], len(entries), entries if damaged else None)
+        return CachedEntries(entries, offset, damaged)
+
+    def append(self, events: Sequence[MetadataEvent], metadata_topic_offset: int) -> None:
+        """Add events that the table took; the file has then all below `metadata_topic_offset`.
+
+        A damaged one is replaced. Raises OSError, as when the disk is full: nothing of it counts
+        then, and it may be called again. Raises ValueError where the file was not loaded.
+        """
+        size = self._loaded_size()
+        entries = b"".join([encode_entry(event) for event in events])
+        if self._lost is not None:
+            entries = compact(self._lost + entries, self._tip, str(self.path))
+            self._write_anew(entries, metadata_topic_offset, durable=True)
+        elif size == 0:
+            entries = compact(entries, self._tip, str(self.path))
+            self._write_anew(entries, metadata_topic_offset, durable=False)
+        else:
+            checksum = crc32c(entries, self._checksum)
+            checkpoint = _checkpoint(metadata_topic_offset, checksum)
+            with self.path.open("r+b", buffering=0) as file:
+                file.truncate(size)  # an append that failed may have left something
+                file.seek(size)
+                write_all(file.fileno(), entries + checkpoint)
+            self._size = size + len(entries) + len(checkpoint)
+            self._checksum = crc32c(checkpoint, checksum)
+            self._appended += len(entries) + len(checkpoint)
+
+    @property
+    def wants_compaction(self) -> bool:
+        """More was appended than there was when it was written anew."""
+        return self._lost is None and self._appended > max(APPENDED_BYTES_MIN, self._compacted)
+
+    def compact(self) -> None:
+        """Write it anew with the last state of each segment only; a crash leaves old or new.
+
+        Raises OSError; CorruptSegment where the disk has lost something: the file stays damaged.
+        ValueError as `append`.
+        """
+        size = self._loaded_size()
+        if size == 0 or self._lost is not None:
+            return  # nothing to compact; a damaged one is for `append` to replace
+        good = self.path.read_bytes()[:size]
+        end, offset = _last_checkpoint(good)
+        if end != size:
+            raise CorruptSegment(f"{self.path}: {size} bytes were written, {end} are good")
+        self._write_anew(self._understood(good), offset, durable=True)
+
+    def sync(self) -> None:
+        """On the disk when this returns, also its name. Raises OSError."""
+        for path in (self.path, self.path.parent, self.path.parent.parent):
+            sync_path(path)
+
+    def _loaded_size(self) -> int:
+        if self._size is None:
+            raise ValueError(f"{self.path}: to be loaded first")
+        return self._size
+
+    def _remember(self, good: bytes, entries_bytes: int, lost: bytes | None) -> None:
+        self._size, self._checksum, self._lost = len(good), crc32c(good), lost
+        self._compacted = HEADER.size + entries_bytes + _CHECKPOINT_BYTES if good else 0
+        self._appended = len(good) - self._compacted
+
+    def _is_own(self, good: bytes) -> bool:
+        """False: somebody has put another partition's file here, or an older one."""
+        magic, topic_id, partition, _ = HEADER.unpack_from(good)
+        if magic > MAGIC:
+            raise NewerMetadataVersion(f"{self.path}: magic {magic}, known are those up to {MAGIC}")
+        return (magic, topic_id, partition) == (
+            MAGIC,
+            self._tip.topic_id.bytes,
+            self._tip.partition,
+        )
+
+    def _understood(self, good: bytes) -> bytes:
+        """The entries of a file whose checksum holds, compacted where something was appended."""
+        entries = good[HEADER.size : -_CHECKPOINT_BYTES]
+        # Each append ends with a checkpoint. What only looks like one costs a little time.
+        appended = _CHECKPOINT_LEAD in entries
+        return compact(entries, self._tip, str(self.path)) if appended else entries
+
+    def _write_anew(self, entries: bytes, metadata_topic_offset: int, *, durable: bool) -> None:
+        header = HEADER.pack(
+            MAGIC, self._tip.topic_id.bytes, self._tip.partition, metadata_topic_offset
+        )
+        content = header + entries
+        content += _checkpoint(metadata_topic_offset, crc32c(content))
+        self.path.parent.mkdir(exist_ok=True)
+        # One that replaces nothing is made durable by `sync`, before anybody relies on it.
+        replace_file(self.path, content, durable=durable)
+        self._remember(content, len(entries), None)
+
+    def _report(self, end: int, size: int) -> None:
+        log.warning(
+            "metadata_cache_damaged",
+            topic=self._tip.topic,
+            partition=self._tip.partition,
+            path=str(self.path),
+            good_bytes=end,
+            size_bytes=size,
+        )
+
+
+def _last_checkpoint(raw: bytes) -> tuple[int, int]:
+    """(where the last one that holds ends, its offset); 0 where none does."""
+    at = len(raw) - _CHECKPOINT_BYTES
+    offset = _holds(raw, at, crc32c(memoryview(raw)[:at])) if at >= HEADER.size else None
+    if offset is not None:
+        return len(raw), offset
+    end = last_offset = checksum = seen = 0
+    for at in _checkpoints(raw):
+        checksum = crc32c(memoryview(raw)[seen:at], checksum)
+        offset = _holds(raw, at, checksum)
+        if offset is None:
+            break  # some byte before it is not what was written: no later one can hold either
+        seen, end, last_offset = at, at + _CHECKPOINT_BYTES, offset
+    return end, last_offset
+
+
+def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
+    """An entry behind bytes of that checksum."""
+    said = _CHECKPOINT_LEAD + INT64.pack(metadata_topic_offset)
+    return said + UINT32.pack(crc32c(said, checksum))
+
+
+def _holds(raw: bytes, at: int, checksum: int) -> int | None:
+    """The offset of the checkpoint at `at`, if there is one behind bytes of that checksum."""
+    offset: int
+    offset_at = at + len(_CHECKPOINT_LEAD)
+    if at + _CHECKPOINT_BYTES > len(raw):
+        return None
+    (offset,) = INT64.unpack_from(raw, offset_at)
+    whole = raw[at : at + _CHECKPOINT_BYTES] == _checkpoint(offset, checksum)
+    return offset if whole else None
+
+
+def _checkpoints(raw: bytes) -> list[int]:
+    """Where there are some, up to where entries cannot be told from each other any more."""
+    found = []
+    try:
+        for part in split_entries(raw[HEADER.size :], "a torn file"):
+            if isinstance(part, Single) and part.kind == RecordType.CACHE_FILE_CHECKPOINT:
+                found.append(HEADER.size + part.start)
+    except CorruptSegment:
+        pass  # that is the place
+    return found
+
+
+def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Old or new content, whatever happens; on the disk when this returns if `durable`."""
+    temporary = path.with_suffix(TEMPORARY_SUFFIX)
+    with temporary.open("wb", buffering=0) as file:
+        write_all(file.fileno(), content)
+        if durable:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable:
+        sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """A file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+# The folder of cache files, and how far the metadata topic has been read into them.
+#
+#     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see `flat_files`
+#     <folder>/committed-offsets                                      text, see below
+#     <folder>/lock                                                  held by the process that has it
+#
+# `committed-offsets` is, as Kafka's own checkpoint files are, lines of text:
+#
+#     1                     version; 0 had files that do not name their partition
+#     <metadata topic id>   a re-created topic has other offsets
+#     <number of files>     so that a lost cache file is noticed
+#     <metadata partition> <offset>      for each: the next one to read
+#     <crc32c of all before, 8 hex digits>
+#
+# Any doubt about it throws the cache away, and all is read again from the topic. Blocking.
+
+
+SUFFIX = ".remote-log-metadata"
+COMMITTED = "committed-offsets"
+_VERSION = "1"
+_UUID_CHARS = 22
+_PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})-", re.ASCII)
+
+
+class MetadataCache:
+    """A context manager: the folder is this process's as long as it is open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock: int | None = None
+
+    def __enter__(self) -> Self:
+        """Raises ConfigError where another process or user has the folder, OSError."""
+        make_own_folder(self._directory, "metadata.cache_dir")
+        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ConfigError(
+                f"{self._directory}: another fetchproxy has its metadata cache here"
+            ) from None
+        self._lock = lock
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def partitions(self) -> list[TopicIdPartition]:
+        """Those that have a file, sorted; no file is read. Raises OSError."""
+        return sorted(tip for tip, _ in self._files())
+
+    def file(self, tip: TopicIdPartition) -> CacheFile:
+        """Its file, whether or not it is there; does nothing with it."""
+        return CacheFile(self._path(tip), tip)
+
+    def load_committed(self, metadata_topic_id: UUID) -> dict[int, int]:
+        """By metadata partition, the next offset to read.
+
+        Empty, and no cache file is left, where that is not known for sure. Raises OSError.
+        """
+        try:
+            text = (self._directory / COMMITTED).read_bytes()
+            topic_id, files, offsets = _parse(text)
+            if topic_id != metadata_topic_id:
+                raise ValueError(f"it is of metadata topic {uuid_text(topic_id)}")
+            found = sum(1 for _ in self._files())
+            if found < files:
+                raise ValueError(f"of {files} cache files {found} are left")
+        except FileNotFoundError:
+            self._clear()
+            return {}
+        except ValueError as error:
+            log.warning("metadata_cache_discarded", path=str(self._directory), error=str(error))
+            self._clear()
+            return {}
+        return offsets
+
+    def commit(
+        self,
+        metadata_topic_id: UUID,
+        offsets: Mapping[int, int],
+        deleted: Iterable[TopicIdPartition] = (),
+    ) -> None:
+        """The files have all events below `offsets`, and have been synced; it is durable then.
+
+        The files of `deleted` partitions are removed afterwards. Raises OSError.
+        """
+        gone = {self._path(tip) for tip in deleted}
+        files = sum(1 for _, path in self._files() if path not in gone)
+        content = _text(metadata_topic_id, files, offsets)
+        replace_file(self._directory / COMMITTED, content)
+        for path in gone:
+            path.unlink(missing_ok=True)
+
+    def _path(self, tip: TopicIdPartition) -> Path:
+        name = f"{tip.partition}-{uuid_text(tip.topic_id)}{SUFFIX}"
+        return self._directory / tip.topic / name
+
+    def _files(self) -> Iterable[tuple[TopicIdPartition, Path]]:
+        for folder in self._directory.iterdir():
+            if is_topic_name(folder.name) and folder.is_dir():
+                for path in folder.iterdir():
+                    tip = _parse_name(folder.name, path.name)
+                    if tip is not None:
+                        yield tip, path
+
+    def _clear(self) -> None:
+        # First what says that the files are worth something.
+        (self._directory / COMMITTED).unlink(missing_ok=True)
+        sync_path(self._directory)
+        for _, path in list(self._files()):
+            path.unlink()
+
+
+def _parse_name(topic: str, name: str) -> TopicIdPartition | None:
+    stem = name.removesuffix(SUFFIX)
+    # Ids may contain a dash: the partition ends where an id of that length must begin.
+    partition, topic_id = stem[:-_UUID_CHARS], parse_uuid(stem[-_UUID_CHARS:])
+    if stem == name or topic_id is None or not _PARTITION.fullmatch(partition):
+        return None
+    return TopicIdPartition(topic_id, topic, int(partition[:-1]))
+
+
+def _text(topic_id: UUID, files: int, offsets: Mapping[int, int]) -> bytes:
+    lines = [_VERSION, uuid_text(topic_id), str(files)]
+    lines += [f"{partition} {offset}" for partition, offset in sorted(offsets.items())]
+    body = "".join(f"{line}\n" for line in lines).encode()
+    return body + b"%08x\n" % crc32c(body)
+
+
+def _parse(text: bytes) -> tuple[UUID, int, dict[int, int]]:
+    """(metadata topic id, number of cache files, offsets). Raises ValueError."""
+    body, seal = text[:-9], text[-9:]
+    if seal != b"%08x\n" % crc32c(body):
+        raise ValueError(f"{COMMITTED} is damaged")
+    version, topic_id, files, *rows = body.decode().splitlines()
+    parsed = parse_uuid(topic_id)
+    if version != _VERSION or parsed is None:
+        raise ValueError(f"{COMMITTED} is of version {version}, this fetchproxy reads {_VERSION}")
+    pairs = [row.split() for row in rows]
+    return parsed, int(files), {int(partition): int(offset) for partition, offset in pairs}
+
+
+# What was read of the metadata topic, on disk where a folder is configured: so a start reads only
+# what is new, and a partition only once somebody asks for it.
+#
+# A thin shell over `flat_files`: one thread at a time, and never the loop's. Losing all of it
+# costs time, nothing else, so a disk that fails is reported once and written no more.
+
+
+FLUSH_PAUSE_S = 1.0  # what a crash between two costs is read again
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Events of one partition that are not on disk yet."""
+
+    events: list[MetadataEvent] = field(default_factory=list)
+    next_offset: int = 0
+
+    @property
+    def ends_deleted(self) -> bool:
+        last = self.events[-1] if self.events else None
+        return (
+            isinstance(last, RemotePartitionDeleteMetadata)
+            and last.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+        )
+
+
+class KeptEvents:
+    """`async with` owns the writing. `directory` None: nothing is kept, no method does anything."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._cache: MetadataCache | None = None
+        self._files: dict[TopicIdPartition, CacheFile] = {}
+        self._disk = asyncio.Lock()
+        self._log_id = UUID(int=0)
+        self._pending: dict[TopicIdPartition, _Pending] = {}
+        self._positions: dict[int, int] = {}
+        self._committed: dict[int, int] = {}
+        self._news = asyncio.Event()
+        self._failed = False
+        self._tasks: asyncio.TaskGroup | None = None
+        self._writer: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._directory is not None:
+            self._tasks = await asyncio.TaskGroup().__aenter__()
+            self._writer = self._tasks.create_task(self._run(), name="metadata cache")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._tasks is None or self._writer is None:
+            return
+        async with self._disk:  # not in the middle of a flush: what it has taken would be lost
+            self._writer.cancel()
+        # Not the error of the body: the group would wrap it.
+        await self._tasks.__aexit__(None, None, None)
+        await self._flush()
+        if self._cache is not None:
+            self._cache.__exit__(None, None, None)
+            self._cache = None
+
+    async def open(self, log_id: UUID) -> tuple[dict[int, int], list[TopicIdPartition]]:
+        """Where to read on in which partition of the log, and the partitions that have a file.
+
+        Raises StorageUnavailable where the folder cannot be used, ConfigError where another process
+        uses it.
+        """
+        self._log_id = log_id
+        if self._directory is None:
+            return {}, []
+        try:
+            async with self._disk:
+                found = await asyncio.to_thread(self._open, self._directory, log_id)
+        except OSError as error:
+            raise StorageUnavailable(f"metadata.cache_dir: {error}") from error
+        self._positions, tips = dict(found[0]), found[1]
+        self._committed = dict(self._positions)
+        return found[0], tips
+
+    async def load(self, tip: TopicIdPartition) -> tuple[SegmentTable, CachedEntries]:
+        """What the partition's file holds. Raises StorageUnavailable where it cannot be read."""
+        try:
+            async with self._disk:
+                return await asyncio.to_thread(self._load, tip)
+        except (OSError, CorruptSegment) as error:
+            raise StorageUnavailable(f"metadata cache of {tip}: {error}") from error
+
+    def note(
+        self, tip: TopicIdPartition, events: Sequence[MetadataEvent], next_offset: int
+    ) -> None:
+        """Events that the partition's table took: all that it has up to `next_offset`."""
+        if self._cache is not None and not self._failed:
+            pending = self._pending.setdefault(tip, _Pending())
+            pending.events.extend(events)
+            pending.next_offset = next_offset
+
+    def passed(self, log_partition: int, position: int) -> None:
+        """Everything before `position` was noted."""
+        if self._cache is not None and self._positions.get(log_partition) != position:
+            self._positions[log_partition] = position
+            self._news.set()
+
+    async def _run(self) -> None:
+        """For ever: flush a little after there is something new."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(FLUSH_PAUSE_S)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """To disk, durably, with the positions up to which that is."""
+        if self._cache is None or self._failed:
+            return
+        async with self._disk:
+            # Taken together: what comes from here on belongs to the next flush.
+            self._news.clear()
+            pending, self._pending = self._pending, {}
+            positions = dict(self._positions)
+            if not pending and positions == self._committed:
+                return
+            try:
+                await asyncio.to_thread(self._write, self._cache, pending, positions)
+            except OSError as error:
+                self._failed = True
+                log.error("metadata_cache_failed", path=str(self._directory), error=str(error))
+            else:
+                self._committed = positions
+
+    # --- in a thread ---
+    def _open(self, directory: Path, log_id: UUID) -> tuple[dict[int, int], list[TopicIdPartition]]:
+        if self._cache is None:
+            self._cache = MetadataCache(directory).__enter__()
+        return self._cache.load_committed(log_id), self._cache.partitions()
+
+    def _load(self, tip: TopicIdPartition) -> tuple[SegmentTable, CachedEntries]:
+        assert self._cache is not None  # only then are there files
+        file = self._files.setdefault(tip, self._cache.file(tip))
+        cached = file.load()
+        return SegmentTable.load(tip, cached.entries), cached
+
+    def _write(
+        self,
+        cache: MetadataCache,
+        pending: dict[TopicIdPartition, _Pending],
+        positions: dict[int, int],
+    ) -> None:
+        files = [self._append(tip, taken) for tip, taken in pending.items()]
+        for file in files:
+            file.sync()
+        deleted = [tip for tip, taken in pending.items() if taken.ends_deleted]
+        cache.commit(self._log_id, positions, deleted)
+        for tip in deleted:
+            del self._files[tip]
+        for file in files:
+            if file.wants_compaction:
+                self._compact(file)
+
+    def _append(self, tip: TopicIdPartition, taken: _Pending) -> CacheFile:
+        if tip not in self._files:
+            self._load(tip)  # a new one: there was no file to read
+        self._files[tip].append(taken.events, taken.next_offset)
+        return self._files[tip]
+
+    def _compact(self, file: CacheFile) -> None:
+        try:
+            file.compact()
+        except CorruptSegment as error:  # the next start reads its events again
+            log.error("metadata_cache_file_damaged", path=str(file.path), error=str(error))

@@ -1,0 +1,366 @@
+"""The archive as far as it is the log of whoever leads the partition now."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.epoch_ends import Told
+from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.metadata.lineage import (
+    AskEpoch,
+    AskLogStart,
+    Joint,
+    LeaderKnowledge,
+    Shared,
+    Undecided,
+    begins_again,
+    compare,
+    compared_lineage,
+    cut_without_election,
+)
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
+from fetchproxy.model import (
+    EpochEnd,
+    EpochStart,
+    IsolationLevel,
+    LogEdges,
+    TopicIdPartition,
+)
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.runtime.flights import Gathering, SingleFlight, Tell
+from fetchproxy.runtime.loop import chosen, pieces
+
+# What a partition's leader says of its log's leader epochs, and a copy held against that.
+#
+# The comparison itself is `lineage`; here are its questions to the leader. Nothing is
+# kept, and nothing is decided about what becomes of the copy.
+
+NO_EPOCH = -1
+_ABORTED_BYTES_MAX = 1  # of records, which nobody looks at: the first batch comes whole
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEpochEnd:
+    """`leader_epoch`: of the leader that said so; what it says of older epochs never changes."""
+
+    leader_epoch: int
+    end: EpochEnd
+
+
+class LeaderLog(ABC):
+    """The log of whoever leads a partition now. Questions raise ClusterError."""
+
+    @abstractmethod
+    def known_epoch(self, tip: TopicIdPartition) -> int:
+        """Of the last leader heard of; -1: of none, or none leads. Never blocks."""
+
+    @abstractmethod
+    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+        """OffsetForLeaderEpoch; None: the brokers have no such request, or tell no epochs."""
+
+    @abstractmethod
+    async def edges(self, tip: TopicIdPartition) -> LogEdges:
+        """As they are now."""
+
+    @abstractmethod
+    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+        """(producer id, first offset) of aborted transactions with an offset at `offset` or above.
+
+        At least of all that begin below it; empty where `offset` is not in the leader's own log.
+        """
+
+
+class ClusterLeaderLog(LeaderLog):
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        # Many partitions are compared at once, after an election or when they are first looked up.
+        self._ends = Gathering(self._ask_ends)
+        self._edges = Gathering(self._ask_edges)
+
+    def known_epoch(self, tip: TopicIdPartition) -> int:
+        if not tip.topic_id.int:  # brokers before 2.8
+            topic = self._cluster.cached_topic_by_name(tip.topic)
+        else:
+            topic = self._cluster.cached_topic_by_id(tip.topic_id)
+        node_id, epoch = (-1, -1) if topic is None else topic.leaders.get(tip.partition, (-1, -1))
+        return NO_EPOCH if node_id < 0 else epoch
+
+    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+        told = await self._ends.ask((tip, epoch))
+        return None if told is None else LeaderEpochEnd(*told)
+
+    async def edges(self, tip: TopicIdPartition) -> LogEdges:
+        return await self._edges.ask(tip)
+
+    async def _ask_ends(
+        self,
+        asked: Collection[tuple[TopicIdPartition, int]],
+        tell: Tell[tuple[TopicIdPartition, int], Told],
+    ) -> None:
+        waiting = list(asked)
+        while waiting:  # more than once only where one partition is asked about two epochs
+            epochs: dict[TopicIdPartition, int] = {}
+            for tip, epoch in waiting:
+                epochs.setdefault(tip, epoch)
+
+            def told(
+                tip: TopicIdPartition,
+                end: Told | ClusterError,
+                of: Mapping[TopicIdPartition, int] = epochs,
+            ) -> None:
+                tell((tip, of[tip]), end)
+
+            await self._cluster.ask_epoch_ends(epochs, told)
+            waiting = [(tip, epoch) for tip, epoch in waiting if epochs[tip] != epoch]
+
+    async def _ask_edges(
+        self, tips: Collection[TopicIdPartition], tell: Tell[TopicIdPartition, LogEdges]
+    ) -> None:
+        now = asyncio.get_running_loop().time()
+        for tip, edges in (await self._cluster.log_edges_of(tips, not_older_than=now)).items():
+            tell(tip, edges)
+
+    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+        fetched = await self._cluster.fetch(
+            tip,
+            offset,
+            bytes_max=_ABORTED_BYTES_MAX,
+            wait_max_ms=0,
+            isolation=IsolationLevel.READ_COMMITTED,
+        )
+        return frozenset(fetched.aborted)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """`leader_epoch` is that of the leader that was asked; -1: none was, or it tells no epochs.
+
+    `begins_again`, `cut_without_election`: see `lineage`.
+    """
+
+    result: Shared | Undecided
+    leader_epoch: int = NO_EPOCH
+    answers: LeaderKnowledge = field(default_factory=LeaderKnowledge)
+    begins_again: bool = False
+    cut_without_election: bool = False
+
+
+async def compare_with_leader(
+    leader: LeaderLog,
+    tip: TopicIdPartition,
+    lineage: Sequence[EpochStart],
+    end_offset: int,
+    joints: Sequence[Joint] = (),
+) -> Compared:
+    """One question in the usual case, that nothing has parted. See `metadata.divergence.compare`.
+
+    Raises ClusterError; ClusterUnavailable also where what was asked has changed meanwhile, or a
+    leader answers that is older than the copy: the next attempt will find another one.
+    """
+    ends: dict[int, EpochEnd] = {}
+    leader_epoch = NO_EPOCH
+    log_start_epoch: int | None = None
+    while True:
+        found = compare(lineage, end_offset, LeaderKnowledge(ends, log_start_epoch), joints)
+        if isinstance(found, AskEpoch):
+            answer = await leader.epoch_end(tip, found.epoch)
+            if answer is None:
+                return Compared(Shared(end_offset))
+            if leader_epoch not in (NO_EPOCH, answer.leader_epoch):
+                raise ClusterUnavailable(f"{tip}: the leader changed while it was asked")
+            leader_epoch = answer.leader_epoch
+            if answer.end.end_offset < 0 and found.epoch > leader_epoch:
+                raise ClusterUnavailable(
+                    f"{tip}: leader epoch {found.epoch} is archived, epoch {leader_epoch} answers"
+                )
+            ends[found.epoch] = answer.end
+        elif isinstance(found, AskLogStart):
+            log_start_epoch = (await leader.edges(tip)).log_start_epoch
+            ends.clear()  # asked before: its log may have begun lower then
+        else:
+            break
+    if log_start_epoch is not None and found != Shared(end_offset):
+        again = (await leader.edges(tip)).log_start_epoch
+        if again != log_start_epoch:
+            raise ClusterUnavailable(f"{tip}: the log start moved while the leader was asked")
+    anew = begins_again(lineage, end_offset, found)
+    cut = cut_without_election(lineage, found, end_offset, leader_epoch)
+    return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
+
+
+# The archive as far as it is the log of whoever leads the partition now.
+#
+# Between an unclean leader election and the archiver's truncation the archive holds records that
+# are no longer in the log. Whoever reads for clients sees its views through this: cut where they
+# part from the leader's log, so that a dead lineage is shown to nobody, and what is above is the
+# broker's to answer. The leader is asked once per leader epoch and partition; what it says of
+# older epochs never changes, so new views are judged by the same answer.
+
+# Each compares its lineage before it asks, some 50 µs; who follow in the next turns of the loop are
+# asked about in the same requests.
+COMPARED_AT_ONCE = 20
+# A view that is new is held against what its leader has said before, some 20 µs.
+CHECKED_AT_ONCE = 50
+
+
+class _Checked:
+    """What one leader has answered, and the last view that was held against it."""
+
+    def __init__(self, compared: Compared, known_epoch: int) -> None:
+        self._tells = compared.leader_epoch != NO_EPOCH
+        # Where nothing is told nothing is asked again before there is another leader.
+        self.leader_epoch = compared.leader_epoch if self._tells else known_epoch
+        self._answers = compared.answers
+        self._seen: PartitionView | None = None
+        self._shown: PartitionView | None = None
+        self._shown_end = 0
+        self.lacks_answer = False  # for the last view
+        self.begins_again = False  # the leader's log has nothing of the last view
+
+    def show(self, view: PartitionView) -> PartitionView:
+        if view is not self._seen or self._shown is None:
+            end = self._shared_end(view)
+            self._seen, self._shown, self._shown_end = view, view.up_to(end), end
+        return self._shown
+
+    def _shared_end(self, view: PartitionView) -> int:
+        self.lacks_answer = self.begins_again = False
+        end = view.log_end_offset
+        if end is None or not self._tells:
+            return end or 0
+        last = view.segments[-1].segment_leader_epochs
+        if not last or last[-1].epoch == self.leader_epoch:
+            return end  # copied from this very leader
+        answer = self._answers.ends.get(last[-1].epoch)
+        if answer is not None and answer.epoch == last[-1].epoch and answer.end_offset >= end:
+            return end
+        lineage = compared_lineage(view)
+        found = compare(lineage, end, self._answers)
+        if isinstance(found, AskEpoch | AskLogStart):
+            # It has grown by an epoch that nobody has asked about: shown when that is done.
+            self.lacks_answer = True
+            return min(end, self._shown_end)
+        if isinstance(found, Undecided):
+            # Perhaps inside a batch: what lies below the segment is whole.
+            segment = view.segment_at_or_after(found.at_most)
+            return end if segment is None else min(found.at_most, segment.start_offset)
+        # The last copy is shown until somebody has said which log counts (`fetchproxy resolve`).
+        self.begins_again = begins_again(lineage, end, found)
+        return end if self.begins_again else max(found.end_offset, view.history.kept_below)
+
+
+class LeaderViews(PartitionViews):
+    """`view` and `refresh` never ask a leader; `check` does, and whoever serves calls it before."""
+
+    def __init__(self, rlmm: PartitionViews, leader: LeaderLog, warnings: SparingWarnings) -> None:
+        self._rlmm = rlmm
+        self._leader = leader
+        self._warnings = warnings
+        self._checked: dict[TopicIdPartition, _Checked] = {}
+        self._flights = SingleFlight[None]()
+
+    def view(self, tip: TopicIdPartition) -> PartitionView | None:
+        view = self._rlmm.view(tip)
+        checked = self._checked.get(tip)
+        return view if view is None or checked is None else checked.show(view)
+
+    async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
+        view = await self._rlmm.refresh(tip, not_older_than)
+        checked = self._checked.get(tip)
+        return view if checked is None else checked.show(view)
+
+    def begins_again(self, tip: TopicIdPartition) -> bool:
+        """The leader that was asked last has nothing of the archive. Never blocks."""
+        checked = self._checked.get(tip)
+        return checked is not None and checked.begins_again
+
+    def wants_check(self, tip: TopicIdPartition) -> bool:
+        """Another leader is known than the one that was asked, or none was asked. Never blocks."""
+        view = self._rlmm.view(tip)
+        return view is not None and self.settled(view) is None
+
+    def settled(self, known: PartitionView) -> PartitionView | None:
+        """What `view` shows, where `known` is what is known; None: it wants a `check` first."""
+        checked = self._checked.get(known.tip)
+        if checked is None:
+            return None if known.segments else known
+        if known.segments and self._has_new_leader(known.tip, checked):
+            return None
+        shown = checked.show(known)
+        return None if checked.lacks_answer else shown
+
+    async def check(
+        self, tips: Iterable[TopicIdPartition], deadline: float
+    ) -> frozenset[TopicIdPartition]:
+        """Ask the leaders that have to be asked; those of `tips` that must not be served now.
+
+        Not served is what a new leader is known of who does not answer until `deadline` (loop
+        time): it may have any log. Of a partition that was never checked nothing of the kind is
+        known: it is served. Never raises.
+        """
+        due = await chosen(tips, self.wants_check, CHECKED_AT_ONCE)
+        if not due:
+            return frozenset()
+        try:
+            async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as asking:
+                for piece in pieces(due, COMPARED_AT_ONCE):
+                    for tip in piece:
+                        asking.create_task(self._ask(tip), name=f"compare {tip}")
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            pass  # said by what is still due
+        return frozenset(
+            tip
+            for tip in due
+            if (checked := self._checked.get(tip)) and self._has_new_leader(tip, checked)
+        )
+
+    def _has_new_leader(self, tip: TopicIdPartition, checked: _Checked) -> bool:
+        """While nobody leads the log is what it was."""
+        return self._leader.known_epoch(tip) not in (NO_EPOCH, checked.leader_epoch)
+
+    async def _ask(self, tip: TopicIdPartition) -> None:
+        try:
+            await self._flights.run(tip, lambda: self._compare(tip))
+        except ClusterError as error:
+            self._warnings.warn(
+                "archive_not_compared_with_leader",
+                tip,
+                topic=tip.topic,
+                partition=tip.partition,
+                error=str(error),
+            )
+
+    async def _compare(self, tip: TopicIdPartition) -> None:
+        view = self._rlmm.view(tip)
+        end = None if view is None else view.log_end_offset
+        if view is None or end is None:
+            return
+        compared = await compare_with_leader(self._leader, tip, compared_lineage(view), end)
+        checked = self._checked[tip] = _Checked(compared, self._leader.known_epoch(tip))
+        shown = checked.show(view).log_end_offset or 0
+        if checked.begins_again:
+            self._warnings.warn(
+                "log_begins_again",
+                tip,
+                topic=tip.topic,
+                partition=tip.partition,
+                archive_end=end,
+                leader_epoch=compared.leader_epoch,
+                remedy=f"fetchproxy resolve {tip}",
+            )
+        elif shown < end:
+            self._warnings.warn(
+                "archive_parted_from_leader",
+                tip,
+                topic=tip.topic,
+                partition=tip.partition,
+                archive_end=end,
+                shared_end=shown,
+                leader_epoch=compared.leader_epoch,
+            )

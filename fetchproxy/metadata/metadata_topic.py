@@ -1,0 +1,284 @@
+"""The metadata topic: what a manager asks of it, and how the proxy's own connections do it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers import messages
+from fetchproxy.brokers import messages as wire
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.messages import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, TopicInfo
+from fetchproxy.brokers.topic_writers import MetadataTopicWriters
+from fetchproxy.config.schema import ClusterConfig, MetadataConfig
+from fetchproxy.errors import (
+    ClusterError,
+    ConfigError,
+    CorruptSegment,
+    RemoteStorageError,
+    StorageDenied,
+    StorageUnavailable,
+)
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+
+# MetadataLog: the port to the metadata topic. Knows bytes and offsets, nothing of segments.
+#
+# Implementations: `metadata_topic` over Kafka; a small one in memory in tests/metadata,
+# which passes the same contract suite.
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Which log it is: one that was created again has another id."""
+
+    log_id: UUID
+    name: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """The offsets `start` up to but not including `end` of one partition."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Values by rising offset. `next_offset`: where to go on; equal to what was asked: no news."""
+
+    values: tuple[tuple[int, bytes], ...]
+    next_offset: int
+
+
+class MetadataLog(ABC):
+    """Every method raises RemoteStorageError where the log cannot be reached or refuses."""
+
+    @abstractmethod
+    async def open(self) -> LogIdentity:
+        """Create it if it is absent, look at it if it is there; may be called again.
+
+        Raises ConfigError for one that would lose events; the message says how to mend it.
+        """
+
+    @abstractmethod
+    async def append(self, partition: int, value: bytes) -> int:
+        """The value's offset; durable when it returns.
+
+        After an error it may have been appended or not, also once more than once and later than
+        now: whoever reads must not mind.
+        """
+
+    @abstractmethod
+    async def bounds(self, partition: int) -> LogBounds:
+        """What was appended before the call is below `end`."""
+
+    @abstractmethod
+    async def read(self, partition: int, from_offset: int) -> LogChunk:
+        """Some values from an offset within the bounds on; may wait a little where none is."""
+
+
+# KafkaMetadataLog: the metadata topic over the proxy's own connections to the brokers.
+#
+# Creates the topic, refuses one that would lose events, appends and reads. Decides nothing about
+# what the values say, and keeps nothing that was read.
+
+log = structlog.get_logger(__name__)
+
+# What makes a topic keep every event for ever.
+SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+_READ_WAIT_MS = 500  # for a follower of the old leader whose high watermark lags after an election
+_VISIBLE_PAUSE_S = 0.1  # a new topic is known to all brokers after some of these
+_DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
+
+
+class KafkaMetadataLog(MetadataLog):
+    """`cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
+
+    `writers`: who tells who else may write, in processes that go by what is written.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cluster_config: ClusterConfig,
+        config: MetadataConfig,
+        wall_clock_ms: Callable[[], int],
+        writers: MetadataTopicWriters | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._cluster_config = cluster_config
+        self._config = config
+        self._wall_clock_ms = wall_clock_ms
+        self._writers = writers
+        self._identity: LogIdentity | None = None
+
+    async def open(self) -> LogIdentity:
+        with _as_storage_errors(f"topic {self._config.topic_name}"):
+            topic = await self._find()
+            if topic is None:
+                topic = await self._create()
+            await self._check(topic)
+            if self._writers is not None:
+                await self._writers.tell_once()
+        self._identity = LogIdentity(topic.topic_id, topic.name, len(topic.leaders))
+        return self._identity
+
+    async def exists(self) -> bool:
+        """Whether there is such a topic; creates none. Raises RemoteStorageError."""
+        with _as_storage_errors(f"topic {self._config.topic_name}"):
+            return await self._find() is not None
+
+    async def append(self, partition: int, value: bytes) -> int:
+        tip = self._tip(partition)
+        wait_max_ms = self._cluster_config.request_max_ms
+        now_ms = self._wall_clock_ms()
+
+        async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
+            version = connection.version_of(messages.PRODUCE)
+            request = wire.produce_request(version, topic, partition, value, now_ms, wait_max_ms)
+            answers = await connection.request_all(
+                [request], wire.decode_produce, extra_ms=wait_max_ms
+            )
+            return answers[0]
+
+        with _as_storage_errors(f"append to {tip}"):
+            return await self._cluster.ask_leader(tip, ask)
+
+    async def bounds(self, partition: int) -> LogBounds:
+        # By ListOffsets, as a leader that was just elected answers it only once it knows of every
+        # record that was acknowledged (KIP-207); the high watermark in a Fetch may lag then.
+        tip = self._tip(partition)
+        with _as_storage_errors(f"end of {tip}"):
+            edges = await self._cluster.log_edges(
+                tip, not_older_than=asyncio.get_running_loop().time()
+            )
+        return LogBounds(edges.log_start_offset, edges.high_watermark)
+
+    async def read(self, partition: int, from_offset: int) -> LogChunk:
+        tip = self._tip(partition)
+        with _as_storage_errors(f"read of {tip} at {from_offset}"):
+            fetched = await self._cluster.fetch(
+                tip,
+                from_offset,
+                bytes_max=self._config.topic_read_bytes,
+                wait_max_ms=_READ_WAIT_MS,
+                isolation=IsolationLevel.READ_UNCOMMITTED,
+            )
+            if fetched.error_code == OFFSET_OUT_OF_RANGE:
+                raise StorageUnavailable("offset out of range; its bounds have to be read again")
+            return _chunk(fetched.records, from_offset)
+
+    def _tip(self, partition: int) -> TopicIdPartition:
+        if self._identity is None:
+            raise StorageUnavailable(f"topic {self._config.topic_name} was not opened yet")
+        return TopicIdPartition(self._identity.log_id, self._identity.name, partition)
+
+    # --- the topic itself ---
+    async def _find(self) -> TopicInfo | None:
+        try:
+            return await self._cluster.topic_by_name(self._config.topic_name, max_age_ms=0)
+        except ClusterError as error:
+            if error.error_code == UNKNOWN_TOPIC_OR_PARTITION:
+                return None
+            raise
+
+    async def _create(self) -> TopicInfo:
+        name, partitions = self._config.topic_name, self._config.topic_partitions
+        replicas = self._config.topic_replication_factor
+        wait_max_ms = self._cluster_config.request_max_ms
+
+        async def ask(connection: BrokerConnection) -> None:
+            version = connection.version_of(messages.CREATE_TOPICS)
+            settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
+            request = wire.create_topic_request(
+                version, name, partitions, replicas, settings, wait_max_ms
+            )
+            await connection.request_all([request], wire.decode_create_topic, extra_ms=wait_max_ms)
+
+        try:
+            await self._cluster.ask_any(ask)
+        except ClusterError as error:
+            if error.retriable or error.error_code in _DENIED:
+                raise
+            raise ConfigError(f"topic {name} cannot be created: {error}") from error
+        log.info("metadata_topic_created", topic=name, partitions=partitions, replicas=replicas)
+        return await self._until_visible()
+
+    async def _until_visible(self) -> TopicInfo:
+        try:
+            async with asyncio.timeout(self._cluster_config.request_max_ms / 1000):
+                while True:
+                    topic = await self._find()
+                    if topic is not None and all(n >= 0 for n, _ in topic.leaders.values()):
+                        return topic
+                    await asyncio.sleep(_VISIBLE_PAUSE_S)
+        except TimeoutError:
+            raise StorageUnavailable("it was created, but has no leaders yet") from None
+
+    async def _check(self, topic: TopicInfo) -> None:
+        found = len(topic.leaders)
+        if found != self._config.topic_partitions:
+            raise ConfigError(
+                f"topic {topic.name} has {found} partitions, but metadata.topic_partitions = "
+                f"{self._config.topic_partitions}: set metadata.topic_partitions={found} if it was "
+                f"created so; if partitions were added later, delete the topic and rebuild it "
+                f"with `fetchproxy restore`"
+            )
+        fault = settings_fault(topic.name, await self._cluster.topic_config(topic.name))
+        if fault is not None:
+            raise ConfigError(f"{fault} --bootstrap-server {self._cluster_config.bootstrap}")
+
+
+def settings_fault(name: str, settings: dict[str, str]) -> str | None:
+    """Why a topic with these settings would lose events, with the command that mends it. Pure.
+
+    A setting that the broker does not tell is not held against it.
+    """
+    wrong = {
+        key: settings[key]
+        for key, right in SETTINGS.items()
+        if settings.get(key, right).strip() != right
+    }
+    if not wrong:
+        return None
+    found = ", ".join(f"{key}={value}" for key, value in wrong.items())
+    mend = ",".join(f"{key}={SETTINGS[key]}" for key in wrong)
+    return (
+        f"topic {name} has {found} and would lose what the archive holds. Mend it with: "
+        f"kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config {mend}"
+    )
+
+
+def _chunk(records: bytes | memoryview, from_offset: int) -> LogChunk:
+    values: list[tuple[int, bytes]] = []
+    next_offset = from_offset
+    for offset, value in wire.values_in(records):
+        if value is not None and offset >= from_offset:
+            values.append((offset, value))
+        next_offset = max(next_offset, offset + 1)
+    return LogChunk(tuple(values), next_offset)
+
+
+@contextmanager
+def _as_storage_errors(what: str) -> Iterator[None]:
+    """To the metadata manager the topic is a store like another."""
+    try:
+        yield
+    except RemoteStorageError as error:
+        raise type(error)(f"{what}: {error}") from error
+    except ClusterError as error:
+        if error.error_code in _DENIED:
+            raise StorageDenied(f"{what}: {error}") from error
+        raise StorageUnavailable(f"{what}: {error}") from error
+    except CorruptSegment as error:
+        raise StorageUnavailable(f"{what}: {error}") from error

@@ -1,1 +1,0 @@
-"""The Spark data source `remotelog`: options, planning, reading, streaming."""

@@ -1,0 +1,586 @@
+"""KIP-405's "Remote Storage Fetcher Thread Pool": single-flight, bounded, stubborn, and fair
+to all who read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from fetchproxy.config.schema import RemoteFetchConfig
+from fetchproxy.errors import (
+    CorruptSegment,
+    FetchProxyError,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageUnavailable,
+)
+from fetchproxy.observability.metrics import (
+    BACKOFFS,
+    HEDGED_READS,
+    INFLIGHT_BYTES,
+    READERS_WAITING,
+    REMOTE_FETCH_ERRORS,
+    REMOTE_FETCH_REQUESTS,
+    REMOTE_LOG_READER_FETCH_TIME_MS,
+    REMOTE_LOG_READER_TASK_QUEUE_SIZE,
+    REMOTE_READS_IN_FLIGHT,
+)
+from fetchproxy.reading.chunk_cache import Chunk
+from fetchproxy.runtime.fairness import FairQueue
+from fetchproxy.runtime.retrying import Backoff
+from fetchproxy.storage.store_health import OperationHealth
+from fetchproxy.storage.stores.object_store import Content
+
+# Work for the archive gives way to the tail: in each turn of the event loop one step of it.
+#
+# The loop runs all that is ready before it looks at its sockets again. Many consumers of the
+# archive have a step ready each, a check of a chunk or an answer to write, for a part of a
+# millisecond. One after the other they are what a record of the tail waits for, longer still on a
+# machine whose cores are busy. So whoever has such a step asks here first, and only one goes on
+# before the next look.
+#
+# That costs a tenth of the speed of many consumers, so nobody waits while no tail is read.
+
+# A consumer of the tail asks again at once: who has not for so long is gone, or slow by itself.
+_RECENT_S = 1.0
+# Of what a client says that it will wait, as it may say anything.
+_WAIT_S_MAX = 30.0
+
+
+class LoopSteps:
+    """Of one event loop."""
+
+    def __init__(self) -> None:
+        self._tail_until = float("-inf")  # loop time, s
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._granting = False
+
+    def tail_is_read(self, wait_s: float) -> None:
+        """A broker is asked for the end of a log, and its answer comes within `wait_s`."""
+        now = asyncio.get_running_loop().time()
+        self._tail_until = max(self._tail_until, now + min(wait_s, _WAIT_S_MAX) + _RECENT_S)
+
+    async def begin(self) -> None:
+        """Before a step. Returns at once while no tail is read."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._tail_until:
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        if not self._granting:
+            self._granting = True
+            loop.call_soon(self._grant, loop)
+        await turn
+
+    async def go_on(self) -> None:
+        """Between two steps: whatever else is ready comes first."""
+        if asyncio.get_running_loop().time() < self._tail_until:
+            await self.begin()
+        else:
+            await asyncio.sleep(0)
+
+    def _grant(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What is called soon is called in the loop's next turn."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # as it is where its task was cancelled
+                turn.set_result(None)
+                loop.call_soon(self._grant, loop)
+                return
+        self._granting = False
+
+
+# Who may read from the store now: a limit on reads and one on their bytes, with a fair queue.
+#
+# A full budget makes readers wait, it never refuses. Clients that wait are served in turn
+# (`fairness`). Reads that a fetch waits for go before reads ahead, and these may take at most
+# half of the places, so that a hanging store cannot be full of reads that nobody asked for.
+
+# What a read costs its client at least: a small one takes a place for as long as a large one.
+COST_BYTES_MIN = 256 * 1024
+
+
+class Permit:
+    """One read's place: first in the queue, then in the store. `client`: whom it is read for."""
+
+    __slots__ = ("ahead", "client", "granted", "size_bytes", "taken")
+
+    def __init__(self, size_bytes: int, ahead: bool, client: Hashable = None) -> None:
+        self.size_bytes = size_bytes
+        self.ahead = ahead
+        self.client = client
+        self.taken = False
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class ReadBudget:
+    def __init__(self, tasks_max: int, bytes_max: int) -> None:
+        self._tasks_max = tasks_max
+        self._ahead_max = max(1, tasks_max // 2)
+        self._bytes_max = bytes_max
+        self._asked: FairQueue[Permit] = FairQueue()
+        self._ahead: FairQueue[Permit] = FairQueue()
+        self._ahead_taken = 0
+        self.tasks_taken = 0
+        self.bytes_taken = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._asked) + len(self._ahead)
+
+    async def acquire(self, permit: Permit) -> None:
+        """Wait for a place, clients in turn. Cancelled: the place is given on."""
+        self._enter_queue(permit)
+        self._grant()
+        try:
+            await permit.granted
+        except asyncio.CancelledError:
+            if permit.taken:
+                self.release(permit)
+            else:
+                self._leave_queue(permit)
+                self._grant()
+            raise
+
+    def try_acquire(self, permit: Permit) -> bool:
+        """Without waiting, for what can be done without: only where nobody waits for a place."""
+        if self.waiting or not self._fits(permit):
+            return False
+        self._take(permit)
+        return True
+
+    def release(self, permit: Permit) -> None:
+        self.tasks_taken -= 1
+        self.bytes_taken -= permit.size_bytes
+        self._ahead_taken -= permit.ahead
+        self._grant()
+
+    def join(self, permit: Permit, client: Hashable) -> None:
+        """Another client waits for the same read: it goes with the first of them that has a turn.
+
+        Of a permit that is taken, or that nobody has queued yet, nothing changes.
+        """
+        (self._ahead if permit.ahead else self._asked).join(permit, client)
+
+    def promote(self, permit: Permit, client: Hashable = None) -> None:
+        """A fetch of `client` now waits for what was to be read ahead."""
+        if not permit.ahead:
+            return
+        permit.client = client
+        if permit.taken:
+            self._ahead_taken -= 1
+        elif self._leave_queue(permit):
+            permit.ahead = False
+            self._enter_queue(permit)
+        permit.ahead = False
+        self._grant()
+
+    def _grant(self) -> None:
+        self._grant_from(self._asked)
+        if not self._asked:
+            self._grant_from(self._ahead)
+        READERS_WAITING.set(self._asked.clients)
+        INFLIGHT_BYTES.set(self.bytes_taken)
+
+    def _grant_from(self, queue: FairQueue[Permit]) -> None:
+        """The first that does not fit keeps its turn, or large reads would starve."""
+        while (permit := queue.head()) is not None and self._fits(permit):
+            if permit.ahead and self._ahead_taken >= self._ahead_max:
+                return
+            self._take(queue.pop())
+
+    def _fits(self, permit: Permit) -> bool:
+        """A read larger than the whole budget is let through alone, or it would wait for ever."""
+        if self.tasks_taken >= self._tasks_max:
+            return False
+        return not self.bytes_taken or self.bytes_taken + permit.size_bytes <= self._bytes_max
+
+    def _enter_queue(self, permit: Permit) -> None:
+        queue = self._ahead if permit.ahead else self._asked
+        queue.push(permit.client, permit, max(permit.size_bytes, COST_BYTES_MIN))
+
+    def _leave_queue(self, permit: Permit) -> bool:
+        return (self._ahead if permit.ahead else self._asked).remove(permit)
+
+    def _take(self, permit: Permit) -> None:
+        if permit.granted.cancelled():
+            return  # its task is cancelled and has not run since
+        permit.taken = True
+        self.tasks_taken += 1
+        self.bytes_taken += permit.size_bytes
+        self._ahead_taken += permit.ahead
+        permit.granted.set_result(None)
+
+
+# A second request for a range read that is slow, so that one bad answer does not hold up a
+# reader.
+#
+# Slow is what takes longer than most of the last reads did. Which request answers first is taken,
+# the other one is cancelled. A store in trouble is slow for everybody, and must not be asked
+# twice as much for it: a small share of all reads has a second one, and only while nobody waits
+# for a place.
+
+# Reads that "slow" is measured by; with fewer than the second number it is the ceiling.
+TIMES_KEPT = 200
+TIMES_MIN = 20
+SLOW_QUANTILE = 0.95
+# What may be saved up of the share: so many reads may be slow at once.
+SAVED_MAX = 10.0
+
+_WON = HEDGED_READS.labels("won")
+_LOST = HEDGED_READS.labels("lost")
+_REFUSED = HEDGED_READS.labels("refused")
+_LIMITED = HEDGED_READS.labels("limited")
+
+
+def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> float:
+    """When a read counts as slow, by how long the last ones took. The ceiling wins."""
+    ordered = sorted(times_s)
+    if len(ordered) < TIMES_MIN:
+        return ceiling_s
+    return min(max(ordered[int(SLOW_QUANTILE * len(ordered))], floor_s), ceiling_s)
+
+
+class HedgedReads:
+    def __init__(self, config: RemoteFetchConfig, budget: ReadBudget) -> None:
+        self._share = config.hedged_reads_share_max
+        self._floor_s = config.hedge_after_min_ms / 1000
+        self._ceiling_s = config.hedge_after_max_ms / 1000
+        self._budget = budget
+        self._times_s: deque[float] = deque(maxlen=TIMES_KEPT)
+        self._saved = SAVED_MAX  # second requests that may be made
+
+    async def read(
+        self, begin: Callable[[], Awaitable[Content]], size_bytes: int, client: Hashable = None
+    ) -> Content:
+        """What `begin()` gives, or a second `begin()`. Raises RemoteStorageError as they do."""
+        if not self._share:
+            return await begin()
+        self._saved = min(self._saved + self._share, SAVED_MAX)
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
+        race, hedge = _Race(), Permit(size_bytes, False, client)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                race.enter(tasks, begin, "range-read")
+                slow_s = slow_after_s(self._times_s, self._floor_s, self._ceiling_s)
+                if not await race.settled_within(slow_s):
+                    if self._may_hedge(hedge):
+                        race.enter(tasks, begin, "hedged-read")
+                    await race.settled()
+                race.cancel()
+        finally:
+            if hedge.taken:
+                self._budget.release(hedge)
+        if hedge.taken:
+            (_WON if race.winner else _LOST).inc()
+        content = race.take()
+        self._times_s.append(clock() - began_at)
+        return content
+
+    def _may_hedge(self, permit: Permit) -> bool:
+        if self._saved < 1:
+            _LIMITED.inc()
+            return False
+        if not self._budget.try_acquire(permit):
+            _REFUSED.inc()
+            return False
+        self._saved -= 1
+        return True
+
+
+class _Race:
+    """Who has an answer first; an error is one only when nobody is left who could do better."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._errors: list[RemoteStorageError] = []
+        self._content: Content | None = None
+        self._changed = asyncio.Event()
+        self.winner = 0  # number of the request that answered
+
+    def enter(
+        self, tasks: asyncio.TaskGroup, begin: Callable[[], Awaitable[Content]], name: str
+    ) -> None:
+        self._tasks.append(tasks.create_task(self._run(begin, len(self._tasks)), name=name))
+
+    async def _run(self, begin: Callable[[], Awaitable[Content]], number: int) -> None:
+        try:
+            content = await begin()
+        except RemoteStorageError as error:
+            self._errors.append(error)
+        else:
+            if self._content is None:
+                self._content, self.winner = content, number
+        self._changed.set()
+
+    async def settled(self) -> None:
+        while self._content is None and len(self._errors) < len(self._tasks):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def settled_within(self, time_s: float) -> bool:
+        try:
+            async with asyncio.timeout(time_s):
+                await self.settled()
+        except TimeoutError:
+            return False
+        return True
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def take(self) -> Content:
+        """Once, at the end. A cancelled request's traceback refers to this race and back, and bytes
+        that stayed here would be memory that nobody counts until the garbage is collected."""
+        content, self._content = self._content, None
+        if content is None:
+            raise self._errors[0]
+        return content
+
+
+# KIP-405's "Remote Storage Fetcher Thread Pool": single-flight, bounded, stubborn.
+#
+# A `Load` is one piece of work that several may ask for: a listing, an index, a chunk. It runs in
+# its own task and is retried with exponential back-off for as long as somebody has asked for it
+# recently: *the reply is time-boxed, the work is not*. What is read and what it means is the
+# caller's; the pool knows places, time-outs, pauses and which errors a retry may mend.
+
+log = structlog.get_logger(__name__)
+
+# A corrupt answer may have been damaged on its way: read once more, then believe it.
+CORRUPT_READS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """`key` makes it single-flight; `attempt` is one try; `size_bytes` is reserved for each.
+
+    `on_corrupt` hears once that the bytes are wrong where they lie, before the load is done.
+    `nearby` is asked first, without a place among the readers of the store; None: not there.
+    """
+
+    key: Hashable
+    what: str  # for logs and the console: "chunk 3 of …"
+    topic: str
+    partition: int
+    size_bytes: int
+    attempt: Callable[[], Awaitable[Chunk | None]]
+    on_corrupt: Callable[[CorruptSegment], None]
+    nearby: Callable[[], Awaitable[Chunk | None]] | None = None
+
+
+class Load:
+    """Work under way; once `done`, either `error` says why not, or it succeeded.
+
+    `chunk` is what was loaded, for those who waited: the cache may have let it go already.
+    Times are loop time (s).
+    """
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        now: float,
+        wanted_until: float,
+        ahead: bool,
+        client: Hashable = None,
+    ) -> None:
+        self.plan = plan
+        self.ahead = ahead
+        self.client = client  # whose turn it takes
+        self.begun_at = now
+        self.wanted_until = wanted_until
+        self.failures = 0
+        self.failing_since: float | None = None
+        self.last_error: FetchProxyError | None = None
+        self.error: FetchProxyError | None = StorageUnavailable("the read side is closed")
+        self.chunk: Chunk | None = None
+        self.permit: Permit | None = None
+        self.corrupt_reads = 0
+        self.done = asyncio.Event()
+
+
+class FetcherPool:
+    """Owns no task group: its loads run in `tasks`, which must outlive it."""
+
+    def __init__(
+        self,
+        config: RemoteFetchConfig,
+        tasks: asyncio.TaskGroup,
+        rng: random.Random,
+        health: OperationHealth,
+    ) -> None:
+        self._tasks = tasks
+        self._random = rng
+        self._health = health
+        self._attempt_max_s = config.chunk_read_max_ms / 1000
+        self._backoff = Backoff(
+            config.backoff_initial_ms, config.backoff_max_ms, config.backoff_jitter
+        )
+        self.budget = ReadBudget(config.fetcher_tasks_max, config.inflight_bytes_max)
+        self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}
+        self.ahead_bytes = 0  # of loads that were begun ahead and are not asked for yet
+
+    def load(
+        self, plan: LoadPlan, wanted_until: float, ahead: bool = False, client: Hashable = None
+    ) -> Load:
+        """Begin the load, or join the one under way under the same key."""
+        running = self._loads.get(plan.key)
+        if running is not None:
+            self.touch(running[0], wanted_until, ahead, client)
+            return running[0]
+        load = Load(plan, asyncio.get_running_loop().time(), wanted_until, ahead, client)
+        if ahead:
+            self.ahead_bytes += plan.size_bytes
+        task = self._tasks.create_task(self._run(load), name=f"remote load {plan.what}")
+        self._loads[plan.key] = (load, task)
+        # A task that is cancelled before its first step runs none of its own code.
+        task.add_done_callback(lambda _: self._land(load))
+        return load
+
+    def touch(
+        self, load: Load, wanted_until: float, ahead: bool = False, client: Hashable = None
+    ) -> None:
+        """Somebody asks for it (again): retried until `wanted_until` at least."""
+        load.wanted_until = max(load.wanted_until, wanted_until)
+        if load.ahead and not ahead:
+            load.ahead = False
+            self.ahead_bytes -= load.plan.size_bytes
+            load.client = client
+            if load.permit is not None:
+                self.budget.promote(load.permit, client)
+        elif load.permit is not None:
+            self.budget.join(load.permit, client)
+
+    def is_loading(self, key: Hashable) -> bool:
+        return key in self._loads
+
+    def is_ahead(self, key: Hashable) -> bool:
+        """Under way, and nobody has asked for it yet."""
+        running = self._loads.get(key)
+        return running is not None and running[0].ahead
+
+    def loads(self) -> Iterator[Load]:
+        """Under way, oldest first."""
+        return (load for load, _ in self._loads.values())
+
+    def cancel_all(self) -> None:
+        for _, task in self._loads.values():
+            task.cancel()
+
+    async def _run(self, load: Load) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if await self._found_nearby(load):
+                return
+            REMOTE_FETCH_REQUESTS.labels(load.plan.topic).inc()
+            while (failure := await self._attempt(load)) is not None:
+                load.last_error = failure
+                if not self._may_retry(load, failure, loop.time()):
+                    load.error = failure
+                    if isinstance(failure, CorruptSegment):
+                        load.plan.on_corrupt(failure)
+                    REMOTE_FETCH_ERRORS.labels(load.plan.topic).inc()
+                    return
+                if not isinstance(failure, CorruptSegment):
+                    BACKOFFS.inc()
+                    pause_ms = self._backoff.pause_ms(load.failures, self._random.random())
+                    await asyncio.sleep(pause_ms / 1000)
+            load.error = None
+            REMOTE_LOG_READER_FETCH_TIME_MS.observe((loop.time() - load.begun_at) * 1000)
+        finally:
+            self._land(load)
+
+    async def _found_nearby(self, load: Load) -> bool:
+        if load.plan.nearby is None:
+            return False
+        try:
+            load.chunk = await load.plan.nearby()
+        except Exception:  # the store has it too
+            log.exception("remote_read_crashed", read=load.plan.what)
+        if load.chunk is not None:
+            load.error = None
+        return load.chunk is not None
+
+    def _land(self, load: Load) -> None:
+        if load.done.is_set():
+            return
+        del self._loads[load.plan.key]
+        if load.ahead:
+            self.ahead_bytes -= load.plan.size_bytes
+        load.done.set()
+
+    def _may_retry(self, load: Load, failure: FetchProxyError, now: float) -> bool:
+        """Everything but a settled answer is tried again, also what an operator must mend first.
+
+        A denied request is one of these: credentials that expired come back, and meanwhile the
+        client must keep its place as in any other outage.
+        """
+        if isinstance(failure, CorruptSegment):
+            return load.corrupt_reads < CORRUPT_READS_MAX
+        if isinstance(failure, ObjectNotFound):
+            return False
+        return now < load.wanted_until
+
+    async def _attempt(self, load: Load) -> FetchProxyError | None:
+        """One try under a permit and a time-out; its error, or None."""
+        permit = load.permit = Permit(load.plan.size_bytes, load.ahead, load.client)
+        REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
+        try:
+            await self.budget.acquire(permit)
+        finally:
+            REMOTE_LOG_READER_TASK_QUEUE_SIZE.dec()
+        began_at = asyncio.get_running_loop().time()
+        REMOTE_READS_IN_FLIGHT.inc()
+        try:
+            failure = await self._try(load)
+        finally:
+            REMOTE_READS_IN_FLIGHT.dec()
+            load.permit = None
+            self.budget.release(permit)
+        self._note(load, failure, began_at)
+        return failure
+
+    async def _try(self, load: Load) -> FetchProxyError | None:
+        try:
+            async with asyncio.timeout(self._attempt_max_s):
+                load.chunk = await load.plan.attempt()
+        except TimeoutError:
+            return StorageUnavailable(f"{load.plan.what}: no answer in {self._attempt_max_s} s")
+        except RangeNotSatisfiable as error:
+            return CorruptSegment(f"{load.plan.what}: the object is too short: {error}")
+        except (RemoteStorageError, CorruptSegment) as error:
+            return error
+        except Exception as error:  # a bug in one read must not end all of them
+            log.exception("remote_read_crashed", read=load.plan.what)
+            return StorageUnavailable(f"{load.plan.what}: {type(error).__name__}: {error}")
+        return None
+
+    def _note(self, load: Load, failure: FetchProxyError | None, began_at: float) -> None:
+        now = asyncio.get_running_loop().time()
+        load.corrupt_reads += isinstance(failure, CorruptSegment)
+        if failure is None or isinstance(failure, CorruptSegment | ObjectNotFound):
+            load.failures = 0
+            load.failing_since = None
+            self._health.succeeded(now)
+            return
+        load.failures += 1
+        if load.failing_since is None:
+            load.failing_since = began_at
+        self._health.failed(now, began_at, failure)
+        log.debug(
+            "remote_read_failed",
+            topic=load.plan.topic,
+            partition=load.plan.partition,
+            read=load.plan.what,
+            failures=load.failures,
+            error=str(failure),
+        )

@@ -1,0 +1,645 @@
+"""RemoteFetchPurgatory: where fetches of archived data wait, and the read side's front door."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from fetchproxy.config.schema import RemoteFetchConfig
+from fetchproxy.errors import (
+    CorruptSegment,
+    ObjectNotFound,
+    OffsetLost,
+    OffsetNotArchived,
+    StorageUnavailable,
+)
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.observability.metrics import (
+    DELAYED_REMOTE_FETCH_EXPIRES,
+    LIMITS_REACHED,
+    PURGATORY_COMPLETED,
+    PURGATORY_ENTRIES,
+)
+from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
+from fetchproxy.reading.disk_cache import DiskCache
+from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoopSteps
+from fetchproxy.reading.read_ahead import ReadAheadLoads
+from fetchproxy.reading.segment_loads import SegmentLoads
+from fetchproxy.reading.segment_reader import (
+    NO_CHUNKS,
+    NOTHING_YET,
+    ArchiveMemory,
+    CompletionReason,
+    Need,
+    NeedAborted,
+    NeedChunk,
+    NeedLayout,
+    NeedView,
+    RemoteReadRequest,
+    RemoteReadResult,
+    SegmentReader,
+    Served,
+)
+from fetchproxy.reading.timestamp_lookup import TimestampLookup
+from fetchproxy.storage.index_files import LocalIndexes
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.store_health import StoreOperation
+
+# One waiting fetch (Kafka's DelayedRemoteFetch): completes exactly once, whoever comes first.
+
+
+class DelayedRemoteFetch:
+    """Made by `RemoteFetchPurgatory.watch`; everything else about it is the purgatory's.
+
+    States: waiting → completed (`reason` is set, `results()` stays the same from then on). The
+    purgatory keeps nothing of a completed fetch: its results live as long as the caller holds it.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[RemoteReadRequest],
+        bytes_max: int,
+        deadline: float,
+        on_cancel: Callable[[DelayedRemoteFetch], None],
+    ) -> None:
+        self.requests = requests
+        self.bytes_max = bytes_max
+        self.deadline = deadline  # loop time, s
+        self.reason: CompletionReason | None = None
+        self.reads: dict[int, PendingRead] = {}  # those it watches, by index of request
+        self.timer: asyncio.TimerHandle | None = None
+        self._on_cancel = on_cancel
+        self._results: dict[int, RemoteReadResult] = {}
+        self._done: asyncio.Event | None = None  # made by the first that waits
+        self._callbacks: list[Callable[[DelayedRemoteFetch], None]] = []
+
+    async def wait(self) -> None:
+        """Return when completed. A cancelled wait cancels the fetch, but not the reads."""
+        if self.reason is not None:
+            return
+        self._done = self._done or asyncio.Event()
+        try:
+            await self._done.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def results(self) -> dict[int, RemoteReadResult]:
+        """By index of request; those with nothing yet are absent. Empty before completion.
+
+        All records together are within `bytes_max`, except that the first batch of the first
+        request with data comes whole in any case. A storage error (Kafka's code 56) is there only
+        where no request has data: some clients throw a whole answer away for one such error.
+        """
+        return self._results
+
+    def on_completion(self, callback: Callable[[DelayedRemoteFetch], None]) -> None:
+        """Call back once, in the step of the loop that completes it; at once if it is complete."""
+        if self.reason is not None:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancel(self) -> None:
+        """The client is gone. Does nothing after completion."""
+        if self.reason is None:
+            self._on_cancel(self)
+
+    def complete(self, reason: CompletionReason, results: dict[int, RemoteReadResult]) -> None:
+        """For the purgatory alone, once."""
+        if self.reason is not None:
+            raise AssertionError(f"completed twice: {self.reason}, {reason}")
+        self.reason = reason
+        self._results = results
+        if self.timer is not None:
+            self.timer.cancel()
+        if self._done is not None:
+            self._done.set()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+
+# Reads that memory cannot answer yet, each driven by one task until it can.
+#
+# One per (partition, offset, isolation), whoever asks and however often: the next poll of the
+# same client finds the work that its last one began. A pending read outlives the fetches that
+# watch it, and ends with data in memory, with an error, or when nobody has asked for it for a
+# while.
+
+log = structlog.get_logger(__name__)
+
+PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
+
+
+class PendingRead:
+    """`created_at` (loop time, s) is also how fresh a view must be that says "not archived"."""
+
+    def __init__(self, request: RemoteReadRequest, now: float) -> None:
+        self.request = request
+        self.created_at = now
+        self.wanted_until = now
+        self.watchers: dict[DelayedRemoteFetch, None] = {}
+        self.load: Load | None = None
+        # What this read has loaded, so that a crowded cache cannot take it away before it is used.
+        self.held: dict[ChunkKey, Chunk] = {}
+        self.missing: Need | None = None  # its object was not found
+        self.view_from = float("-inf")  # then the view has to be at least this recent
+        self.landed = False
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> PendingKey:
+        return self.request.tip, self.request.fetch_offset, self.request.isolation
+
+
+class PendingReads:
+    def __init__(
+        self,
+        rlmm: PartitionViews,
+        reader: SegmentReader,
+        loads: SegmentLoads,
+        pool: FetcherPool,
+        tasks: asyncio.TaskGroup,
+        unwatched_max: int,
+        on_done: Callable[[PendingRead], None],
+    ) -> None:
+        """`on_done` hears of each read that ended, while it still has its watchers."""
+        self._rlmm = rlmm
+        self._reader = reader
+        self._loads = loads
+        self._pool = pool
+        self._tasks = tasks
+        self._unwatched_max = unwatched_max
+        self._on_done = on_done
+        self._reads: dict[PendingKey, PendingRead] = {}
+        self._unwatched: dict[PendingKey, PendingRead] = {}  # the longest unwatched first
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    def get(self, request: RemoteReadRequest) -> PendingRead | None:
+        return self._reads.get((request.tip, request.fetch_offset, request.isolation))
+
+    def ask(
+        self,
+        request: RemoteReadRequest,
+        wanted_until: float,
+        watcher: DelayedRemoteFetch | None = None,
+    ) -> PendingRead:
+        """Begin the read or join it; it is retried until `wanted_until` (loop time) at least."""
+        read = self.get(request) or self._begin(request)
+        read.wanted_until = max(read.wanted_until, wanted_until)
+        if read.load is not None:
+            self._pool.touch(read.load, read.wanted_until, client=request.client)
+        if watcher is not None:
+            read.watchers[watcher] = None
+            self._unwatched.pop(read.key, None)
+        return read
+
+    def leave(self, read: PendingRead, watcher: DelayedRemoteFetch) -> None:
+        """The watcher has its answer; the read goes on."""
+        read.watchers.pop(watcher, None)
+        if not read.watchers and not read.landed:
+            self._set_unwatched(read)
+
+    def cancel_all(self) -> None:
+        for read in list(self._reads.values()):
+            self._cancel(read)
+
+    def _begin(self, request: RemoteReadRequest) -> PendingRead:
+        now = asyncio.get_running_loop().time()
+        read = PendingRead(request, now)
+        self._reads[read.key] = read
+        self._set_unwatched(read)
+        name = f"remote read {request.tip} at {request.fetch_offset}"
+        read.task = self._tasks.create_task(self._drive(read), name=name)
+        # A task that is cancelled before its first step runs none of its own code.
+        read.task.add_done_callback(lambda _: self._land(read))
+        return read
+
+    def _set_unwatched(self, read: PendingRead) -> None:
+        self._unwatched[read.key] = read
+        if len(self._unwatched) > self._unwatched_max:
+            oldest = next(iter(self._unwatched))
+            self._cancel(self._unwatched.pop(oldest))
+
+    def _cancel(self, read: PendingRead) -> None:
+        if read.task is not None:
+            read.task.cancel()
+        self._land(read)
+
+    def _land(self, read: PendingRead) -> None:
+        if read.landed:
+            return
+        read.landed = True
+        del self._reads[read.key]
+        self._unwatched.pop(read.key, None)
+        self._on_done(read)
+
+    async def _drive(self, read: PendingRead) -> None:
+        try:
+            while (need := self._lacks(read)) is not None:
+                read.load = self._loads.begin(need, read.wanted_until, client=read.request.client)
+                await read.load.done.wait()
+                if not self._go_on(read, need, read.load):
+                    break
+        except Exception:  # a bug in one read must not end all of them
+            log.exception("remote_read_crashed", read=str(read.request.tip))
+        self._land(read)
+
+    def _lacks(self, read: PendingRead) -> Need | None:
+        """What to load next; None: `read` has an answer, be it an error."""
+        view = self._rlmm.view(read.request.tip)
+        if view is not None and view.read_at < read.view_from:
+            return NeedView(read.request.tip, read.view_from)
+        now = asyncio.get_running_loop().time()
+        outcome = self._reader.read(read.request, 1, True, read.created_at, now, read.held)
+        return None if isinstance(outcome, Served | RemoteReadResult) else outcome
+
+    def _go_on(self, read: PendingRead, need: Need, load: Load) -> bool:
+        """After a load: False if there is nothing more that this read could do."""
+        if load.error is None:
+            if load.chunk is not None and isinstance(need, NeedChunk):
+                read.held[need.key] = load.chunk
+            return True
+        if isinstance(load.error, ObjectNotFound) and not isinstance(need, NeedView):
+            return self._look_again(read, need, load.error)
+        return False  # corrupt: that is the answer; else given up, since nobody asks any more
+
+    def _look_again(
+        self,
+        read: PendingRead,
+        need: NeedChunk | NeedLayout | NeedAborted,
+        error: ObjectNotFound,
+    ) -> bool:
+        """An object is missing. Retention may have deleted the segment: a fresh view decides.
+
+        If that view still has it, an object is lost; that is damage, not "out of range".
+        """
+        if read.missing is not None and read.missing.key == need.key:
+            self._loads.give_up(need, CorruptSegment(f"an object of the segment is lost: {error}"))
+            return False
+        read.missing = need
+        read.view_from = asyncio.get_running_loop().time()
+        return True
+
+
+# RemoteFetchPurgatory: where fetches of archived data wait, and the read side's front door.
+#
+# A fetch completes when one of its requests has data, when an error cannot be mended, or at its
+# deadline. Checking memory and registering happen in one step of the loop, so there is no moment
+# between them for a lost wake-up. This module decides who waits for what and who is answered with
+# what; it reads nothing itself.
+
+_COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
+
+# Reads that `status()` names one by one.
+STATUS_READS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatus:
+    """One read of the store under way, for the console."""
+
+    what: str
+    topic: str
+    partition: int
+    age_s: float
+    failures: int
+    last_error: str | None
+    ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFetchStatus:
+    entries: int  # fetches that wait
+    entries_unwatched: int  # of fetches beyond purgatory_entries_max
+    pending_reads: int
+    store_reads: int  # in the store now
+    store_reads_waiting: int
+    inflight_bytes: int
+    cached_bytes: int
+    reads: tuple[ReadStatus, ...]  # the oldest STATUS_READS_MAX
+
+
+class RemoteFetchPurgatory:
+    """An async context manager that owns all tasks of the read side.
+
+    Entering raises ConfigError where the disk cache's folder cannot be had.
+    """
+
+    def __init__(
+        self,
+        config: RemoteFetchConfig,
+        rlmm: PartitionViews,
+        rsm: RemoteStorageManager,
+        random: random.Random,
+        local_indexes: LocalIndexes | None = None,
+        *,
+        skips_gaps: bool = True,
+    ) -> None:
+        """`skips_gaps`: see `SegmentReader`."""
+        self._config = config
+        self._rlmm = rlmm
+        self._rsm = rsm
+        self._random = random
+        self._local_indexes = local_indexes
+        self._unasked_max_s = config.unasked_read_max_ms / 1000
+        self._error_after_s = config.remote_error_after_ms / 1000
+        self._health = rsm.health[StoreOperation.READ]
+        self._memory = ArchiveMemory(config)
+        self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config)
+        self._reader = SegmentReader(rlmm, self._memory, skips_gaps=skips_gaps)
+        self._entries: dict[DelayedRemoteFetch, None] = {}
+        self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
+        self._tasks: asyncio.TaskGroup | None = None
+        self._closed = True
+        self.steps = LoopSteps()
+
+    async def __aenter__(self) -> Self:
+        if self._disk_cache is not None:
+            await self._disk_cache.__aenter__()
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._pool = FetcherPool(self._config, self._tasks, self._random, self._health)
+        self._loads = SegmentLoads(
+            self._pool,
+            self._rlmm,
+            self._rsm,
+            self._memory,
+            HedgedReads(self._config, self._pool.budget),
+            self.steps,
+            self._local_indexes,
+            self._disk_cache,
+        )
+        self._pending = PendingReads(
+            self._rlmm,
+            self._reader,
+            self._loads,
+            self._pool,
+            self._tasks,
+            self._config.purgatory_entries_max,
+            self._on_read_done,
+        )
+        self._read_ahead = ReadAheadLoads(
+            self._config, self._reader, self._memory, self._pool, self._loads
+        )
+        self._by_time = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
+        self._closed = False
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Fetches that still wait complete as cancelled; every task has ended on return."""
+        self._closed = True
+        for fetch in [*self._unwatched, *self._entries]:
+            self._complete(fetch, CompletionReason.CANCELLED, {})
+        self._by_time.close()
+        self._pending.cancel_all()
+        self._pool.cancel_all()
+        if self._tasks is not None:
+            tasks, self._tasks = self._tasks, None
+            await tasks.__aexit__(None, None, None)
+        if self._disk_cache is not None:
+            await self._disk_cache.__aexit__(None, None, None)
+
+    # --- the gateway's side -----------------------------------------------------------------------
+
+    def watch(
+        self, requests: Sequence[RemoteReadRequest], *, bytes_max: int, deadline: float
+    ) -> DelayedRemoteFetch:
+        """Begin to read all `requests`, in their order, for one fetch.
+
+        Requests are read in parallel as far as `bytes_max` could take them; what the first ones
+        use up is not there for the last, so the caller rotates them as brokers do. `deadline` is
+        loop time (s): the fetch completes then at the latest. Never raises for a store's sake.
+        """
+        fetch = DelayedRemoteFetch(requests, bytes_max, deadline, self._cancel)
+        now = asyncio.get_running_loop().time()
+        if self._closed:
+            fetch.complete(CompletionReason.CANCELLED, {})
+        elif not self._try_complete(fetch, now):
+            if deadline <= now:
+                self._register(fetch, now)  # the work begins, although nobody waits
+                self._expire(fetch)
+                return fetch
+            fetch.timer = asyncio.get_running_loop().call_at(deadline, self._expire, fetch)
+            if len(self._entries) < self._config.purgatory_entries_max:
+                self._register(fetch, now)
+            else:
+                LIMITS_REACHED.labels("purgatory_entries_max").inc()
+                self._unwatched[fetch] = None
+        return fetch
+
+    def warm(self, request: RemoteReadRequest) -> None:
+        """Begin to read into memory; nobody waits."""
+        if not self._closed:
+            now = asyncio.get_running_loop().time()
+            self._ask(request, now)
+
+    def try_read(self, request: RemoteReadRequest) -> RemoteReadResult | None:
+        """From memory alone and at once; None if something is missing or wrong."""
+        now = asyncio.get_running_loop().time()
+        outcome = self._reader.read(request, request.bytes_max, True, now, now)
+        if not isinstance(outcome, Served):
+            return None
+        if not self._closed:
+            self._read_ahead.served(request, outcome, False, now)
+        return outcome.result
+
+    async def first_offset_at_or_after(
+        self, tip: TopicIdPartition, timestamp_ms: int
+    ) -> tuple[int, int, int] | None:
+        """See `TimestampLookup`. Raises StorageUnavailable when closed."""
+        if self._closed:
+            raise StorageUnavailable("the read side is closed")
+        return await self._by_time.first_offset_at_or_after(tip, timestamp_ms)
+
+    def first_offset_in_memory(
+        self, view: PartitionView, timestamp_ms: int
+    ) -> tuple[int, int, int] | None:
+        """See `TimestampLookup.in_memory`. Raises CorruptSegment."""
+        return None if self._closed else self._by_time.in_memory(view, timestamp_ms)
+
+    def status(self) -> RemoteFetchStatus:
+        """What is going on now, for the console."""
+        now = asyncio.get_running_loop().time()
+        reads = [
+            ReadStatus(
+                load.plan.what,
+                load.plan.topic,
+                load.plan.partition,
+                now - load.begun_at,
+                load.failures,
+                None if load.last_error is None else str(load.last_error),
+                load.ahead,
+            )
+            for load, _ in zip(self._pool.loads(), range(STATUS_READS_MAX), strict=False)
+        ]
+        return RemoteFetchStatus(
+            entries=len(self._entries),
+            entries_unwatched=len(self._unwatched),
+            pending_reads=len(self._pending),
+            store_reads=self._pool.budget.tasks_taken,
+            store_reads_waiting=self._pool.budget.waiting,
+            inflight_bytes=self._pool.budget.bytes_taken,
+            cached_bytes=int(self._memory.chunks.currsize),
+            reads=tuple(reads),
+        )
+
+    def _ask(self, request: RemoteReadRequest, now: float) -> None:
+        outcome = self._reader.read(request, 1, True, now, now)
+        if not isinstance(outcome, Served | RemoteReadResult):
+            self._pending.ask(request, now + self._unasked_max_s)
+
+    # --- completion -------------------------------------------------------------------------------
+
+    def _register(self, fetch: DelayedRemoteFetch, now: float) -> None:
+        """Watch the reads of as many requests as the answer could hold."""
+        self._entries[fetch] = None
+        PURGATORY_ENTRIES.set(len(self._entries))
+        wanted_until = max(fetch.deadline, now + self._unasked_max_s)
+        for i in _pursued(fetch):
+            fetch.reads[i] = self._pending.ask(fetch.requests[i], wanted_until, fetch)
+
+    def _try_complete(self, fetch: DelayedRemoteFetch, now: float) -> bool:
+        """Complete with what memory has, if it has anything."""
+        results, needs = self._collect(fetch, now)
+        if not results:
+            return False
+        data = any(result.size_bytes for result in results.values())
+        self._complete(fetch, CompletionReason.DATA if data else CompletionReason.ERROR, results)
+        for i in _pursued(fetch) if needs else ():
+            if i in needs:
+                self._ask(fetch.requests[i], now)  # ready for the client's next fetch
+        return True
+
+    def _collect(
+        self, fetch: DelayedRemoteFetch, now: float
+    ) -> tuple[dict[int, RemoteReadResult], dict[int, Need]]:
+        """What memory has for each request, within the fetch's bytes; and what is lacking."""
+        results: dict[int, RemoteReadResult] = {}
+        needs: dict[int, Need] = {}
+        left, empty = fetch.bytes_max, True
+        for i, request in enumerate(fetch.requests):
+            if not empty and left <= 0:
+                break
+            read = fetch.reads.get(i)
+            outcome = self._reader.read(
+                request,
+                left,
+                empty,
+                now if read is None else read.created_at,
+                now,
+                NO_CHUNKS if read is None else read.held,
+            )
+            if isinstance(outcome, Served):
+                results[i] = outcome.result
+                left, empty = left - outcome.result.size_bytes, False
+                if not self._closed:
+                    self._read_ahead.served(request, outcome, read is not None, now)
+            elif not isinstance(outcome, RemoteReadResult):
+                needs[i] = outcome
+            elif isinstance(outcome.error, OffsetNotArchived | OffsetLost):
+                results[i] = outcome
+        return results, needs
+
+    def _on_read_done(self, read: PendingRead) -> None:
+        now = asyncio.get_running_loop().time()
+        for fetch in list(read.watchers):
+            if fetch.reason is None:
+                self._try_complete(fetch, now)
+
+    def _expire(self, fetch: DelayedRemoteFetch) -> None:
+        """The deadline: whatever there is; without any data also the errors held back so far."""
+        now = asyncio.get_running_loop().time()
+        if fetch.reason is not None or self._try_complete(fetch, now):
+            return
+        DELAYED_REMOTE_FETCH_EXPIRES.inc()
+        errors = {i: self._error_at_deadline(fetch, i, now) for i in range(len(fetch.requests))}
+        results = {i: result for i, result in errors.items() if result.error is not None}
+        self._complete(fetch, CompletionReason.DEADLINE, results)
+
+    def _error_at_deadline(self, fetch: DelayedRemoteFetch, i: int, now: float) -> RemoteReadResult:
+        """Damage, or an outage that has lasted for `remote_error_after_ms`; else NOTHING_YET."""
+        read = fetch.reads.get(i)
+        fresh_since = now if read is None else read.created_at
+        outcome = self._reader.read(fetch.requests[i], 1, True, fresh_since, now)
+        if isinstance(outcome, RemoteReadResult):
+            return outcome
+        since = None if read is None else self._failing_since(read)
+        if since is None or now - since < self._error_after_s:
+            return NOTHING_YET
+        error = StorageUnavailable(
+            f"{fetch.requests[i].tip}: the store fails since {now - since:.0f} s: "
+            f"{self._health.status(now).last_error}"
+        )
+        return RemoteReadResult((), (), error, 0)
+
+    def _failing_since(self, read: PendingRead) -> float | None:
+        """Since when the store keeps this read from its data, if there is evidence of that.
+
+        A failure of any read counts, if it is newer than this one: what failed an hour ago, before
+        anybody asked again, says nothing of now.
+        """
+        own = None if read.load is None else read.load.failing_since
+        every = self._health.failing_since
+        if every is not None and self._health.last_failure_at >= read.created_at:
+            return every if own is None else min(own, every)
+        return own
+
+    def _cancel(self, fetch: DelayedRemoteFetch) -> None:
+        self._complete(fetch, CompletionReason.CANCELLED, {})
+
+    def _complete(
+        self,
+        fetch: DelayedRemoteFetch,
+        reason: CompletionReason,
+        results: dict[int, RemoteReadResult],
+    ) -> None:
+        _COMPLETED[reason].inc()
+        was_entry = fetch in self._entries
+        if was_entry:
+            reads, fetch.reads = fetch.reads, {}
+            for read in reads.values():
+                self._pending.leave(read, fetch)
+            del self._entries[fetch]
+            PURGATORY_ENTRIES.set(len(self._entries))
+        else:
+            self._unwatched.pop(fetch, None)
+        fetch.complete(reason, results)
+        if was_entry and not self._closed:
+            self._promote()
+
+    def _promote(self) -> None:
+        """Places are free: those that waited for one are checked again, and watched."""
+        now = asyncio.get_running_loop().time()
+        while self._unwatched and len(self._entries) < self._config.purgatory_entries_max:
+            fetch = next(iter(self._unwatched))
+            del self._unwatched[fetch]
+            if not self._try_complete(fetch, now):
+                self._register(fetch, now)
+
+
+def _pursued(fetch: DelayedRemoteFetch) -> list[int]:
+    """The first requests that could fill the answer; more would be read to be thrown away."""
+    pursued: list[int] = []
+    asked = 0
+    for i, request in enumerate(fetch.requests):
+        if asked >= fetch.bytes_max and pursued:
+            break
+        pursued.append(i)
+        asked += request.bytes_max
+    return pursued

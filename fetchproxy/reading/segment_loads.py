@@ -1,0 +1,212 @@
+"""What the fetcher pool does for a read: fetch, check, and only then put into memory.
+
+One function per kind of need. Each raises domain errors; retrying them is the pool's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from functools import partial
+
+import structlog
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
+from fetchproxy.reading.chunk_cache import Chunk, check_chunk
+from fetchproxy.reading.disk_cache import CachedChunk, DiskCache
+from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoadPlan, LoopSteps
+from fetchproxy.reading.segment_reader import (
+    ArchiveMemory,
+    Need,
+    NeedAborted,
+    NeedChunk,
+    NeedLayout,
+    NeedView,
+)
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
+from fetchproxy.segments.side_files import decode_aborted
+from fetchproxy.storage.index_files import LocalIndexes
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import Content
+
+log = structlog.get_logger(__name__)
+
+# Reserved while an index is read, whose size nobody states: that of a segment of 64 MiB.
+INDEX_RESERVED_BYTES = 256 * 1024
+# A longer one is parsed in a thread: this much takes 1 to 4 ms.
+INDEX_INLINE_BYTES_MAX = 128 * 1024
+# A longer chunk may be one batch, whose checksum cannot be made in steps: 0.3 ms with SSE 4.2, and
+# ten times as much without. It is checked in a thread.
+CHECK_INLINE_BYTES_MAX = 4 * 1024 * 1024
+
+
+class SegmentLoads:
+    def __init__(
+        self,
+        pool: FetcherPool,
+        rlmm: PartitionViews,
+        rsm: RemoteStorageManager,
+        memory: ArchiveMemory,
+        hedged: HedgedReads,
+        steps: LoopSteps,
+        local_indexes: LocalIndexes | None = None,
+        disk_cache: DiskCache | None = None,
+    ) -> None:
+        self._pool = pool
+        self._hedged = hedged
+        self._steps = steps
+        self._disk_cache = disk_cache
+        self._rlmm = rlmm
+        self._rsm = rsm
+        self._memory = memory
+        self._local_indexes = local_indexes
+        self._views_wanted: dict[TopicIdPartition, float] = {}
+
+    def begin(
+        self, need: Need, wanted_until: float, ahead: bool = False, client: Hashable = None
+    ) -> Load:
+        """Start or join the load of `need`; its value is the Chunk where one was needed."""
+        if isinstance(need, NeedView):
+            wanted = self._views_wanted.get(need.tip, need.not_older_than)
+            self._views_wanted[need.tip] = max(wanted, need.not_older_than)
+        return self._pool.load(self._plan(need, client), wanted_until, ahead, client)
+
+    def _plan(self, need: Need, client: Hashable) -> LoadPlan:
+        attempt: Callable[[], Awaitable[Chunk | None]]
+        nearby: Callable[[], Awaitable[Chunk | None]] | None = None
+        if isinstance(need, NeedView):
+            tip, what, size = need.tip, f"view of {need.tip}", 0
+            attempt = partial(self._load_view, need.tip)
+        elif isinstance(need, NeedChunk):
+            tip = need.metadata.topic_id_partition
+            what, size = f"chunk {need.number} of {_name(need)}", need.byte_range.length
+            attempt = partial(self._load_chunk, need, client)
+            if self._disk_cache is not None:
+                nearby = partial(self._load_cached, need, self._disk_cache)
+        elif isinstance(need, NeedLayout):
+            tip = need.metadata.topic_id_partition
+            what, size = f"index of {_name(need)}", INDEX_RESERVED_BYTES
+            attempt = partial(self._load_layout, need)
+        else:
+            tip = need.metadata.topic_id_partition
+            what, size = f"transaction index of {_name(need)}", INDEX_RESERVED_BYTES
+            attempt = partial(self._load_aborted, need)
+        on_corrupt = partial(self.give_up, need)
+        return LoadPlan(need.key, what, tip.topic, tip.partition, size, attempt, on_corrupt, nearby)
+
+    def give_up(self, need: Need, error: CorruptSegment) -> None:
+        """The bytes of `need` are damaged where they lie: alarm, and keep the error for a while."""
+        self._memory.mark_damaged(need, error, asyncio.get_running_loop().time())
+        if isinstance(need, NeedView):
+            log.error("corrupt_metadata", topic=need.tip.topic, error=str(error))
+            return
+        CORRUPT_CHUNKS.inc()
+        log.error(
+            "corrupt_segment",
+            topic=need.metadata.topic_id_partition.topic,
+            partition=need.metadata.topic_id_partition.partition,
+            segment_id=str(need.metadata.segment_id.id),
+            base_offset=need.metadata.start_offset,
+            error=str(error),
+        )
+
+    async def _load_view(self, tip: TopicIdPartition) -> None:
+        wanted = self._views_wanted.get(tip, float("-inf"))
+        view = await self._rlmm.refresh(tip, wanted)
+        if self._views_wanted.get(tip, float("-inf")) <= view.read_at:
+            self._views_wanted.pop(tip, None)
+
+    async def _load_layout(self, need: NeedLayout) -> None:
+        index = None
+        if self._local_indexes is not None:
+            index = await self._local_indexes.read(need.metadata)
+        if index is None:
+            index = await self._fetch_index(need.metadata)
+        layout = SegmentLayout(index, self._memory.chunk_bytes)
+        self._memory.keep_layout(need.metadata.segment_id.id.int, layout)
+
+    async def _fetch_index(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex:
+        raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
+        if len(raw) <= INDEX_INLINE_BYTES_MAX:
+            index = RemoteLogIndex.parse(raw)
+        else:
+            index = await asyncio.to_thread(RemoteLogIndex.parse, raw)
+        index.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
+        return index
+
+    async def _load_aborted(self, need: NeedAborted) -> None:
+        raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
+        if len(raw) <= INDEX_INLINE_BYTES_MAX:
+            entries = decode_aborted(raw)
+        else:
+            entries = await asyncio.to_thread(decode_aborted, raw)
+        self._memory.keep_aborted(need.metadata.segment_id.id.int, entries)
+
+    async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
+        size = need.byte_range.length
+        fetch = partial(self._rsm.fetch_log_segment, need.metadata, need.byte_range)
+        content = await self._hedged.read(fetch, size, client)
+        REMOTE_FETCH_BYTES.labels(need.metadata.topic_id_partition.topic).inc(len(content))
+        if len(content) != size:
+            raise CorruptSegment(
+                f"{len(content)} bytes of {_name(need)} chunk {need.number}, not {size}"
+            )
+        chunk = await self._checked(need, content)
+        if self._disk_cache is not None:
+            self._disk_cache.offer(_cached(need), chunk.view)
+        return chunk
+
+    async def _load_cached(self, need: NeedChunk, disk_cache: DiskCache) -> Chunk | None:
+        content = await disk_cache.read(_cached(need))
+        if content is None:
+            return None
+        try:
+            return await self._checked(need, content, crc_known=True)
+        except CorruptSegment as error:  # not what the index says of it now
+            log.warning("disk_cache_file_refused", read=_name(need), error=str(error))
+            disk_cache.drop(_cached(need))
+            return None
+
+    async def _checked(self, need: NeedChunk, content: Content, crc_known: bool = False) -> Chunk:
+        """The chunk, once in memory too. Raises CorruptSegment."""
+        layout, number = need.layout, need.number
+        steps = check_chunk(
+            content,
+            layout.first_offsets[number],
+            layout.last_offsets[number],
+            need.metadata.segment_leader_epochs,
+            need.metadata.end_offset,
+            crc_known,
+        )
+        if len(content) > CHECK_INLINE_BYTES_MAX:
+            chunk = await asyncio.to_thread(_last, steps)
+        else:
+            chunk = await self._stepwise(steps)
+        self._memory.chunks.keep(need.key, chunk, self._pool.is_ahead(need.key))
+        return chunk
+
+    async def _stepwise(self, checks: Iterator[Chunk | None]) -> Chunk:
+        await self._steps.begin()
+        for chunk in checks:
+            if chunk is not None:
+                return chunk
+            await self._steps.go_on()
+        raise AssertionError("check_chunk ends with a chunk or an error")
+
+
+def _last(steps: Iterator[Chunk | None]) -> Chunk:
+    *_, chunk = steps
+    assert chunk is not None
+    return chunk
+
+
+def _cached(need: NeedChunk) -> CachedChunk:
+    return CachedChunk(need.metadata.segment_id.id.int, need.byte_range)
+
+
+def _name(need: NeedLayout | NeedAborted | NeedChunk) -> str:
+    return f"{need.metadata.topic_id_partition} segment {need.metadata.segment_id.id}"

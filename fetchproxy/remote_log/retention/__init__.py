@@ -1,1 +1,0 @@
-"""What leaves the archive or the brokers' logs, when, and what has to be certain before."""

@@ -1,0 +1,550 @@
+"""What the planner asks the archive, once for a batch and again for each micro-batch of a
+stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.config.values import mask_text
+from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment
+from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.flat_files import MetadataCache
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind, SourceOptions
+from fetchproxy.remotelog.planning import (
+    ALL_OFFSETS,
+    DataLoss,
+    OffsetSpan,
+    ReadTask,
+    holes_of,
+    plan_tasks,
+)
+from fetchproxy.remotelog.planning_processes import PlanningProcesses, first_of
+from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
+from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import Content
+from fetchproxy.writing.archive_health import Offsets
+from protocol.apis import WireError
+from protocol.record_batch import first_record_at_or_after, walk
+
+# What the planner asks the archive: which partitions there are, what they hold, where a time
+# lies.
+#
+# Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
+# index and one span of one segment a partition, as Kafka's brokers do when they are asked for
+# one.
+
+# Of one partition at once, and partitions at once: both hide latency within the store's own limits.
+METADATA_READS_MAX = 32
+PARTITIONS_AT_ONCE_MAX = 16
+# So long a store may take to say that it has the archive: a mistyped place is an error in seconds.
+FIRST_ANSWER_MAX_S = 10.0
+# Topics that an error names.
+TOPICS_NAMED_MAX = 5
+PASSED_OVER = "with failOnDataLoss=false it is passed over"
+
+Views = Mapping[TopicIdPartition, PartitionView]
+# Topic and number of each partition that has a trace in the archive, also without a segment.
+Known = frozenset[tuple[str, int]]
+Spans = dict[TopicIdPartition, OffsetSpan]
+
+
+class ArchiveReading:
+    """`async with` opens the store, and fails where no archive is there: RemoteStorageError.
+
+    A second look at the same archive reads only what is new.
+    """
+
+    def __init__(self, options: SourceOptions, *, once: bool = False) -> None:
+        """`once`: there is no second look, and other processes may help with the first one."""
+        self._once = once
+        self._options = options
+        self.rsm = opened_store(options)
+        config = MetadataConfig(
+            metadata_read_max_ms=options.plan_max_ms, metadata_reads_max=METADATA_READS_MAX
+        )
+        self._rlmm = StoreBackedRemoteLogMetadataManager(self.rsm, config, plans=True)
+        self._opened = AsyncExitStack()
+        self._known: Known = frozenset()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(self.rsm)
+            await self._check_there()
+            await opened.enter_async_context(self._rlmm)
+            self._opened = opened.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._opened.aclose()
+
+    async def _check_there(self) -> None:
+        what = f"remotelog: store {mask_text(self._options.store)}"
+
+        async def look() -> None:
+            try:
+                await self.rsm.identity.check()
+            except ArchiveMissing as missing:  # it has answered: to ask again is no use
+                raise ConfigError(f"{what}: {missing}") from None
+
+        await with_retries(what, look, FIRST_ANSWER_MAX_S)
+
+    async def views(self) -> Views:
+        """Of the chosen partitions, of each topic's last incarnation, as they are now.
+
+        Raises RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files.
+        """
+        if self._options.metadata_cache_dir is not None:
+            self._known = _places(cache_of(self._options).partitions())
+            return _last_incarnations(cached_views(self._options))
+        max_s = self._options.plan_max_ms / 1000
+        now = asyncio.get_running_loop().time()
+        listed = await with_retries("the list of partitions", self._rlmm.list_partitions, max_s)
+        self._known = _places(listed)
+        waiting = [t for t in listed if self._options.topics.takes(t.topic, t.partition)]
+        views: dict[TopicIdPartition, PartitionView] = {}
+
+        all_taken = asyncio.Event()
+
+        async def read_waiting() -> None:
+            while waiting:
+                tip = waiting.pop()
+                refresh = partial(self._rlmm.refresh, tip, now)
+                views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
+            all_taken.set()
+
+        others = PlanningProcesses(self._options, waiting, views, read_waiting)
+        try:
+            async with asyncio.TaskGroup() as readers:
+                if self._once and waiting:
+                    readers.create_task(others.read(all_taken))
+                for _ in range(min(PARTITIONS_AT_ONCE_MAX, len(waiting))):
+                    readers.create_task(read_waiting())
+        except ExceptionGroup as group:
+            raise first_of(group) from None
+        return _last_incarnations(views)
+
+    def check_topics(self) -> None:
+        """Of the last look. Raises ConfigError where a topic or partition that the options name has
+        no trace in the archive: it is mistyped, or nothing of it was archived yet."""
+        topics = self._options.topics
+        there = {topic for topic, _ in self._known}
+        for topic in sorted(topics.names or topics.assigned or ()):
+            if topic not in there:
+                has = ", ".join(sorted(there)[:TOPICS_NAMED_MAX]) or "no topic"
+                more = ", …" if len(there) > TOPICS_NAMED_MAX else ""
+                raise ConfigError(
+                    f"remotelog: the archive has nothing of topic {topic!r}; it has {has}{more}"
+                )
+        for topic, partitions in sorted((topics.assigned or {}).items()):
+            missing = sorted(p for p in partitions if (topic, p) not in self._known)
+            if missing:
+                has = ", ".join(str(p) for t, p in sorted(self._known) if t == topic)
+                raise ConfigError(
+                    f"remotelog: assign names partition {missing[0]} of topic {topic!r}; the "
+                    f"archive has {has}"
+                )
+
+    async def spans(self, views: Views) -> Spans:
+        """Which offsets of each partition are asked for, all of which have to be there.
+
+        Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
+        """
+        options = self._options
+        self._check_partitions("ending", options.ending, views)
+        starts = await self.starts(views)
+        spans: Spans = {}
+        for tip, view in views.items():
+            end = await _resolved(options.ending, options, self.rsm, view)
+            span = OffsetSpan(starts[tip], view.log_end_offset or 0 if end is None else end)
+            spans[tip] = span
+        await self.check_no_loss(
+            views, {tip: asked_offsets(options, span) for tip, span in spans.items()}
+        )
+        return spans
+
+    async def check_no_loss(self, views: Views, asked: Mapping[TopicIdPartition, Offsets]) -> None:
+        """Raises DataLoss where one of them is not there, unless that is no failure by the
+        options; RemoteStorageError. One rule for holes, that of `planning`."""
+        if not self._options.fail_on_data_loss:
+            return
+        of_store = self._options.metadata_cache_dir is None
+        looked_at = [views[tip] for tip in asked]
+        look = partial(holes_of, self.rsm, looked_at, asked, views_of_store=of_store)
+        max_s = self._options.plan_max_ms / 1000
+        for tip, holes in sorted((await with_retries("records of offsets", look, max_s)).items()):
+            raise DataLoss(f"{tip}: {holes.in_words()}; {PASSED_OVER}")
+
+    async def starts(self, views: Views) -> dict[TopicIdPartition, int]:
+        """Where reading begins. Raises as `spans`."""
+        options = self._options
+        self._check_partitions("starting", options.starting, views)
+        starts: dict[TopicIdPartition, int] = {}
+        for tip, view in views.items():
+            start = await _resolved(options.starting, options, self.rsm, view)
+            if start is None and options.starting_after_end_is_error:
+                raise ConfigError(
+                    f"remotelog: no record of {tip} has the starting timestamp or a later one "
+                    "(startingOffsetsByTimestampStrategy=latest starts at the end then)"
+                )
+            starts[tip] = view.log_end_offset or 0 if start is None else start
+        return starts
+
+    def _check_partitions(self, side: str, bound: Bound, views: Views) -> None:
+        """As Spark's source: all of them or none, so that none is forgotten. An empty partition,
+        of which the archive knows nothing, may be named: Spark's source asks for it."""
+        if not bound.by_partition:
+            return
+        by_time = "ByTimestamp" if bound.kind is BoundKind.TIMESTAMPS else ""
+        name = f"{side}Offsets{by_time}"
+        there = _places(views)
+        missing = sorted(there - set(bound.by_partition))
+        if missing:
+            raise ConfigError(f"remotelog: {name} names partitions, but not {missing[0]}")
+        topics = {topic for topic, _ in self._known}
+        for key in sorted(set(bound.by_partition) - there):
+            if not self._options.topics.takes(*key) or key[0] not in topics:
+                raise ConfigError(f"remotelog: {name} names {key}, which is not chosen")
+            given = bound.by_partition[key]
+            if not _is_of_nothing(bound, given):
+                raise ConfigError(
+                    f"remotelog: {name} names offset {given} of {key}, of which nothing is archived"
+                )
+
+    async def ends_so_far(self, views: Views) -> dict[TopicIdPartition, int]:
+        """Where reading ends now, of an archive that may grow up to the ending offsets yet."""
+        lenient = replace(self._options, fail_on_data_loss=False)
+        ends = {}
+        for tip, view in views.items():
+            end = await _resolved(lenient.ending, lenient, self.rsm, view)
+            ends[tip] = view.log_end_offset or 0 if end is None else end
+        return ends
+
+
+def asked_offsets(options: SourceOptions, span: OffsetSpan) -> Offsets:
+    """Whoever asks for the archive's ends asks for what should be there too."""
+    first, last = ALL_OFFSETS
+    if options.starting.kind is not BoundKind.EARLIEST:
+        first = span.start
+    if options.ending.kind is not BoundKind.LATEST:
+        last = span.end - 1
+    return first, last
+
+
+def cache_of(options: SourceOptions) -> MetadataCache:
+    """Raises ConfigError where the folder is none."""
+    folder = Path(options.metadata_cache_dir or "")
+    if not folder.is_dir():
+        raise ConfigError(f"remotelog: metadataCacheDir {folder}: no such folder")
+    return MetadataCache(folder)  # not entered: it stays the archiver's
+
+
+def cached_views(options: SourceOptions) -> dict[TopicIdPartition, PartitionView]:
+    """As an archiver with `metadata.manager=topic` has last written them; it may be running.
+
+    Raises ConfigError where the folder is none; CorruptSegment, OSError.
+    """
+    cache = cache_of(options)
+    chosen = [t for t in cache.partitions() if options.topics.takes(t.topic, t.partition)]
+    return {t: SegmentTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
+
+
+def _last_incarnations(views: Views) -> Views:
+    """Of topics of one name the one that was archived last, as without a cluster elsewhere."""
+    archived_at: dict[tuple[str, bytes], int] = {}
+    for tip, view in views.items():
+        if view.segments:
+            key = (tip.topic, tip.topic_id.bytes)
+            last = view.segments[len(view.segments) - 1].event_timestamp_ms
+            archived_at[key] = max(last, archived_at.get(key, 0))
+    chosen: dict[str, tuple[int, bytes]] = {}
+    for (topic, topic_id), at in archived_at.items():
+        chosen[topic] = max((at, topic_id), chosen.get(topic, (-1, b"")))
+    return {
+        tip: view
+        for tip, view in views.items()
+        if view.segments and chosen[tip.topic][1] == tip.topic_id.bytes
+    }
+
+
+def _is_of_nothing(bound: Bound, given: int) -> bool:
+    """Whether an empty partition has what is asked for."""
+    return bound.kind is BoundKind.TIMESTAMPS or given in (EARLIEST, LATEST, 0)
+
+
+def _places(tips: Iterable[TopicIdPartition]) -> Known:
+    return frozenset((tip.topic, tip.partition) for tip in tips)
+
+
+async def _resolved(
+    bound: Bound, options: SourceOptions, rsm: RemoteStorageManager, view: PartitionView
+) -> int | None:
+    """An offset; None: a timestamp after all that is there."""
+    first, last = view.log_start_offset or 0, view.log_end_offset or 0
+    given = bound.by_partition.get((view.tip.topic, view.tip.partition), bound.everywhere)
+    if bound.kind is BoundKind.EARLIEST:
+        return first
+    if bound.kind is BoundKind.LATEST:
+        return last
+    if bound.kind is BoundKind.TIMESTAMPS:
+        assert given is not None, "checked before"
+        return await first_offset_at(options, rsm, view, given)
+    if given is None:
+        return last if bound is options.ending else first  # of a stream, it appeared later
+    if given in (EARLIEST, LATEST):
+        return first if given == EARLIEST else last
+    if not first <= given <= last:
+        if options.fail_on_data_loss:
+            raise DataLoss(
+                f"{view.tip}: offset {given} is not in the archive, which has {first} to "
+                f"{last - 1}; with failOnDataLoss=false reading begins or ends there"
+            )
+        return min(max(given, first), last)
+    return given
+
+
+async def first_offset_at(
+    options: SourceOptions, rsm: RemoteStorageManager, view: PartitionView, timestamp_ms: int
+) -> int | None:
+    """The first archived offset with so late a timestamp, as a broker's ListOffsets says it."""
+    index = view.index_at_or_after_timestamp(timestamp_ms)
+    while index is not None:
+        segment = view.segments[index]
+        from_offset = max(segment.start_offset, view.raised_log_start)
+        found = await _first_in_segment(options, rsm, segment, timestamp_ms, from_offset)
+        if found is not None:
+            return found
+        index = view.index_at_or_after_timestamp(timestamp_ms, index + 1)
+    return None
+
+
+async def _first_in_segment(
+    options: SourceOptions,
+    rsm: RemoteStorageManager,
+    segment: RemoteLogSegmentMetadata,
+    timestamp_ms: int,
+    from_offset: int,
+) -> int | None:
+    key = rsm.object_key(segment, SegmentFile.LOG)
+    max_s = options.read_max_ms / 1000
+    raw = await with_retries(
+        f"the index of {key}", partial(rsm.fetch_index, segment, SegmentFile.INDEX), max_s
+    )
+    for span in RemoteLogIndex.parse(raw).spans():
+        if span.max_timestamp_ms < timestamp_ms or span.last_offset < from_offset:
+            continue
+        if span.first_offset > segment.end_offset:
+            break
+        wanted = ByteRange(span.position, span.end)
+        data = await with_retries(
+            f"{key}, bytes {span.position} to {span.end}",
+            partial(rsm.fetch_log_segment, segment, wanted),
+            max_s,
+        )
+        try:
+            found = _first_in(data, timestamp_ms, from_offset)
+        except WireError as error:
+            raise CorruptSegment(f"{key}, byte {span.position} ff.: {error}") from error
+        if found is not None:
+            return found if found <= segment.end_offset else None
+    return None
+
+
+def _first_in(data: Content, timestamp_ms: int, from_offset: int) -> int | None:
+    for header in walk(data):
+        found = first_record_at_or_after(data, header, timestamp_ms, from_offset)
+        if found is not None:
+            return found[0]
+    return None
+
+
+async def _plan_input(options: SourceOptions) -> tuple[Views, Spans]:
+    async with ArchiveReading(options, once=True) as reading:
+        views = await reading.views()
+        reading.check_topics()
+        return views, await reading.spans(views)
+
+
+def plan_input(options: SourceOptions) -> tuple[Views, Spans]:
+    """The views of all chosen partitions, and what of them is to be read. Blocking.
+
+    Raises ConfigError, also for a topic that the archive does not know; DataLoss,
+    RemoteStorageError, CorruptSegment.
+    """
+    return asyncio.run(_plan_input(options))
+
+
+# The archive of one running stream, looked at again for each micro-batch. Knows no Spark.
+#
+# A stream's offsets are those of Spark's Kafka source, {"topic": {"0": 23}}: the next offset to
+# read of each partition.
+
+StreamOffset = dict[str, dict[str, int]]
+
+
+class FollowedArchive:
+    """Blocking. `close` when the query ends."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._loop = LoopThread("archive")
+        self._reading = ArchiveReading(options)
+        try:
+            self._loop.submit(self._reading.__aenter__()).result()
+        except BaseException:
+            self._loop.stop()
+            raise
+        self._views: Views = {}
+        self._read_up_to: Ends = {}
+        # Of a query that ends with what was there when it began.
+        self._last_ends: Ends | None = None
+        self._batch_at: float | None = None
+
+    def initial(self) -> StreamOffset:
+        """Where a new query begins. Raises ConfigError for a topic that the archive knows not."""
+        self._look()
+        self._reading.check_topics()
+        starts = self._loop.submit(self._reading.starts(self._views)).result()
+        if self._options.starting.kind is BoundKind.EARLIEST:
+            # Where the archive begins now may be behind where it has to begin.
+            self._check_no_loss({tip: (ALL_OFFSETS[0], start - 1) for tip, start in starts.items()})
+        self._read_up_to = {(t.topic, t.partition): start for t, start in starts.items()}
+        return as_offset(self._read_up_to)
+
+    def end_with_what_is_there(self) -> None:
+        self._last_ends = self._ends()
+
+    def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
+        """The archive's ends now, never below `start` (None: what was read); `limited`: no further
+        than the options let one batch go from there."""
+        starts = self._read_up_to if start is None else _parsed(start)
+        ends = dict(self._ends())
+        if self._last_ends is not None:
+            ends = {
+                k: min(end, self._last_ends[k]) for k, end in ends.items() if k in self._last_ends
+            }
+        for key, offset in starts.items():
+            ends[key] = max(offset, ends.get(key, offset))
+        if not limited:
+            return as_offset(ends)
+        if self._waits(starts, ends):
+            return as_offset(starts)
+        return as_offset(admitted(self._by_place(), starts, ends, self._options.trigger))
+
+    def last_seen(self) -> StreamOffset:
+        """The archive's ends at the last look, for the query's progress."""
+        places = self._by_place().items()
+        return as_offset({key: view.log_end_offset or 0 for key, view in places})
+
+    def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
+        """Raises DataLoss where something between both is not in the archive (any more)."""
+        begins, ends = _parsed(start), _parsed(end)
+        if not self._has(ends):
+            self._look()
+        views = {(tip.topic, tip.partition): (tip, view) for tip, view in self._views.items()}
+        spans: dict[TopicIdPartition, OffsetSpan] = {}
+        for key, offset_end in ends.items():
+            if key not in views:
+                if begins.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
+                    raise DataLoss(f"{key[0]}-{key[1]} is not in the archive any more")
+                continue
+            tip, view = views[key]
+            first = view.log_start_offset or 0
+            span = OffsetSpan(begins.get(key, first), offset_end)
+            if span.start < span.end and self._options.fail_on_data_loss:
+                _check_ends(view, span, first)
+            spans[tip] = span
+        self._check_no_loss({tip: (span.start, span.end - 1) for tip, span in spans.items()})
+        self._read_up_to = ends
+        return plan_tasks(
+            self._views,
+            spans,
+            partition_bytes_max=self._options.partition_bytes_max,
+            partitions_min=self._options.partitions_min,
+            records_max=self._options.partition_records_max,
+        )
+
+    def close(self) -> None:
+        try:
+            self._loop.submit(self._reading.__aexit__(None, None, None)).result()
+        finally:
+            self._loop.stop()
+
+    def _look(self) -> None:
+        self._views = self._loop.submit(self._reading.views()).result()
+
+    def _ends(self) -> Ends:
+        self._look()
+        ends = self._loop.submit(self._reading.ends_so_far(self._views)).result()
+        return {(t.topic, t.partition): end for t, end in ends.items()}
+
+    def _by_place(self) -> Mapping[tuple[str, int], PartitionView]:
+        return {(tip.topic, tip.partition): view for tip, view in self._views.items()}
+
+    def _has(self, ends: Ends) -> bool:
+        there = {(t.topic, t.partition): v.log_end_offset or 0 for t, v in self._views.items()}
+        return all(there.get(key, -1) >= end for key, end in ends.items())
+
+    def _waits(self, starts: Ends, ends: Ends) -> bool:
+        """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has
+        an end, as what it waits for would never come."""
+        limits, now = self._options.trigger, self._loop.time()
+        if not limits.offsets_min or self._last_ends is not None:
+            return False
+        due = self._batch_at is None or now - self._batch_at >= limits.delay_max_ms / 1000
+        if not due and waits_for_more(self._by_place(), starts, ends, limits):
+            return True
+        self._batch_at = now
+        return False
+
+    def _check_no_loss(self, asked: Mapping[TopicIdPartition, Offsets]) -> None:
+        self._loop.submit(self._reading.check_no_loss(self._views, asked)).result()
+
+
+def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
+    """An earlier batch has planned `span`, or has read up to it: it was there."""
+    end = view.log_end_offset or 0
+    if span.start < first:
+        raise DataLoss(
+            f"{view.tip}: offset {span.start} is not in the archive any more, which begins at "
+            f"{first}; with failOnDataLoss=false reading goes on there"
+        )
+    if span.end > end:
+        raise DataLoss(
+            f"{view.tip}: offset {span.end - 1} is not in the archive any more, which ends at "
+            f"{end - 1}; {PASSED_OVER}"
+        )
+
+
+def as_offset(ends: Ends) -> StreamOffset:
+    found: StreamOffset = {}
+    for (topic, partition), offset in sorted(ends.items()):
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+def _parsed(offset: StreamOffset) -> dict[tuple[str, int], int]:
+    return {
+        (topic, int(partition)): end
+        for topic, partitions in offset.items()
+        for partition, end in partitions.items()
+    }

@@ -1,0 +1,322 @@
+"""A topic from its first archived record to its live end: segments, then the brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.remotelog.archive_reading import ArchiveReading, Views
+from fetchproxy.remotelog.crossing import Crossing, Halves, Place, as_assign, as_json, halves
+from fetchproxy.remotelog.options import (
+    EARLIEST,
+    BoundKind,
+    SourceOptions,
+    TopicChoice,
+    is_live_only,
+    parse_options,
+)
+from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
+from fetchproxy.remotelog.store_thread import LoopThread
+from fetchproxy.segments.object_keys import uuid_text
+
+# The file that keeps a stream's crossing, in any of Hadoop's file systems.
+#
+# It is written beside and renamed: it is there as a whole or not at all.
+
+
+class CrossingFile:
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self._jvm: Any = spark._jvm
+        self._name = name
+        self._path = self._jvm.org.apache.hadoop.fs.Path(name)
+        self._files = self._path.getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def read(self) -> Crossing | None:
+        """None: there is none yet. Raises ConfigError where it is damaged."""
+        if not self._files.exists(self._path):
+            return None
+        stream = self._files.open(self._path)
+        try:
+            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return Crossing.decode(text, self._name)
+
+    def keep(self, crossing: Crossing) -> Crossing:
+        """What is kept: this one, or that of another start which was faster."""
+        beside = self._jvm.org.apache.hadoop.fs.Path(f"{self._name}.{uuid4().hex}.part")
+        stream = self._files.create(beside, False)
+        try:
+            stream.write(bytearray(crossing.encode(), "utf-8"))
+        finally:
+            stream.close()
+        if self._files.exists(self._path) or not self._files.rename(beside, self._path):
+            self._files.delete(beside, False)
+        kept = self.read()
+        if kept is None:
+            raise ConfigError(f"archive then live: {self._name} cannot be written")
+        return kept
+
+
+# What the brokers say of the chosen topics, asked by the Kafka client that Spark's source brings.
+#
+# It runs in the driver's JVM, with the settings of that source (`kafka.…`): what it reaches, the
+# source reaches too.
+
+T = TypeVar("T")
+
+_KAFKA = "kafka."
+# Kafka's own default is a minute, in which nothing is said.
+_PATIENCE = {"default.api.timeout.ms": "15000", "request.timeout.ms": "10000"}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTopics:
+    """`ids`: of each topic; `places`: its partitions, those that are chosen."""
+
+    ids: Mapping[str, str]
+    places: tuple[Place, ...]
+
+
+class KafkaAdmin:
+    """Raises ConfigError, in one line, for whatever the brokers or the client refuse."""
+
+    def __init__(self, jvm: Any, client: Any) -> None:
+        self._jvm = jvm
+        self._client = client
+
+    def topics(self, chosen: TopicChoice) -> LiveTopics:
+        names = sorted(chosen.names or chosen.assigned or ())
+        if chosen.pattern is not None:
+            every = _asked("the list of topics", lambda: self._client.listTopics().names().get())
+            names = sorted(name for name in every if chosen.takes(name, 0))
+        asked = self._jvm.java.util.ArrayList()
+        for name in names:
+            asked.add(name)
+        values = self._client.describeTopics(asked).topicNameValues()
+        ids: dict[str, str] = {}
+        places: list[Place] = []
+        for name in names:
+            said = _asked(f"topic {name!r}", values[name].get)
+            ids[name] = said.topicId().toString()
+            numbers = {each.partition() for each in said.partitions()}
+            missing = sorted((chosen.assigned or {}).get(name, frozenset()) - numbers)
+            if missing:
+                raise ConfigError(
+                    f"archive then live: the brokers have no partition {missing[0]} of {name!r}"
+                )
+            places += [(name, number) for number in sorted(numbers) if chosen.takes(name, number)]
+        return LiveTopics(ids, tuple(places))
+
+    def earliest(self, places: tuple[Place, ...]) -> dict[Place, int]:
+        spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
+        made = {place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
+        asked = self._jvm.java.util.HashMap()
+        for partition in made.values():
+            asked.put(partition, spec)
+        found = _asked("the first offsets", self._client.listOffsets(asked).all().get)
+        return {place: found.get(partition).offset() for place, partition in made.items()}
+
+
+@contextmanager
+def kafka_admin(spark: SparkSession, options: Mapping[str, str]) -> Iterator[KafkaAdmin]:
+    """Raises ConfigError."""
+    given = {
+        name[len(_KAFKA) :]: value
+        for name, value in options.items()
+        if name.lower().startswith(_KAFKA)
+    }
+    if not given.get("bootstrap.servers"):
+        raise ConfigError("archive then live: the option 'kafka.bootstrap.servers' is needed")
+    jvm: Any = spark._jvm
+    settings = jvm.java.util.Properties()
+    for name, value in {**_PATIENCE, **given}.items():
+        settings.setProperty(name, value)
+    create = jvm.org.apache.kafka.clients.admin.AdminClient.create
+    client = _asked("the Kafka client", lambda: create(settings))
+    try:
+        yield KafkaAdmin(jvm, client)
+    finally:
+        client.close()
+
+
+def _asked(what: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except Py4JJavaError as error:
+        reason = error.java_exception
+        while reason.getCause() is not None:
+            reason = reason.getCause()
+        name = reason.getClass().getSimpleName()
+        raise ConfigError(f"archive then live: {what}: {name}: {reason.getMessage()}") from None
+
+
+# A topic from its first archived record to its live end: segments, then the brokers.
+#
+# History comes from `remotelog`, all after it from Spark's own Kafka source, which begins at
+# exactly the offset at which the archive ended when it was looked at: the crossing. So there is
+# no gap and no duplicate, whatever the archiver does meanwhile, and where the brokers have
+# forgotten the crossing already, Spark's source fails (`failOnDataLoss`) and nothing is passed
+# over in silence.
+
+log = structlog.get_logger(__name__)
+
+_CHOICE = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
+_BOUNDS = ("startingoffsets", "endingoffsets")
+# Options of both sources, besides those of Kafka's alone.
+_SHARED = (
+    "includeheaders",
+    "failondataloss",
+    "minpartitions",
+    "maxrecordsperpartition",
+    "maxoffsetspertrigger",
+    "minoffsetspertrigger",
+    "maxtriggerdelay",
+)
+
+
+def archive_then_live(
+    spark: SparkSession, options: Mapping[str, str], *, crossing_at: str | None = None
+) -> DataFrame:
+    """All records of the chosen topics, archived and live, in the columns of both sources.
+
+    `options` are those of `remotelog` and of Spark's Kafka source together (`store`, `topics`,
+    `kafka.bootstrap.servers` …); reading begins and ends at offsets, and a batch ends at the
+    brokers' ends by default. With `crossing_at` it is a streaming frame: the crossing is
+    kept in a file of this name (any of Hadoop's file systems), beside the query's checkpoint, so
+    that a restart crosses where the first start did. Within one micro-batch rows of both sources
+    may come side by side.
+
+    Raises ConfigError; a topic that was created again after it was archived is refused.
+    """
+    streaming = crossing_at is not None
+    parsed = _parsed(options, streaming=streaming)
+    register_source(spark)
+    file = None if crossing_at is None else CrossingFile(spark, crossing_at)
+    crossing = None if file is None else file.read()
+    with kafka_admin(spark, options) as admin:
+        brokers = admin.topics(parsed.topics)
+        if crossing is None:
+            found = find_crossing(admin, brokers, parsed)
+            crossing = found if file is None else file.keep(found)
+    parts = halves(crossing, parsed.starting, parsed.ending)
+    live_only = [f"{topic}-{partition}" for topic, partition in sorted(crossing.live)]
+    log.info("archive_then_live", archived=len(parts.history), read_live_alone=live_only)
+    frames = []
+    reader = spark.readStream if streaming else spark.read
+    if parts.history:
+        chosen = _history_options(options, parts)
+        frames.append(reader.format(NAME).options(**chosen).load())
+    if parts.live:
+        reader = spark.readStream if streaming else spark.read  # each keeps its options for good
+        chosen = _live_options(options, parsed, parts, brokers, streaming=streaming)
+        frames.append(reader.format("kafka").options(**chosen).load())
+    if not frames:
+        return spark.createDataFrame([], all_columns(headers=parsed.include_headers))
+    return reduce(DataFrame.unionByName, frames)
+
+
+def find_crossing(admin: KafkaAdmin, brokers: LiveTopics, parsed: SourceOptions) -> Crossing:
+    """Where the archive ends now, of every partition that the brokers have.
+
+    They are asked first: what is copied and deleted between both looks is then missing at an offset
+    that was named, and so an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
+    """
+    earliest = admin.earliest(brokers.places)
+    views = _views(parsed)
+    archived_ids = {tip.topic: uuid_text(tip.topic_id) for tip in views}
+    for topic, topic_id in brokers.ids.items():
+        if archived_ids.get(topic, topic_id) != topic_id:
+            raise ConfigError(
+                f"archive then live: topic {topic} was created again after it was archived; its "
+                "archive is another topic's history: read it by itself"
+            )
+    ends = {(t.topic, t.partition): view.log_end_offset or 0 for t, view in views.items()}
+    missing = sorted(set(ends) - set(brokers.places))
+    if missing:
+        raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")
+    return Crossing(ends, {place: earliest[place] for place in brokers.places if place not in ends})
+
+
+def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    own = {name: value for name, value in options.items() if not is_live_only(name)}
+    parsed = parse_options({"startingOffsets": "earliest", **own}, streaming=streaming)
+    if BoundKind.TIMESTAMPS in (parsed.starting.kind, parsed.ending.kind):
+        raise ConfigError("archive then live: begins and ends at offsets, not at timestamps")
+    if streaming:
+        check_stream(parsed)
+        if parsed.ending.kind is not BoundKind.LATEST:
+            raise ConfigError(
+                "archive then live: endingOffsets: Spark's Kafka source has no end in a stream; "
+                "take the option out, or read a batch"
+            )
+    return parsed
+
+
+def _views(parsed: SourceOptions) -> Views:
+    """By a loop of its own: a notebook's thread runs one already."""
+
+    async def look() -> Views:
+        async with ArchiveReading(parsed) as reading:
+            return await reading.views()
+
+    loop = LoopThread("archive")
+    try:
+        return loop.submit(look()).result()
+    finally:
+        loop.stop()
+
+
+def _history_options(options: Mapping[str, str], parts: Halves) -> dict[str, str]:
+    """By partition: those that were not archived at the crossing are the other half's for good."""
+    chosen = {
+        name: value
+        for name, value in options.items()
+        if name.lower() not in (*_CHOICE, *_BOUNDS) and not is_live_only(name)
+    }
+    return {
+        **chosen,
+        "assign": as_assign(parts.history),
+        "startingOffsets": as_json({place: start for place, (start, _) in parts.history.items()}),
+        "endingOffsets": as_json({place: end for place, (_, end) in parts.history.items()}),
+    }
+
+
+def _live_options(
+    options: Mapping[str, str],
+    parsed: SourceOptions,
+    parts: Halves,
+    brokers: LiveTopics,
+    *,
+    streaming: bool,
+) -> dict[str, str]:
+    """A stream subscribes as its options say, so partitions that appear later are read live."""
+    chosen = {
+        name: value
+        for name, value in options.items()
+        if is_live_only(name) or name.lower() in _SHARED
+    }
+    chosen["kafka.isolation.level"] = parsed.isolation.name.lower()
+    starts: dict[Place, int] = {place: start for place, (start, _) in parts.live.items()}
+    topics = parsed.topics
+    if not streaming or topics.assigned is not None:
+        chosen["assign"] = as_assign(parts.live)
+    elif topics.names is not None:
+        chosen["subscribe"] = ",".join(sorted(topics.names))
+    else:
+        chosen["subscribePattern"] = topics.pattern or ""
+    if streaming and topics.assigned is None:
+        starts = {place: starts.get(place, EARLIEST) for place in brokers.places}
+    if not streaming:
+        ends = {place: end for place, (_, end) in parts.live.items()}
+        chosen["endingOffsets"] = as_json(ends)
+    return {**chosen, "startingOffsets": as_json(starts)}

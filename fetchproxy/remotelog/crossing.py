@@ -1,0 +1,116 @@
+"""Where each partition passes from the archive to the brokers, and the file that keeps it. Pure.
+
+`archived`: the archive's end when it was looked at, where live reading begins. `live`: partitions
+of which nothing was archived then: they are read live alone, from this offset on, however much the
+archiver copies of them later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind
+
+Place = tuple[str, int]
+Offsets = Mapping[Place, int]
+
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    archived: Offsets
+    live: Offsets
+
+    def encode(self) -> str:
+        document = {"archived": _document(self.archived), "live": _document(self.live)}
+        return json.dumps({"version": VERSION, **document})
+
+    @classmethod
+    def decode(cls, text: str, name: str) -> Crossing:
+        """Raises ConfigError, naming the file."""
+        try:
+            document = json.loads(text)
+            if not isinstance(document.get("version"), int):
+                return cls._first_form(document)
+            if document["version"] != VERSION:
+                raise ConfigError(f"archive then live: {name} is of a later version of fetchproxy")
+            return cls(dict(_places(document["archived"])), dict(_places(document["live"])))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ConfigError(
+                f"archive then live: the crossing file {name} is damaged: put it back from a copy, "
+                "or begin again with another crossing file and another checkpoint"
+            ) from None
+
+    @classmethod
+    def _first_form(cls, document: Mapping[str, Mapping[str, int]]) -> Crossing:
+        every = dict(_places(document))
+        archived = {place: end for place, end in every.items() if end != EARLIEST}
+        return cls(archived, {place: end for place, end in every.items() if end == EARLIEST})
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Offsets of each partition that a half reads: (start, end); an end of LATEST: all there is."""
+
+    history: Mapping[Place, tuple[int, int]]
+    live: Mapping[Place, tuple[int, int]]
+
+
+def halves(crossing: Crossing, starting: Bound, ending: Bound) -> Halves:
+    """What of each partition is history and what is live. Raises ConfigError."""
+    places = [*crossing.archived, *crossing.live]
+    for side, bound in (("starting", starting), ("ending", ending)):
+        if bound.kind is BoundKind.OFFSETS and set(bound.by_partition) != set(places):
+            odd = min(set(bound.by_partition) ^ set(places))
+            raise ConfigError(
+                f"archive then live: {side}Offsets has to name each partition, and no other: {odd}"
+            )
+    history: dict[Place, tuple[int, int]] = {}
+    live: dict[Place, tuple[int, int]] = {}
+    for place in sorted(places):
+        start, end = _given(starting, place), _given(ending, place)
+        cross = crossing.archived.get(place)
+        if start != LATEST and cross is not None and start < cross:
+            history[place] = (start, cross if end == LATEST else min(end, cross))
+            live_from = cross
+        else:
+            # Below the brokers' first offset too: whether that is a loss, their source says.
+            live_from = crossing.live.get(place, EARLIEST) if start == EARLIEST else start
+        if end == LATEST or end > live_from:
+            live[place] = (live_from, end)
+    return Halves(history, live)
+
+
+def _given(bound: Bound, place: Place) -> int:
+    if bound.kind is BoundKind.OFFSETS:
+        return bound.by_partition[place]
+    return LATEST if bound.kind is BoundKind.LATEST else EARLIEST
+
+
+def as_json(offsets: Offsets) -> str:
+    """As both sources take them."""
+    return json.dumps(_document(offsets))
+
+
+def as_assign(places: Mapping[Place, object]) -> str:
+    document: dict[str, list[int]] = {}
+    for topic, partition in sorted(places):
+        document.setdefault(topic, []).append(partition)
+    return json.dumps(document)
+
+
+def _document(offsets: Offsets) -> dict[str, dict[str, int]]:
+    document: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        document.setdefault(topic, {})[str(partition)] = offset
+    return document
+
+
+def _places(document: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Place, int]]:
+    for topic, partitions in document.items():
+        for partition, offset in partitions.items():
+            yield (topic, int(partition)), int(offset)

@@ -1,0 +1,1 @@
+"""From stored bytes to Arrow columns, by compiled code."""

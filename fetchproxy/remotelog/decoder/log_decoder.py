@@ -1,0 +1,370 @@
+"""Stored bytes of a partition's log to Arrow: headers, checksums, who counts, decompression."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cramjam
+import numpy as np
+from fastcrc.crc32 import iscsi as crc32c
+
+from fetchproxy.model import AbortedTxn
+from fetchproxy.remotelog.decoder import header_scan, record_rows
+from fetchproxy.remotelog.decoder.arrow_batches import (
+    OFFSET_MAX,
+    ArrowBatches,
+    BrokenRecords,
+    RowLimits,
+)
+from fetchproxy.remotelog.decoder.header_scan import (
+    BASE_OFFSET,
+    PRODUCER_ID,
+    ScannedHeaders,
+    scan_headers,
+)
+from protocol.apis import MalformedMessage
+from protocol.record_batch import (
+    CRC_COVERS_FROM,
+    HEADER_BYTES,
+    RECORDS_BYTES_MAX,
+    CompressionType,
+    decompress,
+)
+
+# Which batches belong to aborted transactions: whole columns of headers at once. Pure.
+#
+# As Kafka's consumer judges (CompletedFetch), but without walking from the beginning: a batch is
+# aborted when it is transactional and lies between the first offset and the marker of an aborted
+# transaction of its producer, since a producer has one transaction at a time. So any part of a
+# segment can be read alone.
+
+
+class AbortedBatches:
+    def __init__(self, entries: Iterable[AbortedTxn]) -> None:
+        """In any order; of several entries of one transaction the one that ends last counts."""
+        by_producer: dict[int, dict[int, int]] = {}
+        for entry in entries:
+            ends = by_producer.setdefault(entry.producer_id, {})
+            ends[entry.first_offset] = max(entry.last_offset, ends.get(entry.first_offset, 0))
+        self._ranges = {
+            producer: (
+                np.array(sorted(ends), np.int64),
+                np.array([ends[first] for first in sorted(ends)], np.int64),
+            )
+            for producer, ends in by_producer.items()
+        }
+
+    def among(self, headers: ScannedHeaders) -> Any:
+        """A boolean for each batch."""
+        producers = headers.table[:, PRODUCER_ID]
+        bases = headers.table[:, BASE_OFFSET]
+        aborted = np.zeros(len(bases), np.bool_)
+        if not self._ranges:
+            return aborted
+        for producer in np.unique(producers).tolist():
+            if producer in self._ranges:
+                firsts, lasts = self._ranges[producer]
+                of_it = np.flatnonzero(producers == producer)
+                place = np.searchsorted(firsts, bases[of_it], side="right") - 1
+                aborted[of_it] = (place >= 0) & (bases[of_it] <= lasts[place])
+        return aborted & headers.is_transactional
+
+
+# Compressed records into one buffer that is used again and again.
+#
+# zstd and lz4 unpack right into it; gzip and snappy, with the framing of Java producers, are
+# `protocol.record_batch`'s. The size of the result is bounded as there.
+
+# Many batches at once, so that compiled code is called seldom; one that is larger makes it grow.
+ARENA_BYTES = 8 * 1024 * 1024
+_ROOM_BYTES = 4 * 1024 * 1024  # a batch of usual size finds as much
+
+_UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
+    CompressionType.LZ4: cramjam.lz4.decompress_into,
+    CompressionType.ZSTD: cramjam.zstd.decompress_into,
+}
+
+
+class Arena:
+    """Decompressed records, one batch behind the other, until `clear`."""
+
+    def __init__(self) -> None:
+        self._bytes: Any = np.empty(ARENA_BYTES, np.uint8)
+        self._used = 0
+
+    @property
+    def data(self) -> Any:
+        """A read-only uint8 array of all that was added since `clear`, until the next `add`."""
+        view = self._bytes[: self._used]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def has_room(self) -> bool:
+        """For one more batch of usual size."""
+        return len(self._bytes) - self._used >= _ROOM_BYTES
+
+    def clear(self) -> None:
+        self._used = 0
+        if len(self._bytes) > ARENA_BYTES:
+            self._bytes = np.empty(ARENA_BYTES, np.uint8)
+
+    def add(self, codec: int, stored: memoryview) -> tuple[int, int]:
+        """Where the records of a batch lie now: (start, end) in `data`.
+
+        Raises MalformedMessage for an unknown codec, damaged data or an absurd size.
+        """
+        start = self._used
+        unpack_into = _UNPACK_INTO.get(codec)
+        if unpack_into is None:
+            self._append(decompress(codec, stored))
+        else:
+            self._used += self._unpack(unpack_into, stored)
+        return start, self._used
+
+    def _unpack(self, unpack_into: Callable[[memoryview, Any], int], stored: memoryview) -> int:
+        """These codecs do not say how large the result is: the arena grows until it fits."""
+        while True:
+            room = self._bytes[self._used : self._used + RECORDS_BYTES_MAX]
+            try:
+                return unpack_into(stored, room)
+            except cramjam.DecompressionError as error:
+                # The codec's only sign of a full buffer; damage is reported in other words.
+                if "whole buffer" not in str(error) or len(room) == RECORDS_BYTES_MAX:
+                    raise MalformedMessage(f"compressed records: {error}") from None
+            self._grow(len(self._bytes))
+
+    def _append(self, records: Any) -> None:
+        more = len(records) - (len(self._bytes) - self._used)
+        if more > 0:
+            self._grow(more)
+        self._bytes[self._used : self._used + len(records)] = np.frombuffer(records, np.uint8)
+        self._used += len(records)
+
+    def _grow(self, more: int) -> None:
+        larger = np.empty(len(self._bytes) + more, np.uint8)
+        larger[: self._used] = self._bytes[: self._used]
+        self._bytes = larger
+
+
+# Stored bytes of a partition's log to Arrow: headers, checksums, who counts, decompression, rows.
+#
+# What is damaged is told to the caller's `on_fault`, which raises, or returns to go on behind it.
+
+# Position in the log in bytes, offset, what is wrong. May raise, which ends the decoding.
+OnFault = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """A chunk, the headers of its batches, and where the records of each are."""
+
+    data: Any
+    headers: ScannedHeaders
+    position: int  # of the chunk in the log
+    batches: Any  # as `record_rows` wants them
+
+
+class LogDecoder:
+    """One partition's log, chunk by chunk; `on_fault` is told of each damaged batch once."""
+
+    def __init__(self, rows: ArrowBatches, on_fault: OnFault, *, goes_on: bool = False) -> None:
+        """`goes_on`: `on_fault` may return; then a batch is looked through before it gives rows."""
+        self._rows = rows
+        self._on_fault = on_fault
+        self._goes_on = goes_on
+        self._arena = Arena()
+        # Of damaged batches that were passed over; behind a broken header, as many as offsets.
+        self.records_skipped = 0
+        self.next_offset = 0  # behind the last batch that was looked at, or passed over
+
+    def decode(
+        self,
+        chunk: bytes | bytearray,
+        limits: RowLimits,
+        *,
+        position: int = 0,
+        first_offset: int = 0,
+        last_offset: int = OFFSET_MAX,
+        borders: Sequence[int] = (),
+        aborted: AbortedBatches | None = None,
+    ) -> Iterator[Any]:
+        """pyarrow.RecordBatches of a chunk that begins and ends between batches.
+
+        `position` is the chunk's own in the log, its offsets lie between `first_offset` and
+        `last_offset`, both inclusive; behind broken headers reading goes on at the next of
+        `borders` (rising positions in the log where a batch begins). Batches of `aborted`
+        transactions give no rows; None: all do.
+        """
+        data = np.frombuffer(memoryview(chunk).toreadonly(), np.uint8)
+        data.flags.writeable = False
+        at = 0
+        while at < len(data):
+            headers = scan_headers(data, at, len(data))
+            scanned = _Scanned(data, headers, position, _record_places(headers))
+            placed = self._in_place(scanned, first_offset, last_offset)
+            yield from self._rows_of(scanned, placed, limits, aborted)
+            if placed.any():
+                first_offset = int(headers.table[placed, header_scan.LAST_OFFSET].max()) + 1
+                self.next_offset = first_offset
+            if headers.fault == header_scan.WHOLE:
+                return
+            what = f"batch {header_scan.FAULTS[headers.fault]}"
+            self._on_fault(position + headers.end, first_offset, what)
+            index = bisect_right(borders, position + headers.end)
+            at = borders[index] - position if index < len(borders) else len(data)
+            following = int.from_bytes(data[at : at + 8], "big") if at < len(data) else OFFSET_MAX
+            self.next_offset = max(first_offset, min(following, last_offset + 1))
+            self.records_skipped += self.next_offset - first_offset
+
+    def _rows_of(
+        self,
+        scanned: _Scanned,
+        placed: Any,
+        limits: RowLimits,
+        aborted: AbortedBatches | None,
+    ) -> Iterator[Any]:
+        headers, table = scanned.headers, scanned.headers.table
+        in_range = (
+            placed
+            & (table[:, header_scan.LAST_OFFSET] >= limits.offset_from)
+            & (table[:, header_scan.BASE_OFFSET] < limits.offset_end)
+        )
+        sound = self._sound(scanned, np.flatnonzero(in_range))
+        # A batch without any timestamp has -1, which is also that of its records.
+        gives_rows = (
+            in_range
+            & ~headers.is_control
+            & (table[:, header_scan.MAX_TIMESTAMP] >= limits.timestamp_min)
+            & (table[:, header_scan.COUNT] > 0)
+        )
+        if aborted is not None:
+            gives_rows &= ~aborted.among(headers)
+        chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
+        if self._headers_suffice(table[chosen], limits):
+            yield from self._rows.of_headers(
+                table[chosen, header_scan.BASE_OFFSET],
+                table[chosen, header_scan.COUNT],
+                headers.is_log_append_time[chosen],
+                limits,
+            )
+        else:
+            yield from self._rows_of_records(scanned, chosen, limits)
+
+    def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
+        """Nothing is asked for that a look at records would tell, so they stay compressed.
+
+        Offsets rise within a batch: it lacks none if it has as many records as it spans.
+        """
+        counts = chosen[:, header_scan.COUNT]
+        spans = chosen[:, header_scan.LAST_OFFSET] - chosen[:, header_scan.BASE_OFFSET] + 1
+        return (
+            not self._goes_on
+            and self._rows.may_be_of_headers(counts, limits)
+            and bool((spans == counts).all())
+        )
+
+    def _rows_of_records(
+        self, scanned: _Scanned, chosen: Sequence[int], limits: RowLimits
+    ) -> Iterator[Any]:
+        codecs = scanned.headers.codec.tolist()
+        stored: list[int] = []  # consecutive ones that need no decompression
+        packed: list[int] = []  # consecutive ones in the arena
+        for i in chosen:
+            if stored and codecs[i]:
+                yield from self._flush(scanned, scanned.data, stored, limits)
+            if packed and not (codecs[i] and self._arena.has_room):
+                yield from self._flush(scanned, self._arena.data, packed, limits)
+                self._arena.clear()
+            if codecs[i]:
+                if self._unpack(scanned, i, codecs[i]):
+                    packed.append(i)
+            elif self._looks_sound(scanned, scanned.data, i):
+                stored.append(i)
+        yield from self._flush(scanned, scanned.data, stored, limits)
+        yield from self._flush(scanned, self._arena.data, packed, limits)
+        self._arena.clear()
+
+    def _in_place(self, scanned: _Scanned, first_offset: int, last_offset: int) -> Any:
+        """A boolean for each batch: base offsets are not under the checksum, but they have to rise
+        within what the index says."""
+        table = scanned.headers.table
+        bases, lasts = table[:, header_scan.BASE_OFFSET], table[:, header_scan.LAST_OFFSET]
+        placed = (bases >= first_offset) & (lasts <= last_offset)
+        inside = np.flatnonzero(placed)
+        placed[inside[1:][bases[inside[1:]] <= lasts[inside[:-1]]]] = False
+        for i in np.flatnonzero(~placed).tolist():
+            what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
+            self._fault_in(scanned, i, what)
+        return placed
+
+    def _sound(self, scanned: _Scanned, indices: Any) -> set[int]:
+        """Those of `indices` whose bytes have the checksum that they state."""
+        sound = set()
+        view = memoryview(scanned.data)
+        columns = (header_scan.POSITION, header_scan.SIZE, header_scan.CRC)
+        rows = scanned.headers.table[indices][:, columns].tolist()
+        for i, (start, size, crc) in zip(indices.tolist(), rows, strict=True):
+            found = crc32c(view[start + CRC_COVERS_FROM : start + size])
+            if found == crc:
+                sound.add(i)
+            else:
+                what = f"batch has CRC-32C {found:08x}, its header says {crc:08x}"
+                self._fault_in(scanned, i, what)
+        return sound
+
+    def _unpack(self, scanned: _Scanned, i: int, codec: int) -> bool:
+        """Whether the batch's records are in the arena now, and sound."""
+        batch = scanned.batches[i]
+        start, end = batch[record_rows.START], batch[record_rows.END]
+        try:
+            place = self._arena.add(codec, memoryview(scanned.data)[start:end])
+        except MalformedMessage as error:
+            self._fault_in(scanned, i, str(error))
+            return False
+        batch[record_rows.START], batch[record_rows.END] = place
+        return self._looks_sound(scanned, self._arena.data, i)
+
+    def _looks_sound(self, scanned: _Scanned, data: Any, i: int) -> bool:
+        if not self._goes_on:
+            return True
+        fault = record_rows.first_fault(data, scanned.batches[i])
+        if fault:
+            self._fault_in(scanned, i, record_rows.FAULTS[fault])
+        return not fault
+
+    def _flush(
+        self, scanned: _Scanned, data: Any, chosen: list[int], limits: RowLimits
+    ) -> Iterator[Any]:
+        """The rows of the `chosen` batches, whose records are in `data`; none is left then."""
+        try:
+            yield from self._rows.of(data, scanned.batches[chosen], limits)
+        except BrokenRecords as broken:
+            self._fault_in(scanned, chosen[broken.index], broken.what)
+        chosen.clear()
+
+    def _fault_in(self, scanned: _Scanned, i: int, what: str) -> None:
+        batch = scanned.headers.table[i]
+        place = scanned.position + int(batch[header_scan.POSITION])
+        base = int(batch[header_scan.BASE_OFFSET])
+        self._on_fault(place, base, what)
+        # Its own count may be what is damaged; there are no more records than offsets.
+        span = int(batch[header_scan.LAST_OFFSET]) - base + 1
+        self.records_skipped += min(int(batch[header_scan.COUNT]), span)
+
+
+def _record_places(headers: ScannedHeaders) -> Any:
+    """The batches as `record_rows` wants them, with the places of their stored records."""
+    table = headers.table
+    batches = np.empty((len(table), record_rows.BATCH_FIELDS), np.int64)
+    batches[:, record_rows.START] = table[:, header_scan.POSITION] + HEADER_BYTES
+    batches[:, record_rows.END] = table[:, header_scan.POSITION] + table[:, header_scan.SIZE]
+    batches[:, record_rows.COUNT] = table[:, header_scan.COUNT]
+    batches[:, record_rows.BASE_OFFSET] = table[:, header_scan.BASE_OFFSET]
+    batches[:, record_rows.BASE_TIMESTAMP] = table[:, header_scan.BASE_TIMESTAMP]
+    batches[:, record_rows.LOG_APPEND] = headers.is_log_append_time
+    batches[:, record_rows.APPEND_TIMESTAMP] = table[:, header_scan.MAX_TIMESTAMP]
+    return batches

@@ -1,0 +1,405 @@
+"""The options of `format("remotelog")`, and what becomes of those of Spark's Kafka source."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.model import IsolationLevel
+
+# What becomes of each option that Spark documents for its Kafka source. Pure; names in any case.
+#
+# `docs/pipeline.md` has the same as a table, and a test compares both: no option is passed over
+# without a word.
+
+# They mean here what they mean there.
+HONOURED = (
+    "assign",
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "kafka.isolation.level",
+)
+
+# Whom to ask and how: no broker is asked, so rows are the same with them and without.
+NOT_NEEDED = ("kafka.bootstrap.servers", "kafka.*")
+
+_NO_GROUP = "an archive is read in no consumer group, so no right or quota of one applies"
+_AS_BYTES = "key and value come as bytes; decode the columns"
+
+# Rows, limits or names would not be those that the option asks for.
+REFUSED: Mapping[str, str] = {
+    "kafka.group.id": _NO_GROUP,
+    "groupIdPrefix": _NO_GROUP,
+    "kafka.auto.offset.reset": "startingOffsets says where reading begins",
+    "kafka.enable.auto.commit": "offsets are kept in the query's checkpoint alone",
+    "kafka.key.deserializer": _AS_BYTES,
+    "kafka.value.deserializer": _AS_BYTES,
+    "kafka.interceptor.classes": "records do not pass a Kafka consumer here",
+    "kafkaConsumer.pollTimeoutMs": "no consumer polls; readMaxMs bounds one read of the store",
+    "fetchOffset.numRetries": "no broker is asked; planMaxMs bounds the reading of metadata",
+    "fetchOffset.retryIntervalMs": "no broker is asked; planMaxMs bounds the reading of metadata",
+}
+
+_KAFKA = "kafka."
+_REFUSED = {name.lower(): name for name in REFUSED}
+# Of the Kafka source alone, where both sources read one topic.
+_LIVE_ONLY = ("kafkaconsumer.", "fetchoffset.", "groupidprefix")
+
+
+def check_not_refused(names: Iterable[str]) -> None:
+    """Raises ConfigError with the reason."""
+    for name in names:
+        known = _REFUSED.get(name.lower())
+        if known is not None:
+            raise ConfigError(f"remotelog: {known}: {REFUSED[known]}; take the option out")
+
+
+def is_not_needed(name: str) -> bool:
+    """A setting of Kafka's client that changes no row of an archive."""
+    lower = name.lower()
+    return lower.startswith(_KAFKA) and lower != "kafka.isolation.level"
+
+
+def is_live_only(name: str) -> bool:
+    """An option that Spark's Kafka source takes, or refuses, where this one has no use for it."""
+    return is_not_needed(name) or name.lower().startswith(_LIVE_ONLY)
+
+
+# The options of `format("remotelog")`: those of Spark's Kafka source as far as they make sense.
+#
+# A job moves by changing the format's name and adding `store`: `options` says what becomes
+# of each option of Spark's. Pure; any other option is refused, as a mistyped one would go
+# unnoticed.
+
+# Stored bytes of one task: what Spark takes for files (spark.sql.files.maxPartitionBytes).
+PARTITION_BYTES_MAX = 128 * 1024 * 1024
+# Of one range read, index or transaction index, with its retries; then the task fails by name.
+READ_MAX_MS = 300_000
+# Of one partition's metadata; one of a million segments takes minutes from an object store.
+PLAN_MAX_MS = 600_000
+# So long a stream waits for `minOffsetsPerTrigger`: Spark's own default.
+TRIGGER_DELAY_MAX_MS = 15 * 60_000
+
+# Offsets as Spark's JSON has them (and Kafka's ListOffsets).
+LATEST, EARLIEST = -1, -2
+
+_STORE_SETTING = "store."
+_DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|min|h|d)?")
+_DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_KNOWN = {
+    name.lower(): name
+    for name in (
+        "store",
+        "path",
+        "topics",
+        "subscribe",
+        "topicPattern",
+        "subscribePattern",
+        "assign",
+        "startingOffsets",
+        "endingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
+        "startingOffsetsByTimestamp",
+        "endingOffsetsByTimestamp",
+        "startingOffsetsByTimestampStrategy",
+        "isolationLevel",
+        "includeHeaders",
+        "maxBytesPerPartition",
+        "maxBytesPerTrigger",
+        "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "maxRecordsPerPartition",
+        "minPartitions",
+        "failOnDataLoss",
+        "corruptBatches",
+        "corruptReport",
+        "metadataCacheDir",
+        "pushFilters",
+        "readMaxMs",
+        "planMaxMs",
+    )
+}
+_OF_STREAMS = (
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+)
+
+
+class BoundKind(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSETS = "offsets"
+    TIMESTAMPS = "timestamps"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where reading begins or ends. `by_partition`: offsets, or timestamps in ms; those of a
+    timestamp for all partitions are in `everywhere`."""
+
+    kind: BoundKind
+    by_partition: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    everywhere: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChoice:
+    """One of the three is set. `assigned`: the partitions of each topic."""
+
+    names: frozenset[str] | None = None
+    pattern: str | None = None
+    assigned: Mapping[str, frozenset[int]] | None = None
+
+    def takes(self, topic: str, partition: int) -> bool:
+        if self.names is not None:
+            return topic in self.names
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return partition in (self.assigned or {}).get(topic, ())
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """What one micro-batch may have: stored bytes, offsets; 0: no limit. One of fewer than
+    `offsets_min` offsets waits for more, up to `delay_max_ms`. `given`: the options' names."""
+
+    bytes_max: int = 0
+    offsets_max: int = 0
+    offsets_min: int = 0
+    delay_max_ms: int = TRIGGER_DELAY_MAX_MS
+    given: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    store: str
+    topics: TopicChoice
+    starting: Bound
+    ending: Bound
+    # What a timestamp after the last record means as a start: an error, or the end.
+    starting_after_end_is_error: bool = True
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    include_headers: bool = False
+    partition_bytes_max: int = PARTITION_BYTES_MAX
+    trigger: TriggerLimits = TriggerLimits()
+    partitions_min: int = 0
+    partition_records_max: int = 0  # 0: as many as its bytes hold
+    push_filters: bool = False
+    fail_on_data_loss: bool = True
+    skip_corrupt: bool = False
+    corrupt_report: str | None = None
+    metadata_cache_dir: str | None = None
+    read_max_ms: int = READ_MAX_MS
+    plan_max_ms: int = PLAN_MAX_MS
+    store_settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
+    """Names in any case. Raises ConfigError, naming the option."""
+    options = _Given({name.lower(): value for name, value in given.items()})
+    check_not_refused(options.values)
+    for name in options.values:
+        known = name in _KNOWN or name.startswith(_STORE_SETTING)
+        if not known and name != "kafka.isolation.level" and not is_not_needed(name):
+            there = ", ".join(sorted(_KNOWN.values()))
+            raise ConfigError(f"remotelog: unknown option {name!r}; there are {there}")
+    default = BoundKind.LATEST if streaming else BoundKind.EARLIEST
+    return SourceOptions(
+        store=_store(options),
+        topics=_topics(options),
+        starting=_bound(options, "starting", default, streaming=streaming),
+        ending=_bound(options, "ending", BoundKind.LATEST, streaming=streaming),
+        starting_after_end_is_error=options.one_of(
+            "startingOffsetsByTimestampStrategy", ("error", "latest")
+        )
+        == "error",
+        isolation=_isolation(options),
+        include_headers=options.boolean("includeHeaders", False),
+        partition_bytes_max=options.number("maxBytesPerPartition", PARTITION_BYTES_MAX, 1),
+        trigger=_trigger(options, streaming=streaming),
+        partitions_min=options.number("minPartitions", 0, 0),
+        partition_records_max=options.number("maxRecordsPerPartition", 0, 0),
+        push_filters=options.boolean("pushFilters", False),
+        fail_on_data_loss=options.boolean("failOnDataLoss", True),
+        skip_corrupt=options.one_of("corruptBatches", ("fail", "skip")) == "skip",
+        corrupt_report=options.text("corruptReport"),
+        metadata_cache_dir=options.text("metadataCacheDir"),
+        read_max_ms=options.number("readMaxMs", READ_MAX_MS, 1),
+        plan_max_ms=options.number("planMaxMs", PLAN_MAX_MS, 1),
+        store_settings={
+            name.removeprefix(_STORE_SETTING): value
+            for name, value in options.values.items()
+            if name.startswith(_STORE_SETTING)
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """`values` by lower-case name."""
+
+    values: Mapping[str, str]
+
+    def text(self, name: str) -> str | None:
+        return self.values.get(name.lower())
+
+    def either(self, name: str, other: str) -> str | None:
+        """Of two names for one option."""
+        first, second = self.text(name), self.text(other)
+        if first and second and first != second:
+            raise ConfigError(f"remotelog: {name} and {other} are both given, and differ")
+        return first or second
+
+    def duration_ms(self, name: str, default: int) -> int:
+        """As Spark writes them; a number alone is milliseconds."""
+        text = self.values.get(name.lower(), f"{default}ms").strip().lower()
+        matched = _DURATION.fullmatch(text)
+        if matched is None:
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected a duration as 15m")
+        return int(matched[1]) * _DURATION_MS[matched[2] or "ms"]
+
+    def boolean(self, name: str, default: bool) -> bool:
+        text = self.values.get(name.lower(), str(default)).lower()
+        if text not in ("true", "false"):
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected true or false")
+        return text == "true"
+
+    def number(self, name: str, default: int, least: int) -> int:
+        text = self.values.get(name.lower(), str(default))
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected a number from {least} on")
+        return int(text)
+
+    def one_of(self, name: str, choices: tuple[str, ...]) -> str:
+        """The first is the default."""
+        text = self.values.get(name.lower(), choices[0]).lower()
+        if text not in choices:
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected {' or '.join(choices)}")
+        return text
+
+    def json(self, name: str) -> Any:
+        try:
+            return json.loads(self.values[name.lower()])
+        except ValueError as error:
+            raise ConfigError(f"remotelog: {name} is no JSON: {error}") from None
+
+
+def _store(options: _Given) -> str:
+    """`load(path)` says it as well."""
+    store, path = options.text("store"), options.text("path")
+    if store and path and store != path:
+        raise ConfigError(f"remotelog: path {path!r} and store {store!r} are two places")
+    if not store and not path:
+        raise ConfigError("remotelog: the option 'store' is needed, as s3://bucket/prefix")
+    return store or path or ""
+
+
+def _trigger(options: _Given, *, streaming: bool) -> TriggerLimits:
+    given = tuple(name for name in _OF_STREAMS if options.text(name) is not None)
+    if given and not streaming:
+        raise ConfigError(f"remotelog: {given[0]}: only streams have micro-batches; take it out")
+    limits = TriggerLimits(
+        bytes_max=options.number("maxBytesPerTrigger", 0, 0),
+        offsets_max=options.number("maxOffsetsPerTrigger", 0, 0),
+        offsets_min=options.number("minOffsetsPerTrigger", 0, 0),
+        delay_max_ms=options.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MAX_MS),
+        given=given,
+    )
+    if limits.offsets_max and limits.offsets_min > limits.offsets_max:
+        raise ConfigError(
+            f"remotelog: minOffsetsPerTrigger is {limits.offsets_min}, above maxOffsetsPerTrigger"
+        )
+    return limits
+
+
+def _topics(options: _Given) -> TopicChoice:
+    names = options.either("topics", "subscribe")
+    pattern = options.either("topicPattern", "subscribePattern")
+    assign = options.text("assign")
+    if sum(1 for each in (names, pattern, assign) if each) != 1:
+        raise ConfigError("remotelog: give one of topics, topicPattern and assign")
+    if names:
+        chosen = frozenset(n.strip() for n in names.split(",") if n.strip())
+        if not chosen:
+            raise ConfigError(f"remotelog: topics is {names!r}, expected names")
+        return TopicChoice(names=chosen)
+    if pattern:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"remotelog: topicPattern {pattern!r}: {error}") from None
+        return TopicChoice(pattern=pattern)
+    document = options.json("assign")
+    try:
+        assigned = {topic: frozenset(map(int, chosen)) for topic, chosen in document.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError('remotelog: assign is not like {"topic": [0, 1]}') from None
+    if not assigned or not all(assigned.values()):
+        raise ConfigError(f"remotelog: assign is {options.text('assign')}: no partition of a topic")
+    return TopicChoice(assigned=assigned)
+
+
+def _isolation(options: _Given) -> IsolationLevel:
+    options.either("isolationLevel", "kafka.isolation.level")
+    name = "isolationLevel" if options.text("isolationLevel") else "kafka.isolation.level"
+    level = options.one_of(name, ("read_uncommitted", "read_committed"))
+    return IsolationLevel[level.upper()]
+
+
+def _bound(options: _Given, side: str, default: BoundKind, *, streaming: bool) -> Bound:
+    """By the precedence of Spark's source: a timestamp, timestamps by partition, offsets."""
+    timestamp = f"{side}Timestamp"
+    by_timestamp = f"{side}OffsetsByTimestamp"
+    offsets = f"{side}Offsets"
+    if options.text(timestamp) is not None:
+        return Bound(BoundKind.TIMESTAMPS, everywhere=options.number(timestamp, 0, 0))
+    if options.text(by_timestamp) is not None:
+        return Bound(BoundKind.TIMESTAMPS, _by_partition(by_timestamp, options.json(by_timestamp)))
+    text = (options.text(offsets) or default).lower()
+    if text in (BoundKind.EARLIEST, BoundKind.LATEST):
+        useless = BoundKind.LATEST if side == "starting" else BoundKind.EARLIEST
+        if text == useless and not streaming:
+            raise ConfigError(f"remotelog: {offsets} cannot be {text!r} in a batch query")
+        return Bound(BoundKind(text))
+    found = _by_partition(offsets, options.json(offsets))
+    useless_offset = LATEST if side == "starting" else EARLIEST
+    if not streaming and useless_offset in found.values():
+        raise ConfigError(f"remotelog: {offsets} cannot be {useless_offset} in a batch query")
+    return Bound(BoundKind.OFFSETS, found)
+
+
+def _by_partition(name: str, document: Any) -> dict[tuple[str, int], int]:
+    try:
+        found = {
+            (topic, int(partition)): int(value)
+            for topic, partitions in document.items()
+            for partition, value in partitions.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(f'remotelog: {name} is not like {{"topic": {{"0": 23}}}}') from None
+    if any(value < EARLIEST for value in found.values()):
+        raise ConfigError(f"remotelog: {name} has a number below {EARLIEST}")
+    return found

@@ -1,0 +1,342 @@
+"""Which task reads which bytes of which segments, and which offsets the archive lacks. Pure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.errors import CorruptSegment, FetchProxyError, RemoteStorageError
+from fetchproxy.metadata.columns import SegmentExtent
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.description import FinishedOffsets
+from fetchproxy.storage.archive_objects import PartitionRecords
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.archive_health import Held, NotHeld, Offsets, look_at_offsets, not_held
+from fetchproxy.writing.concerns import in_no_segment
+from fetchproxy.writing.published import read_finished_offsets
+
+# Which offsets that are asked for the archive does not have, and whether that is on record.
+#
+# The rule is that of `verify` (`remote_log.verification.expected_offsets`): a gap is one only
+# where the archiver has put it on record; a hole without a record was archived and is gone. Data
+# source and jobs ask it here. Where nothing is missing it costs one small object a partition, and
+# nothing where what is asked for lies within the archive's ends.
+
+PARTITIONS_AT_ONCE = 32
+ALL_OFFSETS: Offsets = (0, 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """Within what is asked for. `uncertain`: base offsets of segments whose metadata cannot be
+    read, which no segment that can be read covers."""
+
+    found: NotHeld
+    uncertain: tuple[int, ...] = ()
+
+    def in_words(self) -> str | None:
+        """The first hole of the worst kind; None: there is none."""
+        for first, last in self.found.missing:
+            said = in_no_segment(first, last)
+            return f"{said} any more, which is a fault: `fetchproxy verify` says more"
+        for first, last in self.found.gaps:
+            return f"offsets {first} to {last} were lost before they could be archived"
+        for first, last in self.found.not_known:
+            said = f"offsets {first} to {last} are in no segment"
+            return f"{said}, and nothing says if they ever were"
+        for base in self.uncertain:
+            return (
+                f"the metadata of the segment at offset {base} cannot be read: "
+                "`fetchproxy verify --repair` may mend it"
+            )
+        return None
+
+
+async def holes_of(
+    rsm: RemoteStorageManager,
+    views: Iterable[PartitionView],
+    asked: Mapping[TopicIdPartition, Offsets],
+    *,
+    views_of_store: bool = True,
+) -> dict[TopicIdPartition, Holes]:
+    """Of each of `views` that has holes within `asked` (first and last offset, both inclusive;
+    `ALL_OFFSETS`: from where the archive has to begin, to where it was finished).
+
+    `views_of_store` False: they are older than the store, as those of cache files may be; then
+    nothing is said of what lies behind their ends. Raises RemoteStorageError.
+    """
+    waiting = list(views)
+    found: dict[TopicIdPartition, Holes] = {}
+    failures: list[RemoteStorageError] = []
+
+    async def look() -> None:
+        # The first failure ends it; raised in here, the TaskGroup would wrap it.
+        while waiting and not failures:
+            view = waiting.pop()
+            if _has_all(view, asked.get(view.tip, ALL_OFFSETS)):
+                continue
+            try:
+                holes = await _holes(rsm, view, views_of_store)
+            except RemoteStorageError as error:
+                failures.append(error)
+                return
+            within = _within(holes, view, asked.get(view.tip, ALL_OFFSETS))
+            if within.in_words() is not None:
+                found[view.tip] = within
+
+    async with asyncio.TaskGroup() as looking:
+        for _ in range(min(PARTITIONS_AT_ONCE, len(waiting))):
+            looking.create_task(look())
+    if failures:
+        raise failures[0]
+    return found
+
+
+def _has_all(view: PartitionView, asked: Offsets) -> bool:
+    """Whether the view alone says so; where it does not, that may be known to the store."""
+    first, last = asked
+    if first > last:
+        return True
+    if view.unreadable or not view.segments:
+        return False
+    if first < (view.log_start_offset or 0) or last >= (view.log_end_offset or 0):
+        return False
+    return not any(start <= last and end >= first for start, end in view.gaps())
+
+
+async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool) -> NotHeld:
+    stated = await _stated(rsm.records, view.tip)
+    held = _held(view)
+    found = not_held(held, stated, ())
+    if found == NotHeld():
+        return found
+    if not of_store:
+        recorded = rsm.records.list_archive_gaps(view.tip)
+        gaps = [(gap.first_offset, gap.last_offset) async for gap in recorded]
+        end = view.log_end_offset or 0
+        return _clipped(not_held(held, stated, gaps), (0, end - 1))
+    # What is read now was stated before: a copy or a truncation that was under way is no hole.
+    async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+
+        async def refresh() -> PartitionView:
+            return await rlmm.refresh(view.tip, asyncio.get_running_loop().time())
+
+        look = await look_at_offsets(rsm.records, rlmm, view.tip, refresh)
+    return look.found
+
+
+async def _stated(records: PartitionRecords, tip: TopicIdPartition) -> FinishedOffsets | None:
+    try:
+        return await read_finished_offsets(records, tip)
+    except CorruptSegment:
+        return None  # `verify` names it
+
+
+def _held(view: PartitionView) -> Held:
+    last = view.segments[len(view.segments) - 1] if view.segments else None
+    epochs = () if last is None else last.segment_leader_epochs
+    return Held(
+        segments=list(view.segments.bounds()),
+        uncertain=view.unreadable,
+        log_start_offset=view.raised_log_start,
+        newest_epoch=epochs[-1].epoch if epochs else -1,
+    )
+
+
+def _within(found: NotHeld, view: PartitionView, asked: Offsets) -> Holes:
+    uncertain = [
+        base for base in view.unreadable if asked[0] <= base <= asked[1] and not view.covers(base)
+    ]
+    return Holes(_clipped(found, asked), tuple(uncertain))
+
+
+def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
+    def clipped(holes: Iterable[Offsets]) -> tuple[Offsets, ...]:
+        shared = ((max(first, asked[0]), min(last, asked[1])) for first, last in holes)
+        return tuple((first, last) for first, last in shared if first <= last)
+
+    return NotHeld(clipped(found.missing), clipped(found.gaps), clipped(found.not_known))
+
+
+# Which task reads which bytes of which segments. Pure: from the metadata's views alone.
+#
+# A task is a run of parts of one partition, of about `partition_bytes_max` stored bytes. A part
+# is a whole segment, or a piece of a large one: from a byte up to another, which whoever reads it
+# moves to the segment's index borders, the same for both neighbours, so that each batch is in one
+# piece.
+
+
+class DataLoss(FetchProxyError):
+    """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
+
+
+class OffsetSpan(NamedTuple):
+    """`start` up to but not `end`."""
+
+    start: int
+    end: int
+
+
+class SegmentPart(NamedTuple):
+    """A tuple of numbers, as there may be millions to be sent: `metadata` has what stores ask for.
+
+    Bytes `byte_from` up to but not `byte_to` of the log; of their records those with the offsets
+    `offset_from` up to but not `offset_end`.
+    """
+
+    segment_id: bytes
+    start_offset: int
+    stored_end_offset: int
+    size_bytes: int
+    has_aborted_txns: bool
+    byte_from: int
+    byte_to: int
+    offset_from: int
+    offset_end: int
+
+    def metadata(self, tip: TopicIdPartition) -> RemoteLogSegmentMetadata:
+        """With what is needed to read the segment's objects; the rest is not known any more."""
+        return RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(tip, UUID(bytes=self.segment_id)),
+            start_offset=self.start_offset,
+            end_offset=self.stored_end_offset,
+            max_timestamp_ms=-1,
+            event_timestamp_ms=-1,
+            segment_leader_epochs=(),
+            segment_size_bytes=self.size_bytes,
+            state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+            has_aborted_txns=self.has_aborted_txns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """What one Spark task reads, in the order of offsets."""
+
+    tip: TopicIdPartition
+    parts: tuple[SegmentPart, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Plain tuples are pickled in a third of the time and of the bytes."""
+        tip = self.tip
+        plain = tuple([tuple(part) for part in self.parts])
+        return _task_of, (tip.topic_id.bytes, tip.topic, tip.partition, plain)
+
+    @property
+    def offsets(self) -> OffsetSpan:
+        return OffsetSpan(self.parts[0].offset_from, self.parts[-1].offset_end)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.byte_to - part.byte_from for part in self.parts)
+
+
+def _task_of(
+    topic_id: bytes, topic: str, partition: int, parts: tuple[tuple[Any, ...], ...]
+) -> ReadTask:
+    tip = TopicIdPartition(UUID(bytes=topic_id), topic, partition)
+    return ReadTask(tip, tuple([SegmentPart(*part) for part in parts]))
+
+
+def plan_tasks(
+    views: Mapping[TopicIdPartition, PartitionView],
+    spans: Mapping[TopicIdPartition, OffsetSpan],
+    *,
+    partition_bytes_max: int,
+    partitions_min: int = 0,
+    records_max: int = 0,
+) -> list[ReadTask]:
+    """By topic, partition and offset; of `spans` what the views hold.
+
+    At least `partitions_min` tasks, as far as there are bytes to share; `records_max`: offsets of
+    one task at the most, 0: as many as its bytes hold.
+    """
+    if partitions_min:
+        total = sum(
+            part.size_bytes
+            for tip, span in spans.items()
+            for part in _parts(views[tip], span, 2**63 - 1)
+        )
+        # Rounded down, or the last of the tasks would be missing.
+        partition_bytes_max = min(partition_bytes_max, max(1, total // partitions_min))
+    ordered = sorted(spans, key=lambda tip: (tip.topic, tip.partition, tip.topic_id))
+    if records_max:
+        return [
+            task
+            for tip in ordered
+            for task in _short_tasks(views[tip], spans[tip], partition_bytes_max, records_max)
+        ]
+    return [task for tip in ordered for task in _tasks(views[tip], spans[tip], partition_bytes_max)]
+
+
+def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[ReadTask]:
+    gathered: list[SegmentPart] = []
+    gathered_bytes = 0
+    for part in _parts(view, span, bytes_max):
+        part_bytes = part.byte_to - part.byte_from
+        if gathered and gathered_bytes + part_bytes > bytes_max:
+            yield ReadTask(view.tip, tuple(gathered))
+            gathered, gathered_bytes = [], 0
+        gathered.append(part)
+        gathered_bytes += part_bytes
+    if gathered:
+        yield ReadTask(view.tip, tuple(gathered))
+
+
+def _short_tasks(
+    view: PartitionView, span: OffsetSpan, bytes_max: int, records_max: int
+) -> Iterator[ReadTask]:
+    """Cut by offsets alone: which bytes hold them, the segment's index says to whoever reads. Of a
+    segment's bytes as many are counted as of its offsets."""
+    gathered: list[SegmentPart] = []
+    room, bytes_left = records_max, float(bytes_max)
+    for whole in _parts(view, span, 2**63 - 1):
+        record_bytes = whole.size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
+        at = whole.offset_from
+        while at < whole.offset_end:
+            count = min(room, whole.offset_end - at, max(1, int(bytes_left / record_bytes)))
+            gathered.append(whole._replace(offset_from=at, offset_end=at + count))
+            at, room, bytes_left = at + count, room - count, bytes_left - count * record_bytes
+            if not room or bytes_left < record_bytes:
+                yield ReadTask(view.tip, tuple(gathered))
+                gathered, room, bytes_left = [], records_max, float(bytes_max)
+    if gathered:
+        yield ReadTask(view.tip, tuple(gathered))
+
+
+def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[SegmentPart]:
+    """Neighbours may overlap: what the one before has is not read again."""
+    next_offset = max(span.start, view.raised_log_start)
+    if span.end <= next_offset:
+        return
+    for segment in view.segments.extents(view.segments.index_at_or_after(next_offset)):
+        if segment.start_offset >= span.end:
+            return
+        offset_from = max(segment.start_offset, next_offset)
+        offset_end = min(segment.end_offset + 1, span.end)
+        if offset_from < offset_end and segment.size_bytes:
+            yield from _pieces(segment, offset_from, offset_end, bytes_max)
+        next_offset = max(next_offset, offset_end)
+
+
+def _pieces(
+    segment: SegmentExtent, offset_from: int, offset_end: int, bytes_max: int
+) -> Iterator[SegmentPart]:
+    raw_id, start, _, stored_end, size, aborted = segment
+    count = -(-size // bytes_max)
+    for number in range(count):
+        byte_from, byte_to = size * number // count, size * (number + 1) // count
+        yield SegmentPart(
+            raw_id, start, stored_end, size, aborted, byte_from, byte_to, offset_from, offset_end
+        )

@@ -1,0 +1,107 @@
+"""How far one micro-batch of a stream may go: limits in offsets and in stored bytes. Pure.
+
+A batch never has nothing where something is new, so that a stream always gets to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.remotelog.options import TriggerLimits
+
+# (topic, partition) -> the next offset.
+Ends = Mapping[tuple[str, int], int]
+Views = Mapping[tuple[str, int], PartitionView]
+
+
+def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[tuple[str, int], int]:
+    """Of each partition that has any, from where on they are to be read."""
+    begins = {}
+    for key, end in ends.items():
+        first = views[key].log_start_offset or 0 if key in views else 0
+        begin = max(starts.get(key, first), first)
+        if begin < end:
+            begins[key] = begin
+    return begins
+
+
+def admitted(views: Views, starts: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
+    """`ends` as far as the limits let one batch go from `starts`."""
+    begins = new_offsets(views, starts, ends)
+    found = dict(ends)
+    if limits.offsets_max:
+        found |= _by_offsets(begins, ends, limits.offsets_max)
+    if limits.bytes_max:
+        found |= _by_bytes(views, begins, found, limits.bytes_max)
+    return found
+
+
+def waits_for_more(views: Views, starts: Ends, ends: Ends, limits: TriggerLimits) -> bool:
+    """Whether fewer offsets are new than a batch should have."""
+    begins = new_offsets(views, starts, ends)
+    return sum(ends[key] - begin for key, begin in begins.items()) < limits.offsets_min
+
+
+def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[tuple[str, int], int]:
+    """In proportion to what is new, as Spark's Kafka source; the sum is never above the limit."""
+    sizes = {key: ends[key] - begin for key, begin in begins.items()}
+    total = sum(sizes.values())
+    if total <= offsets_max:
+        return {}
+    shares = {key: offsets_max * size // total for key, size in sizes.items()}
+    left = offsets_max - sum(shares.values())
+    # Fewer than there are partitions: one each to those that would otherwise get least.
+    for key in sorted(sizes, key=lambda key: (shares[key], key))[:left]:
+        shares[key] += 1
+    return {key: begins[key] + share for key, share in shares.items()}
+
+
+def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[tuple[str, int], int]:
+    """Equal shares; what a partition does not need is the others'."""
+    found = {}
+    left = bytes_max
+    needs = {
+        key: _bytes_up_to(views[key], begin, ends[key], bytes_max) for key, begin in begins.items()
+    }
+    waiting = sorted(needs, key=lambda key: (needs[key], key))
+    for number, key in enumerate(waiting):
+        share = left // (len(waiting) - number)
+        if needs[key] <= share:
+            left -= needs[key]
+            continue
+        found[key] = _end_within(views[key], begins[key], ends[key], share)
+        left -= min(share, needs[key])
+    return found
+
+
+def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
+    """Stored bytes of these offsets; counting ends where there are more than `enough`."""
+    total = 0
+    at = begin
+    for segment in view.segments.extents(view.segments.index_at_or_after(begin)):
+        if segment.start_offset >= end or total > enough:
+            break
+        count = min(segment.end_offset + 1, end) - max(segment.start_offset, at)
+        offsets = segment.stored_end_offset + 1 - segment.start_offset
+        total += -(-segment.size_bytes * max(0, count) // offsets)
+        at = max(at, segment.end_offset + 1)
+    return total
+
+
+def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
+    """Whole segments where one fits, else a part of one, as if its records were of one size."""
+    at, left = begin, share
+    for segment in view.segments.extents(view.segments.index_at_or_after(begin)):
+        if segment.start_offset >= end:
+            break
+        segment_end = min(segment.end_offset + 1, end)
+        offsets = segment.stored_end_offset + 1 - segment.start_offset
+        first = max(segment.start_offset, at)
+        size = -(-segment.size_bytes * max(0, segment_end - first) // offsets)
+        if size > left:
+            if at > begin:
+                return at
+            return min(segment_end, first + max(1, left * offsets // segment.size_bytes))
+        at, left = segment_end, left - size
+    return min(max(at, begin + 1), end)

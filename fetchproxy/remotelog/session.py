@@ -1,0 +1,158 @@
+"""Where a job's Spark comes from, and what a Python worker keeps from one task to the next."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+from zipimport import zipimporter
+
+from fetchproxy.errors import ConfigError
+
+# What a Python worker of Spark keeps from one task to the next.
+
+_M_ARENA_MAX = -8  # of glibc's <malloc.h>
+
+
+@cache
+def share_one_heap() -> None:
+    """Once in a worker's life, before its first task: threads take memory from one heap.
+
+    Each task reads on threads of its own. glibc gives threads heaps of theirs, each of which keeps
+    what was freed in it: 30 MiB of a worker, and no query is faster for it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library
+        mallopt(_M_ARENA_MAX, 1)
+
+
+@cache
+def keep_what_is_loaded() -> None:
+    """Once in a worker's life, after its first task: two things that PySpark does around every
+    task, a tenth of a second each, no longer go through all that was loaded in the first.
+
+    A full collection (`pyspark/daemon.py`) leaves out what is frozen. Invalidating the caches of
+    imports (`pyspark/worker_util.py`) has importers of zip files read their directories again, that
+    of pyspark.zip among them; an importer that is forgotten is made anew for the next import.
+    """
+    gc.collect()
+    gc.freeze()
+    for path, finder in tuple(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimporter):
+            del sys.path_importer_cache[path]
+
+
+# Where a job's Spark comes from: the session that is there, spark-submit's, or a local one.
+#
+# Nothing else of the project starts a session. It reads no archive.
+
+# What the embedded session is for is work that waits for a store: a task that was lost with its
+# worker is given to another one three times, as on a cluster (spark.task.maxFailures).
+LOCAL_TASK_FAILURES_MAX = 4
+# A master that is there answers within the network's own time.
+MASTER_ANSWERS_MAX_S = 5.0
+_UNDER_SUBMIT = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM
+_ALWAYS = {"spark.ui.showConsoleProgress": "false"}  # jobs show their own
+_LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",  # of results: faults and figures, not records
+}
+
+
+def require_spark() -> None:
+    """Raises ConfigError, naming the extra, where PySpark is not installed."""
+    if find_spec("pyspark") is None:
+        raise ConfigError(
+            "PySpark is not installed; in a clone of the project: pip install -e '.[spark]'"
+        )
+
+
+def master_places(master: str) -> list[tuple[str, int]]:
+    """Hosts and ports of which one has to answer; none: only Spark itself knows. Pure.
+
+    Raises ConfigError for what no master is called.
+    """
+    if re.fullmatch(r"local(\[.+\])?|local-cluster\[.+\]|yarn", master):
+        return []
+    scheme, separator, rest = master.partition("://")
+    if separator and scheme == "k8s":
+        # As Spark reads it: https where nothing is said, and then that one's port.
+        protocol, _, place = rest.rpartition("://")
+        return [_place(master, place.partition("/")[0], 80 if protocol == "http" else 443)]
+    if separator and scheme == "spark":
+        return [_place(master, place, None) for place in rest.split(",")]
+    raise ConfigError(
+        f"Spark's master {master!r}: expected local[N], spark://HOST:PORT, k8s://HOST:PORT or yarn"
+    )
+
+
+def check_master(master: str, max_s: float = MASTER_ANSWERS_MAX_S) -> None:
+    """Raises ConfigError where nobody answers there: Spark itself takes a minute to say so."""
+    places = master_places(master)
+    errors = []
+    for place in places:
+        try:
+            socket.create_connection(place, max_s).close()
+            return
+        except OSError as error:
+            errors.append(f"{place[0]}:{place[1]}: {error.strerror or error}")
+    if errors:
+        raise ConfigError(f"Spark's master {master} does not answer: {'; '.join(errors)}")
+
+
+def _place(master: str, text: str, port: int | None) -> tuple[str, int]:
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?", text)
+    number = None if found is None else (int(found.group(2)) if found.group(2) else port)
+    if found is None or number is None or number > 65_535:
+        raise ConfigError(f"Spark's master {master!r}: {text!r} is no HOST:PORT")
+    return found.group(1).strip("[]"), number
+
+
+def local_master(cores: int) -> str:
+    return f"local[{cores},{LOCAL_TASK_FAILURES_MAX}]"
+
+
+def session_settings(
+    master: str | None, under_submit: bool, cores: int, more: Mapping[str, str]
+) -> dict[str, str]:
+    """What a new session is asked for; `more` has the last word."""
+    if under_submit and master is None:
+        return {**_ALWAYS, **more}
+    settings = _ALWAYS if master else {**_ALWAYS, **_LOCAL}
+    return {**settings, "spark.master": master or local_master(cores), **more}
+
+
+def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
+    """A SparkSession (PySpark has no types here). One that is there already is taken as it is.
+
+    Raises ConfigError where PySpark is missing, or Spark cannot be started.
+    """
+    require_spark()
+    from py4j.protocol import Py4JError  # what the JVM raises comes as this
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = session_settings(master, _UNDER_SUBMIT in os.environ, os.cpu_count() or 1, more)
+    if SparkSession.getActiveSession() is None and "spark.master" in settings:
+        check_master(settings["spark.master"])
+    try:
+        return SparkSession.builder.appName(f"fetchproxy {name}").config(map=settings).getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise ConfigError(f"Spark cannot be started: {_reason(str(error).splitlines())}") from error
+
+
+def _reason(lines: Iterable[str]) -> str:
+    """The JVM's own words of a long text, which names the call before and the frames after."""
+    said = [line.strip() for line in lines if line.strip()]
+    java = (line.removeprefix(": ") for line in said if re.match(r"(: )?(\w+\.)+\w+:", line))
+    return next(java, said[0] if said else "no reason was given")

@@ -1,0 +1,367 @@
+"""`spark.read.format("remotelog")` and `readStream`: the archive as Spark's own Kafka source
+shows a topic.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import pyspark
+import structlog
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from fetchproxy.errors import ConfigError, FetchProxyError
+from fetchproxy.remotelog.archive_reading import (
+    FollowedArchive,
+    Spans,
+    StreamOffset,
+    Views,
+    plan_input,
+)
+from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
+from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.remotelog.pushed_filters import PushedFilters
+from fetchproxy.remotelog.session import keep_what_is_loaded
+from fetchproxy.remotelog.task_reader import RowFilter, logged, read_task
+
+# What Spark carries from the planner to a task.
+
+
+class RemoteLogPartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here
+    """One task; None: there is nothing to read."""
+
+    def __init__(self, task: ReadTask | None) -> None:
+        super().__init__(task)
+        self.task = task
+
+
+# How an error of ours looks in Spark: its sentence first, and no frames of ours below it.
+#
+# Spark shows a Python source's error as the traceback that Python prints. Python prints first
+# what an exception was raised from: so that one is the sentence, without a traceback. With
+# FETCHPROXY_LOG_LEVEL=debug the traceback is in the worker's log.
+
+log = structlog.get_logger(__name__)
+
+
+class ReadingFailed(Exception):
+    """Always raised from the error that says why.
+
+    Spark takes an exception's cause away where it shortens a traceback. This one keeps it.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "__cause__":
+            super().__setattr__(name, value)
+
+
+class SentenceFirst:
+    """`with` it; of errors that are not the project's nothing changes."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, FetchProxyError):
+            if os.environ.get("FETCHPROXY_LOG_LEVEL") == "debug":
+                log.debug("archive_read_failed", exc_info=error)
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            raise ReadingFailed("the first line says why") from error
+
+
+# What the installed PySpark lets a Python source do; it is asked, its version is not compared.
+#
+# 4.0 and 4.1 ask a stream only for its latest offset; from 4.2 on they say from where and how
+# much.
+
+try:
+    from pyspark.sql.streaming import datasource as limits
+except ImportError:
+    limits = None
+
+ADMITS = limits is not None
+PUSHES_FILTERS = hasattr(DataSourceReader, "pushFilters")
+
+
+class _NoTrigger:
+    """In place of the interface that this PySpark has not."""
+
+
+# The base of a stream that ends with what was there when it began.
+EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else _NoTrigger
+
+
+def check_stream(options: SourceOptions) -> None:
+    """Raises ConfigError for limits that this PySpark would have a query end below of."""
+    if options.trigger.given and not ADMITS:
+        raise ConfigError(
+            f"remotelog: {options.trigger.given[0]}: needs PySpark 4.2 or newer, this is "
+            f"{pyspark.__version__}, which does not say that a query is to end with what is there "
+            "(availableNow): with a limit it would end too early, and say nothing"
+        )
+
+
+def check_batch(options: SourceOptions) -> None:
+    """Raises ConfigError."""
+    if options.push_filters and not PUSHES_FILTERS:
+        raise ConfigError(
+            f"remotelog: pushFilters: needs PySpark 4.1 or newer, this is {pyspark.__version__}"
+        )
+
+
+def default_limit(options: SourceOptions) -> Any:
+    """What Spark shows, and gives back where the query's trigger does not say "all"."""
+    trigger = options.trigger
+    if trigger.offsets_max:
+        return limits.ReadMaxRows(trigger.offsets_max)
+    if trigger.bytes_max:
+        return limits.ReadMaxBytes(trigger.bytes_max)
+    if trigger.offsets_min:
+        return limits.ReadMinRows(trigger.offsets_min)
+    return limits.ReadAllAvailable()
+
+
+def is_limited(limit: Any) -> bool:
+    """Whether Spark leaves it to the options how much a batch has."""
+    return ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
+
+
+# `spark.readStream.format("remotelog")`: follows the archive as it grows.
+#
+# Its offsets are kept by Spark in the query's checkpoint; what they mean: `archive_reading`.
+
+
+class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # type: ignore[misc]
+    """Lives in one process on the driver; `read` runs on executors, where nothing else is kept."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = columns
+        self._followed: FollowedArchive | None = None
+        self._repeated = False
+        self._looked_for_new = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_followed": None}
+
+    def initialOffset(self) -> StreamOffset:
+        with SentenceFirst():
+            return self._archive().initial()
+
+    def getDefaultReadLimit(self) -> Any:
+        return default_limit(self._options)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        with SentenceFirst():
+            self._archive().end_with_what_is_there()
+
+    def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
+        """PySpark 4.0 and 4.1 say neither."""
+        self._looked_for_new = True
+        with SentenceFirst():
+            return self._archive().latest(start, limited=is_limited(limit))
+
+    def reportLatestOffset(self) -> StreamOffset:
+        """How far the archive is: with the end of the last batch the lag, in the progress."""
+        return self._archive().last_seen()
+
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[RemoteLogPartition]:
+        with SentenceFirst():
+            tasks = self._archive().tasks(start, end)
+        self._repeated = self._repeated or (start != end and not self._looked_for_new)
+        return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+
+    def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
+        if partition.task is not None:
+            with SentenceFirst():
+                batches = read_task(self._options, partition.task, self._columns)
+                yield from logged(partition.task, batches)
+        keep_what_is_loaded()
+
+    def commit(self, end: StreamOffset) -> None:
+        """Nothing to do: the archive is not the stream's to trim."""
+
+    def stop(self) -> None:
+        if self._followed is not None:
+            if self._repeated and not self._looked_for_new:
+                # PySpark 4.0 and 4.1 with availableNow, but for `register` of `fetchproxy.spark`.
+                log.warning("stream_ended_after_repeated_batch", hint="run it again for the rest")
+            self._followed.close()
+            self._followed = None
+
+    def _archive(self) -> FollowedArchive:
+        if self._followed is None:
+            self._followed = FollowedArchive(self._options)
+        return self._followed
+
+
+# `spark.read.format("remotelog")`: the archive as Spark's own Kafka source shows the topic.
+#
+#     spark.read.format("remotelog").option("store", "s3://…").option("topics", "orders").load()
+#
+# Spark finds it by the package `pyspark_remotelog`. Planning happens on the driver and reads
+# metadata alone; each task reads its ranges of segments from the store itself. A schema of the
+# user's says which columns are built: Spark has no other way to say so to a Python data source.
+
+
+NAME = "remotelog"
+
+# As Spark's KafkaRecordToRowConverter has them.
+_COLUMN_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+
+
+class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        keep_what_is_loaded()  # Spark makes it in workers that plan, one task a query
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        with SentenceFirst():
+            headers = parse_options(dict(self.options), streaming=True).include_headers
+        return all_columns(headers=headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with SentenceFirst():
+            options = parse_options(dict(self.options))
+            check_batch(options)
+            columns = chosen_columns(schema)
+        self._log_what_has_no_use()
+        kind = FilteringReader if options.push_filters else RemoteLogReader
+        return kind(options, columns)
+
+    def streamReader(self, schema: StructType) -> RemoteLogStreamReader:
+        with SentenceFirst():
+            options = parse_options(dict(self.options), streaming=True)
+            check_stream(options)
+            columns = chosen_columns(schema)
+        self._log_what_has_no_use()
+        return RemoteLogStreamReader(options, columns)
+
+    def _log_what_has_no_use(self) -> None:
+        names = sorted(name for name in self.options if is_not_needed(name))
+        if names:
+            log.info("options_not_needed", reason="no broker is asked", names=names)
+
+
+def register_source(spark: SparkSession) -> None:
+    """PySpark 4.0 refuses a format that it has found by itself, in `pyspark_remotelog`."""
+    try:
+        spark.dataSource.register(RemoteLogDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+
+
+def all_columns(*, headers: bool) -> str:
+    return schema_of(name for name in _COLUMN_TYPES if headers or name != "headers")
+
+
+def schema_of(columns: Iterable[str]) -> str:
+    """For `.schema(…)`: these columns alone are built. Raises ConfigError."""
+    names = tuple(columns)
+    for name in names:
+        _check_column(name)
+    return ", ".join(f"{name} {_COLUMN_TYPES[name]}" for name in names)
+
+
+def chosen_columns(schema: StructType) -> tuple[str, ...]:
+    """Raises ConfigError where the user's schema has a column that there is not, or of another
+    type."""
+    for column in schema.fields:
+        expected = _check_column(column.name)
+        if column.dataType.simpleString() != expected:
+            raise ConfigError(
+                f"remotelog: column {column.name} is {expected}, "
+                f"not {column.dataType.simpleString()}"
+            )
+    return tuple(column.name for column in schema.fields)
+
+
+def _check_column(name: str) -> str:
+    """Its type."""
+    if name not in _COLUMN_TYPES:
+        known = ", ".join(_COLUMN_TYPES)
+        raise ConfigError(f"remotelog: no column {name!r}; there are {known}")
+    return _COLUMN_TYPES[name]
+
+
+class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
+    """Has no `pushFilters`: with it PySpark reads nothing unless a setting is on, and then keeps
+    what one query has pushed for every other query of the same DataFrame or view."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = columns
+        self._filters = PushedFilters()
+
+    def partitions(self) -> Sequence[RemoteLogPartition]:
+        with SentenceFirst():
+            views, spans = plan_input(self._options)
+            tasks = tasks_of(self._options, views, spans, self._filters)
+        return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+
+    def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
+        if partition.task is not None:
+            times = self._filters.timestamp
+            rows = RowFilter(times.least, times.most)
+            with SentenceFirst():
+                batches = read_task(self._options, partition.task, self._columns, rows)
+                yield from logged(partition.task, batches)
+        keep_what_is_loaded()
+
+
+class FilteringReader(RemoteLogReader):
+    """For the option `pushFilters`: of a DataFrame that one query alone uses."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
+        """Those that Spark has to apply itself."""
+        self._filters = PushedFilters()
+        return iter(self._filters.push(filters))
+
+
+def tasks_of(
+    options: SourceOptions, views: Views, spans: Spans, filters: PushedFilters | None = None
+) -> list[ReadTask]:
+    """What of `spans` the filters leave, as tasks. Pure."""
+    wanted = filters or PushedFilters()
+    chosen: Mapping[Any, OffsetSpan] = {
+        tip: OffsetSpan(max(span.start, wanted.offset.least), min(span.end, wanted.offset.most + 1))
+        for tip, span in spans.items()
+        if wanted.takes_partition(tip.topic, tip.partition)
+    }
+    return plan_tasks(
+        views,
+        chosen,
+        partition_bytes_max=options.partition_bytes_max,
+        partitions_min=options.partitions_min,
+        records_max=options.partition_records_max,
+    )

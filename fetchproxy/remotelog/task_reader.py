@@ -1,0 +1,274 @@
+"""One task: ranges of segments' logs from the store, ahead of the decoder, to Arrow."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.model import ByteRange, IsolationLevel, RemoteLogSegmentMetadata
+from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, RowLimits
+from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
+from fetchproxy.remotelog.options import SourceOptions
+from fetchproxy.remotelog.planning import ReadTask, SegmentPart
+from fetchproxy.remotelog.session import share_one_heap
+from fetchproxy.remotelog.store_thread import StoreThread
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
+from fetchproxy.segments.side_files import decode_aborted
+from fetchproxy.storage.stores.object_store import Content
+
+# What a task of the data source has read, as a line in the worker's log.
+#
+# Spark's own page shows rows, and bytes that crossed the pipe; a Python source can add no figure
+# of its own there.
+
+log = structlog.get_logger(__name__)
+
+
+def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
+    """`batches`, of which rows are counted; a task that fails says so itself."""
+    rows = 0
+    for batch in batches:
+        rows += batch.num_rows
+        yield batch
+    start, end = task.offsets
+    log.info(
+        "archive_task_read",
+        partition=str(task.tip),
+        offsets=f"{start} to {end - 1}",
+        rows=rows,
+        segments=len({part.segment_id for part in task.parts}),
+        stored_bytes_max=task.size_bytes,
+    )
+
+
+# One task: ranges of segments' logs from the store, ahead of the decoder, to Arrow batches.
+#
+# Memory of a worker is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a batch that is
+# larger makes one longer), the decoder's arena, and one Arrow batch being made and one being
+# sent.
+
+
+RANGE_BYTES = 8 * 1024 * 1024
+RANGES_AHEAD_MAX = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """What a query has said of rows besides the offsets of its tasks; timestamps in ms, both
+    inclusive."""
+
+    timestamp_min: int = -(2**63)
+    timestamp_max: int = 2**63 - 1
+
+    def limits(self, part: SegmentPart) -> RowLimits:
+        return RowLimits(part.offset_from, part.offset_end, self.timestamp_min, self.timestamp_max)
+
+
+@dataclass(slots=True)
+class _Range:
+    """Consecutive spans of one part's segment."""
+
+    part: SegmentPart
+    key: str
+    span: IndexSpan
+    borders: Sequence[int]
+    aborted: AbortedBatches | None
+    data: Future[Content]
+
+
+@dataclass(slots=True)
+class PassedOver:
+    """What a task has left out because its options say so; `records` at most, markers included."""
+
+    batches: int = 0  # damaged ones (corruptBatches=skip)
+    objects: int = 0  # missing ones, or reads behind their ends (failOnDataLoss=false)
+    records: int = 0
+
+
+class _Faults:
+    """Damaged batches of one task: the first ends it, or all are counted and passed over."""
+
+    def __init__(self, options: SourceOptions, task: ReadTask, passed_over: PassedOver) -> None:
+        self._options = options
+        self._passed_over = passed_over
+        self._tip = task.tip
+        self._found: list[dict[str, Any]] = []
+        self._file = f"{task.tip}-{task.offsets.start:020d}.json"
+        self.key = ""  # of the object that is being decoded
+
+    def add(self, position: int, offset: int, what: str) -> None:
+        if not self._options.skip_corrupt:
+            raise CorruptSegment(
+                f"{self._tip}, offset {offset}: {self.key}, byte {position}: {what} "
+                "(corruptBatches=skip leaves such batches out)"
+            )
+        place = {"topic": self._tip.topic, "partition": self._tip.partition, "offset": offset}
+        self._found.append({**place, "object": self.key, "byte": position, "what": what})
+        self._passed_over.batches += 1
+
+    def lost(self, error: Exception, offset_from: int, offset_end: int) -> None:
+        """Objects that were to have these offsets."""
+        if self._options.fail_on_data_loss:
+            raise error
+        log.warning("archived_data_lost", error=str(error))
+        self._passed_over.objects += 1
+        self._passed_over.records += offset_end - offset_from
+
+    def report(self) -> None:
+        """One line in the worker's log, and a file of JSON lines where a folder was named."""
+        if not self._found:
+            return
+        log.warning("corrupt_batches_skipped", count=len(self._found), first=self._found[0])
+        if self._options.corrupt_report is not None:
+            folder = Path(self._options.corrupt_report)
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = [json.dumps(fault) for fault in self._found]
+            (folder / self._file).write_text("".join(f"{line}\n" for line in lines))
+
+
+def read_task(
+    options: SourceOptions,
+    task: ReadTask,
+    columns: Sequence[str],
+    rows: RowFilter | None = None,
+    passed_over: PassedOver | None = None,
+) -> Iterator[Any]:
+    """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile.
+
+    Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
+    """
+    share_one_heap()
+    rows = rows or RowFilter()
+    arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
+    passed_over = PassedOver() if passed_over is None else passed_over
+    faults = _Faults(options, task, passed_over)
+    decoder = LogDecoder(arrow, faults.add, goes_on=options.skip_corrupt)
+    with StoreThread(options) as store:
+        for each in _fetched_ahead(_ranges(options, task, store, faults)):
+            faults.key = each.key
+            yield from _decoded(each, decoder, rows, faults)
+            passed_over.records += decoder.records_skipped
+            decoder.records_skipped = 0
+    faults.report()
+
+
+def _fetched_ahead(ranges: Iterator[_Range]) -> Iterator[_Range]:
+    under_way: deque[_Range] = deque()
+    for each in ranges:
+        under_way.append(each)
+        if len(under_way) > RANGES_AHEAD_MAX:
+            yield under_way.popleft()
+    yield from under_way
+
+
+def _ranges(
+    options: SourceOptions, task: ReadTask, store: StoreThread, faults: _Faults
+) -> Iterator[_Range]:
+    """Each with its read begun."""
+    for part in task.parts:
+        segment = part.metadata(task.tip)
+        where = f"{task.tip}, offsets {part.offset_from} to {part.offset_end - 1}"
+        try:
+            index, aborted = _indexes(options, store, segment, where)
+        except ObjectNotFound as error:
+            faults.lost(error, part.offset_from, part.offset_end)
+            continue
+        yield from _ranges_of(part, segment, index, aborted, where, store)
+
+
+def _indexes(
+    options: SourceOptions, store: StoreThread, segment: RemoteLogSegmentMetadata, where: str
+) -> tuple[RemoteLogIndex, AbortedBatches | None]:
+    committed = options.isolation is IsolationLevel.READ_COMMITTED and segment.has_aborted_txns
+    files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
+    keys = [store.rsm.object_key(segment, file) for file in files]
+    reads = [
+        store.begin(
+            f"{where}: {key}",
+            partial(store.rsm.fetch_index, segment, file),
+        )
+        for file, key in zip(files, keys, strict=True)
+    ]
+    raw = [read.result() for read in reads]
+    try:
+        index = RemoteLogIndex.parse(raw[0])
+        index.check_covers(segment.end_offset, segment.segment_size_bytes)
+        return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
+    except CorruptSegment as error:
+        raise CorruptSegment(
+            f"{where}: {keys[0]}: {error}; `fetchproxy verify --repair` makes it anew"
+        ) from error
+
+
+def _ranges_of(
+    part: SegmentPart,
+    segment: RemoteLogSegmentMetadata,
+    index: RemoteLogIndex,
+    aborted: AbortedBatches | None,
+    where: str,
+    store: StoreThread,
+) -> Iterator[_Range]:
+    key = store.rsm.object_key(segment, SegmentFile.LOG)
+    for i, j in _runs(part, index):
+        span = index.merged(i, j)
+        wanted = ByteRange(span.position, span.end)
+        what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
+        read = store.begin(
+            what,
+            partial(store.rsm.fetch_log_segment, segment, wanted),
+        )
+        borders = [index[n].position for n in range(i, j)]
+        yield _Range(part, key, span, borders, aborted, read)
+
+
+def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]:
+    """Spans `i` … `j - 1` of the part, about RANGE_BYTES each. A span belongs to the part in which
+    it begins."""
+    spans = [
+        n
+        for n, span in enumerate(index.spans())
+        if part.byte_from <= span.position < part.byte_to
+        and span.last_offset >= part.offset_from
+        and span.first_offset < part.offset_end
+    ]
+    if not spans:
+        return
+    i, end = spans[0], spans[-1] + 1  # spans follow each other in offsets and bytes alike
+    while i < end:
+        j = min(index.spans_up_to(i, RANGE_BYTES), end)
+        yield i, j
+        i = j
+
+
+def _decoded(each: _Range, decoder: LogDecoder, rows: RowFilter, faults: _Faults) -> Iterator[Any]:
+    try:
+        data = each.data.result()
+    except (ObjectNotFound, RangeNotSatisfiable) as error:
+        faults.lost(error, each.span.first_offset, each.span.last_offset + 1)
+        return
+    yield from decoder.decode(
+        data,
+        rows.limits(each.part),
+        position=each.span.position,
+        first_offset=each.span.first_offset,
+        last_offset=each.span.last_offset,
+        borders=each.borders,
+        aborted=each.aborted,
+    )
+    if len(data) < each.span.length:
+        end = each.span.position + len(data)
+        faults.add(
+            end, each.span.last_offset, f"the log ends, its index goes on to {each.span.end}"
+        )
+        if decoder.next_offset:
+            decoder.records_skipped += each.span.last_offset + 1 - decoder.next_offset

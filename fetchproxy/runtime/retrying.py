@@ -1,0 +1,68 @@
+"""What is tried again: how long to pause after a failure, and parts of a process that begin
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+# How long to pause after the n-th failure. Pure: the random part is an argument.
+
+# 2^n overflows nothing, but there is no point in computing more than any `max_ms` can use.
+_DOUBLINGS_MAX = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Kafka's ExponentialBackoff: doubles from `initial_ms` to `max_ms`, spread by `jitter`."""
+
+    initial_ms: int
+    max_ms: int
+    jitter: float  # 0 … 1: the pause lies within ± this share of its nominal length
+
+    def pause_ms(self, failures: int, unit: float) -> float:
+        """The pause after `failures` (1, 2, …) failures; `unit` is random in 0 … 1.
+
+        Never above `max_ms`, so that what an outage costs after its end stays bounded.
+        """
+        if failures < 1:
+            raise ValueError(f"{failures} failures need no pause")
+        nominal = self.initial_ms << min(failures - 1, _DOUBLINGS_MAX)
+        spread = 1 + self.jitter * (2 * unit - 1)
+        return min(min(nominal, self.max_ms) * spread, self.max_ms)
+
+
+# Parts of a process that run for ever: one that fails begins again, and the others go on.
+
+log = structlog.get_logger(__name__)
+
+RESTART_PAUSE_INITIAL_S = 1.0
+RESTART_PAUSE_MAX_S = 60.0
+RESTART_JITTER = 0.2
+
+
+async def keep_running(
+    part: str,
+    run: Callable[[], Awaitable[None]],
+    rng: random.Random,
+    on_failure: Callable[[], None] = lambda: None,
+) -> None:
+    """`run()` again and again; pauses grow while it fails soon. Ends only by cancellation."""
+    clock = asyncio.get_running_loop().time
+    pause_s = RESTART_PAUSE_INITIAL_S
+    while True:
+        begun_at = clock()
+        try:
+            await run()
+        except Exception as error:  # the top of a part that must not take the relay down
+            on_failure()
+            log.exception("part_failed", part=part, error=repr(error), pause_s=round(pause_s, 1))
+        if clock() - begun_at > RESTART_PAUSE_MAX_S:
+            pause_s = RESTART_PAUSE_INITIAL_S
+        await asyncio.sleep(pause_s * (1 + RESTART_JITTER * rng.random()))
+        pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)

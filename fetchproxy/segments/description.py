@@ -1,0 +1,541 @@
+"""The objects in the store that say something of a segment or a partition, as JSON: their
+fields, and what can be true of them. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+from uuid import UUID
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import (
+    OFFSET_MAX,
+    SEGMENT_BYTES_MAX,
+    EpochStart,
+    LogHistory,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+    is_topic_name,
+)
+from fetchproxy.model import RemoteLogSegmentState as State
+from fetchproxy.model import RemotePartitionDeleteState as DeleteState
+from fetchproxy.segments.object_keys import parse_uuid, uuid_text
+
+# What can be true of a partition and of a segment, whoever says it. Pure.
+#
+# Everything that comes in from the metadata topic, from the store or from a cache file passes
+# here as it is decoded, and nothing behind it checks again: paths are made of topic names, and
+# one is added to offsets.
+
+PARTITION_MAX = 2**31 - 1
+_NAME_SHOWN_MAX = 80
+
+
+def legal_partition(topic_id: UUID, topic: str, partition: int) -> TopicIdPartition:
+    """Raises CorruptSegment."""
+    if not is_topic_name(topic):
+        raise CorruptSegment(f"field topic: {topic[:_NAME_SHOWN_MAX]!r} is no topic name")
+    if not 0 <= partition <= PARTITION_MAX:
+        raise CorruptSegment(f"field partition is {partition}, not 0 to {PARTITION_MAX}")
+    return TopicIdPartition(topic_id, topic, partition)
+
+
+def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    """`said` itself. Raises CorruptSegment.
+
+    A leader epoch of -1 stands for none: records of before Kafka 0.11 have none.
+    """
+    start, end, copied = said.start_offset, said.end_offset, said.stored_end_offset
+    if not 0 <= start <= end <= copied <= OFFSET_MAX:
+        raise CorruptSegment(
+            f"offsets {start} to {end}, copied to {copied}: they do not rise from 0 to {OFFSET_MAX}"
+        )
+    size = said.segment_size_bytes
+    if not 0 <= size <= SEGMENT_BYTES_MAX:
+        raise CorruptSegment(f"a segment of {size} bytes: 0 to {SEGMENT_BYTES_MAX} are possible")
+    if said.max_timestamp_ms < -1 or said.event_timestamp_ms < -1:
+        raise CorruptSegment(
+            f"timestamps {said.max_timestamp_ms} and {said.event_timestamp_ms}: below -1"
+        )
+    for epoch in said.segment_leader_epochs:
+        if epoch.epoch < -1 or not 0 <= epoch.start_offset <= OFFSET_MAX:
+            raise CorruptSegment(f"leader epoch {epoch.epoch} from offset {epoch.start_offset}")
+    return said
+
+
+# Typed look-ups in the JSON objects that lie in the store; every fault names object and field.
+#
+# Pure. Knows none of the documents: `description`, `description`.
+
+INT64 = 2**63
+INT32 = 2**31
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+
+class NewerMetadataVersion(CorruptSegment):
+    """Written by a newer fetchproxy; not broken, but not to be read by this one."""
+
+
+def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields], T]) -> T:
+    """`read` one document of up to `version`; raises CorruptSegment, naming `key` and the field.
+
+    NewerMetadataVersion where its own `version` is above that.
+    """
+    try:
+        # RecursionError: thousands of nested brackets; ValueError: no JSON or no UTF-8.
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CorruptSegment(f"{key}: no JSON: {error}") from None
+    try:
+        fields = Fields(document)
+        found = fields.integer("version", 1, INT32)
+        if found > version:
+            raise NewerMetadataVersion(
+                f"metadata version {found} was written by a newer fetchproxy, "
+                f"this one reads up to version {version}"
+            )
+        return read(fields)
+    except NewerMetadataVersion as error:
+        raise NewerMetadataVersion(f"{key}: {error}") from None
+    except CorruptSegment as error:
+        raise CorruptSegment(f"{key}: {error}") from None
+
+
+class Fields:
+    """Typed look-ups in one JSON object; a fault is a CorruptSegment that names the field."""
+
+    def __init__(self, document: Any) -> None:  # whatever json.loads gave
+        if not isinstance(document, dict):
+            raise CorruptSegment(f"a JSON {type(document).__name__}, not an object")
+        self._document = document
+
+    def _field(self, name: str) -> Any:
+        try:
+            return self._document[name]
+        except KeyError:
+            raise CorruptSegment(f"field {name} is missing") from None
+
+    def integer(self, name: str, low: int, limit: int) -> int:
+        value = self._field(name)
+        # bool is an int in Python, but not in JSON.
+        if type(value) is not int or not low <= value < limit:
+            raise CorruptSegment(f"field {name} is no integer from {low} below {limit}")
+        return value
+
+    def integers(self, name: str, low: int, limit: int) -> tuple[int, ...]:
+        """A list; where it is missing, an empty one."""
+        value = self._document.get(name, [])
+        if not isinstance(value, list) or any(type(v) is not int for v in value):
+            raise CorruptSegment(f"field {name} is no list of integers")
+        if not all(low <= v < limit for v in value):
+            raise CorruptSegment(f"field {name} has integers not from {low} below {limit}")
+        return tuple(value)
+
+    def text(self, name: str) -> str:
+        value = self._field(name)
+        if not isinstance(value, str):
+            raise CorruptSegment(f"field {name} is no text")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        value = self._field(name)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise CorruptSegment(f"field {name} is no list of texts")
+        return list(value)
+
+    def uuid(self, name: str) -> UUID:
+        value = parse_uuid(self.text(name))
+        if value is None:
+            raise CorruptSegment(f"field {name} is no Kafka Uuid")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self._field(name)
+        if not isinstance(value, bool):
+            raise CorruptSegment(f"field {name} is neither true nor false")
+        return value
+
+    def member(self, name: str, of: type[E]) -> E:
+        value = self.text(name)
+        if value not in of.__members__:
+            raise CorruptSegment(f"field {name} is no {of.__name__}: {value[:80]!r}")
+        return of[value]
+
+    def names(self) -> list[str]:
+        return list(self._document)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self._field(name)
+        if not isinstance(value, dict):
+            raise CorruptSegment(f"field {name} is no object")
+        return value
+
+    def uuids(self, name: str) -> list[UUID]:
+        value = self._field(name)
+        found = [parse_uuid(str(text)) for text in value] if isinstance(value, list) else [None]
+        if None in found:
+            raise CorruptSegment(f"field {name} is no list of Kafka Uuids")
+        return [value for value in found if value is not None]
+
+    def objects(self, name: str) -> list[Fields]:
+        value = self._field(name)
+        if not isinstance(value, list):
+            raise CorruptSegment(f"field {name} is no list")
+        return [Fields(entry) for entry in value]
+
+    def partition(self) -> TopicIdPartition:
+        """Raises CorruptSegment also for what no partition can be called."""
+        partition = self.integer("partition", 0, INT32)
+        return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)
+
+
+# The lives of a remote log segment and of a partition's deletion, as tables. Pure.
+#
+# Source: Kafka's RemoteLogSegmentState and RemotePartitionDeleteState.
+#
+#       (new)
+#         │
+#         ▼
+#     COPY_SEGMENT_STARTED ─────────────┐      all objects but the metadata may be missing
+#         │                             │
+#         ▼                             │      a copy that failed or was left is deleted
+#     COPY_SEGMENT_FINISHED             │      readers see this state only
+#         │                             │
+#         ▼                             │
+#     DELETE_SEGMENT_STARTED ◄──────────┘      readers in flight get their grace
+#         │
+#         ▼
+#     DELETE_SEGMENT_FINISHED                  nothing is left but this word
+#
+# A topic that was deleted takes its partitions through
+#
+#     (none) ─► DELETE_PARTITION_MARKED ─► DELETE_PARTITION_STARTED ─► DELETE_PARTITION_FINISHED
+#               found deleted              its segments go              nothing is left of it
+#
+# Every state may follow itself: an update whose answer was lost is sent again.
+
+LEGAL_NEXT: dict[State | None, frozenset[State]] = {
+    None: frozenset({State.COPY_SEGMENT_STARTED}),
+    State.COPY_SEGMENT_STARTED: frozenset(
+        {State.COPY_SEGMENT_STARTED, State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_STARTED}
+    ),
+    State.COPY_SEGMENT_FINISHED: frozenset(
+        {State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_STARTED}
+    ),
+    State.DELETE_SEGMENT_STARTED: frozenset(
+        {State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED}
+    ),
+    State.DELETE_SEGMENT_FINISHED: frozenset({State.DELETE_SEGMENT_FINISHED}),
+}
+
+
+def check_transition(old: State | None, new: State) -> None:
+    """Raises ValueError where `new` may not follow `old`; None is a segment never heard of."""
+    if new not in LEGAL_NEXT[old]:
+        before = "a new segment" if old is None else old.name
+        raise ValueError(f"illegal segment state transition: {before} to {new.name}")
+
+
+def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
+    """Raises ValueError where `new` may not follow what is `known` of the segment.
+
+    Besides the table: a segment that was cut (unclean leader election) never grows again, so that a
+    message of before, which arrives late or twice, cannot bring a dead lineage back.
+    """
+    check_transition(None if known is None else known.state, new.state)
+    if (
+        known is not None
+        and known.state is new.state is State.COPY_SEGMENT_FINISHED
+        and new.end_offset > known.end_offset
+    ):
+        raise ValueError(
+            f"segment {new.segment_id.id} ends at {known.end_offset} and cannot be made to end "
+            f"at {new.end_offset} again"
+        )
+
+
+LEGAL_NEXT_DELETION: dict[DeleteState | None, frozenset[DeleteState]] = {
+    None: frozenset({DeleteState.DELETE_PARTITION_MARKED}),
+    DeleteState.DELETE_PARTITION_MARKED: frozenset(
+        {DeleteState.DELETE_PARTITION_MARKED, DeleteState.DELETE_PARTITION_STARTED}
+    ),
+    DeleteState.DELETE_PARTITION_STARTED: frozenset(
+        {DeleteState.DELETE_PARTITION_STARTED, DeleteState.DELETE_PARTITION_FINISHED}
+    ),
+    DeleteState.DELETE_PARTITION_FINISHED: frozenset({DeleteState.DELETE_PARTITION_FINISHED}),
+}
+
+
+def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
+    """Raises ValueError where `new` may not follow `old`; None is a partition nobody deletes."""
+    if new not in LEGAL_NEXT_DELETION[old]:
+        before = "a partition nobody deletes" if old is None else old.name
+        raise ValueError(f"illegal partition deletion: {before} to {new.name}")
+
+
+# Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON. Pure.
+#
+#     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
+#      "base_offset": 0, "end_offset": 999, "max_timestamp_ms": …, "event_timestamp_ms": …,
+#      "leader_epochs": [{"epoch": 0, "start_offset": 0}], "segment_size_bytes": 67108864,
+#      "state": "COPY_SEGMENT_FINISHED", "has_aborted_txns": false}
+#
+# `base_offset` is the segment's `start_offset`; ids are written as Kafka writes Uuids. A field
+# that an older reader may overlook can be added to a version; anything else makes a new version,
+# which an older reader refuses instead of guessing.
+#
+# Version 2 is written for segments that a truncation has clipped, and for these alone: it adds
+# `"copied_end_offset"`, and whoever overlooked that would take the object for a damaged one.
+
+SEGMENT_VERSION = 2
+_UNCLIPPED_VERSION = 1
+
+
+def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
+    tip = metadata.topic_id_partition
+    copied_end_offset = metadata.copied_end_offset
+    fields = {
+        "version": _UNCLIPPED_VERSION if copied_end_offset is None else SEGMENT_VERSION,
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+        "segment_id": uuid_text(metadata.segment_id.id),
+        "base_offset": metadata.start_offset,
+        "end_offset": metadata.end_offset,
+        "max_timestamp_ms": metadata.max_timestamp_ms,
+        "event_timestamp_ms": metadata.event_timestamp_ms,
+        "leader_epochs": [
+            {"epoch": e.epoch, "start_offset": e.start_offset}
+            for e in metadata.segment_leader_epochs
+        ],
+        "segment_size_bytes": metadata.segment_size_bytes,
+        "state": metadata.state.name,
+        "has_aborted_txns": metadata.has_aborted_txns,
+    }
+    if copied_end_offset is not None:
+        fields["copied_end_offset"] = copied_end_offset
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
+    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    return decode_document(raw, key, SEGMENT_VERSION, _segment)
+
+
+def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
+    base_offset = fields.integer("base_offset", 0, INT64)
+    end_offset = fields.integer("end_offset", base_offset, INT64)
+    clipped = fields.integer("version", 1, INT32) > _UNCLIPPED_VERSION
+    segment = RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(fields.partition(), fields.uuid("segment_id")),
+        start_offset=base_offset,
+        end_offset=end_offset,
+        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64),
+        event_timestamp_ms=fields.integer("event_timestamp_ms", -1, INT64),
+        segment_leader_epochs=_epochs(fields),
+        segment_size_bytes=fields.integer("segment_size_bytes", 0, INT64),
+        state=fields.member("state", RemoteLogSegmentState),
+        has_aborted_txns=fields.boolean("has_aborted_txns"),
+        copied_end_offset=(
+            fields.integer("copied_end_offset", end_offset, INT64) if clipped else None
+        ),
+    )
+    return legal_segment(segment)
+
+
+def _epochs(fields: Fields) -> tuple[EpochStart, ...]:
+    return tuple(
+        EpochStart(e.integer("epoch", -1, INT32), e.integer("start_offset", 0, INT64))
+        for e in fields.objects("leader_epochs")
+    )
+
+
+# Content of a `.log-start-offset` object, for people who look into the store. Pure.
+#
+#     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "log_start_offset": 1234}
+#
+# Nothing reads it back: the object's key says all that counts (`object_keys`).
+
+LOG_START_VERSION = 1
+
+
+def encode_log_start(tip: TopicIdPartition, offset: int) -> bytes:
+    fields = {
+        "version": LOG_START_VERSION,
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+        "log_start_offset": offset,
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+# Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata. Pure.
+#
+# {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "state":
+# "DELETE_PARTITION_MARKED", "event_timestamp_ms": …, "epoch": -1}
+
+PARTITION_DELETION_VERSION = 1
+
+
+def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
+    tip = deletion.topic_id_partition
+    fields = {
+        "version": PARTITION_DELETION_VERSION,
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+        "state": deletion.state.name,
+        "event_timestamp_ms": deletion.event_timestamp_ms,
+        "epoch": deletion.epoch,
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_partition_deletion(raw: bytes, key: str) -> RemotePartitionDeleteMetadata:
+    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    return decode_document(raw, key, PARTITION_DELETION_VERSION, _deletion)
+
+
+def _deletion(fields: Fields) -> RemotePartitionDeleteMetadata:
+    return RemotePartitionDeleteMetadata(
+        topic_id_partition=fields.partition(),
+        state=fields.member("state", RemotePartitionDeleteState),
+        event_timestamp_ms=fields.integer("event_timestamp_ms", -1, INT64),
+        epoch=fields.integer("epoch", -1, INT32),
+    )
+
+
+# Content of a partition's `finished-offsets` object: what its archive has to hold. Pure.
+#
+#     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
+#      "recorded_from": 0, "end_offset": 7355, "leader_epoch": 3,
+#      "log_start_offset": 0, "crc32c": "0a1b2c3d"}
+#
+# The checksum is of the other values, as nothing else repeats them. And of an `.archive-gap`
+# object, which nothing reads back, as its key says all that counts.
+
+FINISHED_OFFSETS_VERSION = 1
+NOT_STATED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedOffsets:
+    """From `recorded_from` up to `end_offset` (inclusive) each offset was copied, or has a record.
+
+    A record is an `.archive-gap`; what a raised log start has deleted needs none. `end_offset` is
+    where a segment ended that was finished, in `leader_epoch` (-1: written without epochs);
+    NOT_STATED after a truncation, until the next segment is finished. More may have been finished.
+    `log_start_offset` had been raised by then, 0: not.
+    """
+
+    topic_id_partition: TopicIdPartition
+    recorded_from: int
+    end_offset: int = NOT_STATED
+    leader_epoch: int = -1
+    log_start_offset: int = 0
+
+
+def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
+    fields = _partition(finished.topic_id_partition) | {
+        "recorded_from": finished.recorded_from,
+        "end_offset": finished.end_offset,
+        "leader_epoch": finished.leader_epoch,
+        "log_start_offset": finished.log_start_offset,
+        "crc32c": _checksum(finished),
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> FinishedOffsets:
+    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+
+    def read(fields: Fields) -> FinishedOffsets:
+        if fields.partition() != tip:
+            raise CorruptSegment(f"it is of {fields.partition()}")
+        found = FinishedOffsets(
+            topic_id_partition=tip,
+            recorded_from=fields.integer("recorded_from", 0, INT64),
+            end_offset=fields.integer("end_offset", NOT_STATED, INT64),
+            leader_epoch=fields.integer("leader_epoch", -1, INT32),
+            log_start_offset=fields.integer("log_start_offset", 0, INT64),
+        )
+        if fields.text("crc32c") != _checksum(found):
+            raise CorruptSegment("its checksum does not match")
+        return found
+
+    return decode_document(raw, key, FINISHED_OFFSETS_VERSION, read)
+
+
+def encode_archive_gap(tip: TopicIdPartition, first: int, last: int) -> bytes:
+    fields = _partition(tip) | {"first_lost_offset": first, "last_lost_offset": last}
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def _checksum(finished: FinishedOffsets) -> str:
+    tip = finished.topic_id_partition
+    values = (
+        finished.recorded_from,
+        finished.end_offset,
+        finished.leader_epoch,
+        finished.log_start_offset,
+    )
+    said = f"{tip.topic} {uuid_text(tip.topic_id)} {tip.partition} {values}"
+    return f"{crc32c(said.encode()):08x}"
+
+
+def _partition(tip: TopicIdPartition) -> dict[str, object]:
+    return {
+        "version": FINISHED_OFFSETS_VERSION,
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+    }
+
+
+# Content of a partition's `log-history` object. Pure.
+#
+# {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
+# "kept_below": 4000, "kept_epoch": 7, "earlier": []}
+
+LOG_HISTORY_VERSION = 1
+
+
+def encode_log_history(tip: TopicIdPartition, history: LogHistory) -> bytes:
+    fields = {
+        "version": LOG_HISTORY_VERSION,
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+        "after_epoch": history.after_epoch,
+        "kept_below": history.kept_below,
+        "kept_epoch": history.kept_epoch,
+        "earlier": history.earlier,
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_log_history(raw: bytes, key: str) -> LogHistory:
+    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    return decode_document(raw, key, LOG_HISTORY_VERSION, _history)
+
+
+def _history(fields: Fields) -> LogHistory:
+    return LogHistory(
+        after_epoch=fields.integer("after_epoch", -1, INT32),
+        kept_below=fields.integer("kept_below", 0, INT64),
+        kept_epoch=fields.integer("kept_epoch", -1, INT32),
+        earlier=fields.integers("earlier", 0, INT32),
+    )

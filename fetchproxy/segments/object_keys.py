@@ -1,0 +1,376 @@
+"""Where the objects of the archive lie: names from values and back. Pure; knows no store."""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from uuid import UUID
+
+from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
+
+# Which object keys are legal, for every backend alike. Pure.
+#
+# The alphabet is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus what S3 calls safe, so that no
+# backend has to escape anything. `~` is left out on purpose: a backend may use it in names of its
+# own (temporary files) and can be certain that no object is called so.
+
+KEY_BYTES_MAX = 1024  # S3's limit
+
+_PART = re.compile(r"[A-Za-z0-9!_.=+@-]+")
+
+
+def check_key(key: str) -> str:
+    """Return `key`. Raises ValueError if it is no legal key: that is a bug of the caller."""
+    if len(key) > KEY_BYTES_MAX:
+        raise ValueError(f"object key of {len(key)} bytes is longer than {KEY_BYTES_MAX}")
+    for part in key.split("/"):
+        if part in (".", "..") or not _PART.fullmatch(part):
+            raise ValueError(f"illegal part {part!r} in object key {key!r}")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix`, which any legal key may start with. Raises ValueError otherwise."""
+    folder, slash, name_start = prefix.rpartition("/")
+    if slash:
+        check_key(folder)
+    if name_start and not _PART.fullmatch(name_start):
+        raise ValueError(f"illegal object prefix {prefix!r}")
+    return prefix
+
+
+def check_folder_prefix(prefix: str) -> str:
+    """Return `prefix`, which is empty or ends in `/`. Raises ValueError otherwise."""
+    if prefix and not prefix.endswith("/"):
+        raise ValueError(f"prefix of folders {prefix!r} does not end in '/'")
+    return check_prefix(prefix)
+
+
+# Where the objects of the archive lie: names from values and back. Pure; knows no store.
+#
+#     <prefix>/remote-log-layout
+#     <prefix>/<topic>-<topicId>/<partition>/<20-digit base offset>-<segmentId>.<suffix>
+#     <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.log-start-offset
+#     <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.after-epoch-<n>.log-start-offset
+#     <prefix>/<topic>-<topicId>/<partition>/log-history
+#     <prefix>/<topic>-<topicId>/<partition>/<20-digit first>-<20-digit last offset>.archive-gap
+#     <prefix>/<topic>-<topicId>/<partition>/finished-offsets
+#     <prefix>/<topic>-<topicId>/<partition>/delete-partition-state
+#     <prefix>/<topic>-<topicId>/<partition>/retention-step
+#     <prefix>/<topic>-<topicId>/cluster-id
+#     <prefix>/clusters/<cluster id in base64>.topics
+#     <prefix>/archivers/<id of an archiver>.positions
+#     <prefix>/collected-metadata/<topicId>
+#     <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
+#     <prefix>/concerns/<name of a concern>
+#
+# Both ids are written as Kafka writes its Uuids: url-safe base64 of the 16 bytes without padding,
+# 22 characters, which may themselves begin with or contain `-` and `_`. So names are taken apart
+# by fixed widths from the right, never by splitting. Names that are not of this layout parse to
+# None: an archive may share its bucket with other things.
+#
+# `remote-log-layout` says the layout's version and whose archive it is
+# (`storage.archive_identity`).
+#
+# The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset
+# is in its name, so that two writers cannot undo each other's: each makes its own object, the
+# highest counts, and the lower ones can go at any time. Where a person has said that a log which
+# begins again is a new history (`log-history`, docs/adr/0035), those count that name the epoch it
+# comes after. An `.archive-gap` says that its offsets, both inclusive, were lost before they
+# could be copied, and `finished-offsets` what the archiver has finished
+# (`description`): `verify` holds the segments against both, and nobody else
+# reads them. `delete-partition-state` is there while a deleted topic's partition is being
+# removed, and is the last object of it to go. `cluster-id` names the cluster in which an archiver
+# has last seen the topic alive: no other may find it deleted. `.topics` says which topics that
+# cluster had at the last look, `retention-step` what retention is about to hide
+# (`remote_log.retention`). `collected-metadata/` repeats the `.metadata` of a topic's segments in
+# one object, for readers that begin (`collected`): it can be deleted at any
+# time. `.positions` says what a running archiver is gathering (`metadata.archiver_positions`),
+# and `concerns/` what archivers want seen to (`remote_log.concerns`); no topic's folder can have
+# those folders' names, as they are shorter than an id.
+
+LAYOUT_VERSION = 1
+LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders: says the version
+
+_UUID_CHARS = 22
+_OFFSET_DIGITS = 20
+_OFFSET_MAX = 2**63 - 1  # a log start may be behind the last offset there is
+_PARTITION_MAX = 2**31 - 1
+# 22 characters hold 132 bits, and of the last one's six the lower four are none of the 128.
+_UUID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]", re.ASCII)
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+_OFFSET = re.compile(r"[0-9]{20}", re.ASCII)
+_DELETION_OBJECT = "delete-partition-state"
+_CLUSTER_OBJECT = "cluster-id"
+_FINISHED_OBJECT = "finished-offsets"
+_RETENTION_STEP_OBJECT = "retention-step"
+_CLUSTERS_FOLDER = "clusters/"
+_LOG_START_SUFFIX = ".log-start-offset"
+_AFTER_EPOCH = re.compile(r"\.after-epoch-(0|[1-9][0-9]{0,9})", re.ASCII)
+_EPOCH_MAX = 2**31 - 1
+_GAP_SUFFIX = ".archive-gap"
+_ARCHIVERS_FOLDER = "archivers/"
+_POSITIONS_SUFFIX = ".positions"
+_COLLECTED_FOLDER = "collected-metadata/"
+_CONCERNS_FOLDER = "concerns/"
+_CONCERN = re.compile(r"[a-z_]{1,64}", re.ASCII)
+_LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
+
+
+class SegmentFile(StrEnum):
+    """The objects of one segment; the value is the suffix."""
+
+    LOG = "log"  # record batches, byte for byte
+    INDEX = "index"  # remoteLogIndex entries
+    TXN = "txn"  # aborted transactions; absent where there are none
+    EPOCHS = "epochs"  # leader epochs up to the segment's end
+    METADATA = "metadata"  # RemoteLogSegmentMetadata, so that the archive describes itself
+    # A broker's own files, byte for byte, of segments that were copied from its log directory.
+    OFFSET_INDEX = "offset-index"  # Kafka's `.index`
+    TIME_INDEX = "time-index"  # Kafka's `.timeindex`
+    PRODUCER_SNAPSHOT = "producer-snapshot"  # Kafka's `.snapshot` at the segment's end
+
+
+class PartitionNote(StrEnum):
+    """What is said once of a whole partition; the value is the object's name in its folder."""
+
+    LOG_HISTORY = "log-history"  # a person's word about a log that began again
+
+
+_PARTITION_NOTES = frozenset(note.value for note in PartitionNote)
+
+# Of some segments only, whatever their metadata say; nothing that serves records needs them.
+KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
+
+_SEGMENT_FILES = {file.value: file for file in SegmentFile}
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentKey:
+    """What the key of one object says."""
+
+    segment_id: RemoteLogSegmentId
+    base_offset: int
+    file: SegmentFile
+
+
+def uuid_text(value: UUID) -> str:
+    """As Kafka's Uuid.toString."""
+    return urlsafe_b64encode(value.bytes).decode("ascii").rstrip("=")
+
+
+def parse_uuid(text: str) -> UUID | None:
+    """None if `text` is not exactly what `uuid_text` writes."""
+    if not _UUID.fullmatch(text):
+        return None
+    return UUID(bytes=urlsafe_b64decode(text + "=="))
+
+
+def normal_prefix(prefix: str) -> str:
+    """`prefix` without outer slashes and, unless empty, with one at its end.
+
+    Raises ValueError if keys below it would be illegal.
+    """
+    bare = prefix.strip("/")
+    return check_key(bare) + "/" if bare else ""
+
+
+def topic_folder(prefix: str, topic: str, topic_id: UUID) -> str:
+    """`prefix` is one of `normal_prefix`. Raises ValueError for a name Kafka would not take."""
+    if not is_topic_name(topic):
+        raise ValueError(f"illegal topic name {topic!r}")
+    return f"{prefix}{topic}-{uuid_text(topic_id)}/"
+
+
+def partition_folder(prefix: str, tip: TopicIdPartition) -> str:
+    if not 0 <= tip.partition <= _PARTITION_MAX:
+        raise ValueError(f"illegal partition {tip.partition}")
+    return f"{topic_folder(prefix, tip.topic, tip.topic_id)}{tip.partition}/"
+
+
+def segment_key(
+    prefix: str, segment_id: RemoteLogSegmentId, base_offset: int, file: SegmentFile
+) -> str:
+    """`base_offset` is the segment's first offset."""
+    folder = partition_folder(prefix, segment_id.topic_id_partition)
+    return f"{folder}{_offset_text(base_offset)}-{uuid_text(segment_id.id)}.{file.value}"
+
+
+def log_start_key(prefix: str, tip: TopicIdPartition, offset: int, after_epoch: int = -1) -> str:
+    """`after_epoch`: of the history whose log start it is (`model.LogHistory`)."""
+    history = "" if after_epoch < 0 else f".after-epoch-{after_epoch}"
+    return f"{partition_folder(prefix, tip)}{_offset_text(offset)}{history}{_LOG_START_SUFFIX}"
+
+
+def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
+    """The offset and `after_epoch` that a key of `log_start_key` says."""
+    folder, slash, name = key.rpartition("/")
+    stem = name.removesuffix(_LOG_START_SUFFIX)
+    offset, history = stem[:_OFFSET_DIGITS], stem[_OFFSET_DIGITS:]
+    if stem == name or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
+        return None
+    after_epoch = -1
+    if history:
+        found = _AFTER_EPOCH.fullmatch(history)
+        if found is None or int(found.group(1)) > _EPOCH_MAX:
+            return None
+        after_epoch = int(found.group(1))
+    if parse_partition_folder(prefix, folder + slash) is None:
+        return None
+    return int(offset), after_epoch
+
+
+def partition_note_key(prefix: str, tip: TopicIdPartition, note: PartitionNote) -> str:
+    return f"{partition_folder(prefix, tip)}{note.value}"
+
+
+def parse_partition_note_key(prefix: str, key: str) -> PartitionNote | None:
+    folder, slash, name = key.rpartition("/")
+    if name not in _PARTITION_NOTES or parse_partition_folder(prefix, folder + slash) is None:
+        return None
+    return PartitionNote(name)
+
+
+def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -> str:
+    """Both inclusive."""
+    folder = partition_folder(prefix, tip)
+    return f"{folder}{_offset_text(first)}-{_offset_text(last)}{_GAP_SUFFIX}"
+
+
+def parse_archive_gap_key(prefix: str, key: str) -> tuple[int, int] | None:
+    """The first and last offset that a key of `archive_gap_key` says."""
+    folder, slash, name = key.rpartition("/")
+    first, _, last = name.removesuffix(_GAP_SUFFIX).partition("-")
+    if not name.endswith(_GAP_SUFFIX) or not (_OFFSET.fullmatch(first) and _OFFSET.fullmatch(last)):
+        return None
+    if not int(first) <= int(last) <= _OFFSET_MAX:
+        return None
+    tip = parse_partition_folder(prefix, folder + slash)
+    return None if tip is None else (int(first), int(last))
+
+
+def finished_offsets_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_FINISHED_OBJECT}"
+
+
+def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_DELETION_OBJECT}"
+
+
+def retention_step_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_RETENTION_STEP_OBJECT}"
+
+
+def cluster_topics_key(prefix: str, cluster_id: str) -> str:
+    """A cluster's id may have any characters: it is written so that it is one part of a key."""
+    name = urlsafe_b64encode(cluster_id.encode()).decode("ascii").rstrip("=")
+    return f"{prefix}{_CLUSTERS_FOLDER}{name}.topics"
+
+
+def topic_cluster_key(prefix: str, topic: str, topic_id: UUID) -> str:
+    return f"{topic_folder(prefix, topic, topic_id)}{_CLUSTER_OBJECT}"
+
+
+def archivers_folder(prefix: str) -> str:
+    return f"{prefix}{_ARCHIVERS_FOLDER}"
+
+
+def archiver_positions_key(prefix: str, archiver: UUID) -> str:
+    return f"{archivers_folder(prefix)}{uuid_text(archiver)}{_POSITIONS_SUFFIX}"
+
+
+def is_archiver_positions_key(prefix: str, key: str) -> bool:
+    name = key.removeprefix(archivers_folder(prefix)).removesuffix(_POSITIONS_SUFFIX)
+    archiver = parse_uuid(name)
+    return archiver is not None and key == archiver_positions_key(prefix, archiver)
+
+
+def collected_metadata_key(prefix: str, topic_id: UUID) -> str:
+    return f"{prefix}{_COLLECTED_FOLDER}{uuid_text(topic_id)}"
+
+
+def concerns_folder(prefix: str) -> str:
+    return f"{prefix}{_CONCERNS_FOLDER}"
+
+
+def concern_key(prefix: str, tip: TopicIdPartition | None, name: str) -> str:
+    """`tip` None: of the archive as a whole."""
+    if not _CONCERN.fullmatch(name):
+        raise ValueError(f"illegal name of a concern {name!r}")
+    folder = concerns_folder(prefix)
+    return f"{folder if tip is None else partition_folder(folder, tip)}{name}"
+
+
+def parse_concern_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, str] | None:
+    """Of whom, None: the archive; and its name."""
+    folder, slash, name = key.rpartition("/")
+    if not _CONCERN.fullmatch(name):
+        return None
+    if folder + slash == concerns_folder(prefix):
+        return None, name
+    tip = parse_partition_folder(concerns_folder(prefix), folder + slash)
+    return None if tip is None else (tip, name)
+
+
+def key_after_base_offset(prefix: str, tip: TopicIdPartition, base_offset: int) -> str:
+    """Sorts after every object with this base offset and before those with a higher one."""
+    # "." is the character after "-" in ASCII, and listings are in the order of bytes.
+    return f"{partition_folder(prefix, tip)}{_offset_text(base_offset)}."
+
+
+def parse_topic_folder(name: str) -> tuple[str, UUID] | None:
+    """`name` is one path part without slashes."""
+    if len(name) < _UUID_CHARS + 2 or name[-_UUID_CHARS - 1] != "-":
+        return None
+    topic = name[: -_UUID_CHARS - 1]
+    topic_id = parse_uuid(name[-_UUID_CHARS:])
+    if topic_id is None or not is_topic_name(topic):
+        return None
+    return topic, topic_id
+
+
+@lru_cache(maxsize=4096)  # a listing names the same folder again with each of its objects
+def parse_partition_folder(prefix: str, folder: str) -> TopicIdPartition | None:
+    """`folder` is a key up to and with the slash after the partition."""
+    parts = folder[len(prefix) :].split("/")
+    if not folder.startswith(prefix) or len(parts) != 3 or parts[2]:
+        return None
+    topic = parse_topic_folder(parts[0])
+    if topic is None or not _DECIMAL.fullmatch(parts[1]) or int(parts[1]) > _PARTITION_MAX:
+        return None
+    return TopicIdPartition(topic_id=topic[1], topic=topic[0], partition=int(parts[1]))
+
+
+def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
+    folder, slash, name = key.rpartition("/")
+    tip = parse_partition_folder(prefix, folder + slash)
+    stem, dot, suffix = name.rpartition(".")
+    if tip is None or not dot or suffix not in _SEGMENT_FILES:
+        return None
+    if len(stem) != _OFFSET_DIGITS + 1 + _UUID_CHARS or stem[_OFFSET_DIGITS] != "-":
+        return None
+    segment_id = parse_uuid(stem[_OFFSET_DIGITS + 1 :])
+    offset = stem[:_OFFSET_DIGITS]
+    if segment_id is None or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
+        return None
+    return SegmentKey(RemoteLogSegmentId(tip, segment_id), int(offset), _SEGMENT_FILES[suffix])
+
+
+def layout_text(version: int = LAYOUT_VERSION) -> bytes:
+    """Content of the layout object."""
+    return b"remote-log-layout %d\n" % version
+
+
+def parse_layout_text(content: bytes) -> int | None:
+    """The version, None if this is no layout object."""
+    match = _LAYOUT.fullmatch(content)
+    return int(match.group(1)) if match else None
+
+
+def _offset_text(offset: int) -> str:
+    if not 0 <= offset <= _OFFSET_MAX:
+        raise ValueError(f"offset {offset} is out of range")
+    return f"{offset:0{_OFFSET_DIGITS}d}"

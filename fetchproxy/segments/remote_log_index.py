@@ -1,0 +1,470 @@
+"""KIP-405's remoteLogIndex of one segment: which bytes of the `.log` object hold which
+offsets. Pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import le, lt
+from struct import Struct
+from typing import Any
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from fetchproxy.errors import CorruptSegment, OffsetNotArchived
+from fetchproxy.model import ByteRange
+from protocol.primitives import Buffer
+from protocol.record_batch import BatchHeader
+
+# One entry of KIP-405's remoteLogIndex: its bytes, and the checks that it passes alone. Pure.
+#
+# An entry, big-endian (the KIP's own fields; where the KIP is silent the choice is named):
+#
+#     magic           int16   0
+#     length          int16   bytes of the whole entry, from `magic` to the end of `rdi`
+#     crc             int32   CRC-32C (as in record batches) of everything after this field
+#     firstOffset     int64   base offset of the entry's first batch
+#     lastOffset      int64   last offset of its last batch, inclusive
+#     firstTimestamp  int64   base timestamp of its first batch (ms)
+#     lastTimestamp   int64   *largest* timestamp of all its batches (ms)
+#     dataLength      int32   bytes of its batches
+#     rdiLength       int16
+#     rdi             utf-8   <key of the .log object, relative to the store's root>#<byte position>
+#
+# `lastTimestamp` is the largest and not the last one, because producers may send timestamps out
+# of order, and a search by time must be able to pass over an entry without reading its data.
+
+MAGIC = 0
+DATA_BYTES_MAX = 2**31 - 1  # dataLength is an int32
+ENTRY_BYTES_MAX = 2**15 - 1  # length is an int16
+
+HEAD = Struct(">hhI")
+_BODY = Struct(">qqqqih")
+FIXED_BYTES = HEAD.size + _BODY.size
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSpan:
+    """Consecutive batches: bytes `position` … `position + length - 1`; offsets both inclusive."""
+
+    position: int
+    length: int
+    first_offset: int
+    last_offset: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+
+    @property
+    def end(self) -> int:
+        """The byte position after the span."""
+        return self.position + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogIndexEntry:
+    """A sequence of records in the remote tier: the `.log` object, and where in it."""
+
+    object_key: str
+    span: IndexSpan
+    size_bytes: int  # of the entry itself
+
+    @property
+    def rdi(self) -> str:
+        """The remote data identifier, see `split_rdi`."""
+        return f"{self.object_key}#{self.span.position}"
+
+
+def encode_entry(object_key: str, span: IndexSpan) -> bytes:
+    """Raises ValueError where a field does not fit, as with a key of more than 32 KB."""
+    rdi = f"{object_key}#{span.position}".encode()
+    if FIXED_BYTES + len(rdi) > ENTRY_BYTES_MAX or span.length > DATA_BYTES_MAX:
+        raise ValueError(f"index entry of {object_key[:80]!r} at {span.position} is too large")
+    body = (
+        _BODY.pack(
+            span.first_offset,
+            span.last_offset,
+            span.first_timestamp_ms,
+            span.max_timestamp_ms,
+            span.length,
+            len(rdi),
+        )
+        + rdi
+    )
+    return HEAD.pack(MAGIC, HEAD.size + len(body), crc32c(body)) + body
+
+
+def read_entry(raw: Buffer, at: int) -> RemoteLogIndexEntry:
+    """The entry at byte `at`. Raises CorruptSegment, without the place: the caller knows it."""
+    size_bytes = _checked_length(raw, at)
+    first, last, first_ts, max_ts, length, rdi_length = _BODY.unpack_from(raw, at + HEAD.size)
+    if FIXED_BYTES + rdi_length != size_bytes:
+        raise CorruptSegment(f"rdiLength {rdi_length} does not fill the entry")
+    key, position = split_rdi(bytes(raw[at + FIXED_BYTES : at + size_bytes]))
+    span = IndexSpan(position, length, first, last, first_ts, max_ts)
+    return RemoteLogIndexEntry(key, span, size_bytes)
+
+
+def entry_positions(raw: Buffer) -> Iterator[int]:
+    """The byte at which each entry begins, in a whole index that was checked before."""
+    at = 0
+    while at < len(raw):
+        yield at
+        at += HEAD.unpack_from(raw, at)[1]
+
+
+def split_rdi(rdi: bytes) -> tuple[str, int]:
+    """(key of the `.log` object in its ObjectStore, byte position of the data in it).
+
+    The same for every backend: whatever its keys look like, they are `storage.keys`' keys.
+    Raises CorruptSegment.
+    """
+    try:
+        key, _, position = rdi.decode().rpartition("#")
+    except UnicodeDecodeError:
+        raise CorruptSegment("rdi is not UTF-8") from None
+    if not (key and position.isascii() and position.isdigit() and len(position) < 19):
+        raise CorruptSegment(f"rdi {rdi[:200]!r} is not <key>#<position>")
+    return key, int(position)
+
+
+def _checked_length(raw: Buffer, at: int) -> int:
+    """Bytes of the entry at `at`, once magic, length and checksum are right."""
+    left = len(raw) - at
+    if at < 0 or left < FIXED_BYTES:
+        raise CorruptSegment(f"{left} bytes are no entry")
+    magic, length, crc = HEAD.unpack_from(raw, at)
+    if magic != MAGIC:
+        raise CorruptSegment(f"magic {magic}, not {MAGIC}")
+    if length < FIXED_BYTES or length > left:
+        raise CorruptSegment(f"length {length}, {left} bytes are left")
+    found = crc32c(memoryview(raw)[at + HEAD.size : at + length])
+    if found != crc:
+        raise CorruptSegment(f"checksum {found:#010x}, stored {crc:#010x}")
+    return int(length)
+
+
+# KIP-405's remoteLogIndex of one segment: which bytes of the `.log` object hold which offsets.
+#
+# Made once by the copier, read by whoever serves or verifies the segment. Nothing here does I/O.
+# The entries are those of `remote_log_index`; they follow each other in offsets and without
+# a hole in bytes, and the first is at byte 0.
+
+INTERVAL_BYTES = 64 * 1024
+
+
+class RemoteLogIndexBuilder:
+    """Gathers consecutive batches into entries of at least `interval_bytes` (the last: less).
+
+    A batch is never split, so an entry is longer than the interval by up to one batch.
+    """
+
+    def __init__(self, object_key: str, interval_bytes: int = INTERVAL_BYTES) -> None:
+        if interval_bytes < 1:
+            raise ValueError(f"interval_bytes is {interval_bytes}")
+        encode_entry(object_key, IndexSpan(2**63 - 1, 1, 0, 0, 0, 0))  # a key that fits, for sure
+        self._object_key = object_key
+        self._interval_bytes = interval_bytes
+        self._entries: list[bytes] = []
+        self._position = 0  # of the next batch
+        self._open: IndexSpan | None = None
+        self._last_offset = -1
+
+    def add(self, header: BatchHeader) -> None:
+        """The next batch of the segment; only its size counts, not `header.position`.
+
+        Raises ValueError where it does not follow the batch before it in offsets.
+        """
+        if header.base_offset <= self._last_offset or header.last_offset < header.base_offset:
+            raise ValueError(
+                f"batch {header.base_offset}-{header.last_offset} after {self._last_offset}"
+            )
+        if self._open is not None and self._open.length + header.size > DATA_BYTES_MAX:
+            self._close()
+        self._open = self._extended(header)
+        self._position += header.size
+        self._last_offset = header.last_offset
+        if self._open.length >= self._interval_bytes:
+            self._close()
+
+    def finish(self) -> bytes:
+        """The content of the `.index` object; empty where no batch was added."""
+        self._close()
+        return b"".join(self._entries)
+
+    def _extended(self, header: BatchHeader) -> IndexSpan:
+        span = self._open
+        return IndexSpan(
+            position=self._position if span is None else span.position,
+            length=header.size + (0 if span is None else span.length),
+            first_offset=header.base_offset if span is None else span.first_offset,
+            last_offset=header.last_offset,
+            first_timestamp_ms=(header.base_timestamp if span is None else span.first_timestamp_ms),
+            max_timestamp_ms=(
+                header.max_timestamp
+                if span is None
+                else max(header.max_timestamp, span.max_timestamp_ms)
+            ),
+        )
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._entries.append(encode_entry(self._object_key, self._open))
+            self._open = None
+
+
+class RemoteLogIndex:
+    """A parsed index, 44 bytes an entry; the object key is kept once, not per entry."""
+
+    __slots__ = (
+        "_first_timestamps",
+        "_last_offsets",
+        "_lengths",
+        "_positions",
+        "first_offsets",
+        "max_timestamps",
+        "object_key",
+    )
+
+    def __init__(self) -> None:
+        self.object_key = ""
+        self._positions = array("q")
+        self._lengths = array("i")
+        self.first_offsets = array("q")
+        self._last_offsets = array("q")
+        self._first_timestamps = array("q")
+        self.max_timestamps = array("q")
+
+    @classmethod
+    def parse(cls, raw: bytes) -> RemoteLogIndex:
+        """Raises CorruptSegment, naming the entry and its byte, for anything but a whole index.
+
+        An index cut exactly between two entries is a whole one by itself: only the segment's
+        metadata can tell, see `check_covers`.
+        """
+        index, end, error = cls.take(raw)
+        if error is not None:
+            raise CorruptSegment(f"remoteLogIndex entry {len(index)} at byte {end}: {error}")
+        if not len(index):
+            raise CorruptSegment("remoteLogIndex has no entry")
+        return index
+
+    @classmethod
+    def take(cls, raw: bytes, at: int = 0) -> tuple[RemoteLogIndex, int, CorruptSegment | None]:
+        """(the sound entries from byte `at` on, the byte behind them, why not further).
+
+        None where they reach to the end of `raw`. Another segment's entries end it too: whether
+        they do is for the next `take` to say.
+        """
+        index = cls()
+        view = memoryview(raw)
+        plain = True
+        while at < len(raw):
+            try:
+                at = index._read_entry(raw, at)
+            except CorruptSegment as error:
+                return index, at, error
+            if plain:
+                at, plain = index._take_run(view, at)
+        return index, at, None
+
+    def _read_entry(self, raw: bytes, at: int) -> int:
+        entry = read_entry(raw, at)
+        if not self._positions:
+            self.object_key = entry.object_key
+        self._check_follows(entry.object_key, entry.span)
+        self._positions.append(entry.span.position)
+        self._lengths.append(entry.span.length)
+        self.first_offsets.append(entry.span.first_offset)
+        self._last_offsets.append(entry.span.last_offset)
+        self._first_timestamps.append(entry.span.first_timestamp_ms)
+        self.max_timestamps.append(entry.span.max_timestamp_ms)
+        return at + entry.size_bytes
+
+    def _take_run(self, raw: memoryview, at: int) -> tuple[int, bool]:
+        """(byte behind the entries from `at` on that are as long as the first, are they sound?).
+
+        The checks of `_read_entry`, several times as fast for being made of whole columns. False:
+        one of them is not as it should be, or only written in another way; which one, and what is
+        to be said of it, `_read_entry` finds out.
+        """
+        key = f"{self.object_key}#".encode()
+        size = HEAD.unpack_from(raw, at)[1] if len(raw) - at >= FIXED_BYTES else 0
+        digits = size - FIXED_BYTES - len(key)
+        if digits <= 0:
+            return at, True
+        entries = Struct(f">hhIqqqqih{len(key)}s{digits}s")
+        rows: list[tuple[Any, ...]] = []  # Any: what Struct unpacks
+        for row in entries.iter_unpack(raw[at : len(raw) - (len(raw) - at) % size]):
+            if row[1] != size or row[9] != key:
+                break  # a longer entry, or another segment's: from here on nothing is in its place
+            rows.append(row)
+        if not rows:
+            return at, True
+        magics, _, crcs, firsts, lasts, first_stamps, max_stamps, lengths, rdi_sizes, _, texts = (
+            zip(*rows, strict=True)
+        )
+        positions = list(accumulate(lengths, initial=self.size_bytes))[:-1]
+        ends = range(at + size, at + (len(rows) + 1) * size, size)
+        sound = (
+            magics.count(MAGIC) == rdi_sizes.count(size - FIXED_BYTES) == len(rows)
+            and b"".join(texts) == "".join(map(str, positions)).encode()  # all equally wide
+            and crcs == tuple(crc32c(raw[end - size + HEAD.size : end]) for end in ends)
+            and min(lengths) > 0
+            and all(map(le, firsts, lasts))
+            and all(map(lt, chain((self.last_offset,), lasts), firsts))
+        )
+        if not sound:
+            return at, False
+        self._positions.extend(positions)
+        self._lengths.extend(lengths)
+        self.first_offsets.extend(firsts)
+        self._last_offsets.extend(lasts)
+        self._first_timestamps.extend(first_stamps)
+        self.max_timestamps.extend(max_stamps)
+        return ends[-1], True
+
+    def _check_follows(self, key: str, span: IndexSpan) -> None:
+        if key != self.object_key:
+            raise CorruptSegment(f"rdi names {key!r}, the first entry {self.object_key!r}")
+        if span.position != self.size_bytes:
+            raise CorruptSegment(f"position {span.position}, expected {self.size_bytes}")
+        if span.length <= 0:
+            raise CorruptSegment(f"dataLength {span.length}")
+        first, last = span.first_offset, span.last_offset
+        if not 0 <= first <= last:
+            raise CorruptSegment(f"offsets {first} to {last}")
+        if self._last_offsets and first <= self._last_offsets[-1]:
+            raise CorruptSegment(f"offset {first} after {self._last_offsets[-1]}")
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, i: int) -> IndexSpan:
+        return IndexSpan(
+            self._positions[i],
+            self._lengths[i],
+            self.first_offsets[i],
+            self._last_offsets[i],
+            self._first_timestamps[i],
+            self.max_timestamps[i],
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the `.log` object that the entries cover, from byte 0 on."""
+        return self._positions[-1] + self._lengths[-1] if self._positions else 0
+
+    @property
+    def last_offset(self) -> int:
+        return self._last_offsets[-1]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What this index weighs in a cache, about."""
+        return 44 * len(self) + len(self.object_key) + 500
+
+    def check_covers(self, end_offset: int, size_bytes: int) -> None:
+        """Raises CorruptSegment where it does not end where the segment's metadata say it does."""
+        if self.last_offset != end_offset or self.size_bytes != size_bytes:
+            raise CorruptSegment(
+                f"remoteLogIndex ends with offset {self.last_offset} at byte {self.size_bytes}, "
+                f"the segment with offset {end_offset} at byte {size_bytes}"
+            )
+
+    def spans_up_to(self, i: int, size_bytes: int) -> int:
+        """The number of the first span after `i` that ends more than `size_bytes` after it begins.
+
+        Above `i` in any case.
+        """
+        limit = self._positions[i] + size_bytes
+        if self.size_bytes <= limit:
+            return len(self)
+        # Where a span begins, the one before it ends.
+        return max(bisect_right(self._positions, limit, i + 1) - 1, i + 1)
+
+    def merged(self, i: int, j: int) -> IndexSpan:
+        """Spans `i` … `j - 1` as one."""
+        position = self._positions[i]
+        return IndexSpan(
+            position,
+            self._positions[j - 1] + self._lengths[j - 1] - position,
+            self.first_offsets[i],
+            self._last_offsets[j - 1],
+            self._first_timestamps[i],
+            max(self.max_timestamps[i:j]),
+        )
+
+    def spans(self) -> Iterator[IndexSpan]:
+        return (self[i] for i in range(len(self)))
+
+    def position_for_offset(self, offset: int) -> IndexSpan:
+        """The first span that ends at or above `offset`; where the log has a hole, it starts above.
+
+        Raises OffsetNotArchived for an offset above the last one.
+        """
+        i = bisect_left(self._last_offsets, offset)
+        if i == len(self):
+            raise OffsetNotArchived(f"{self.object_key} ends at {self.last_offset}, not {offset}")
+        return self[i]
+
+    def first_span_with_timestamp(self, timestamp_ms: int) -> IndexSpan | None:
+        """The first span that holds a record at or after `timestamp_ms`; None: there is none."""
+        for i, latest in enumerate(self.max_timestamps):
+            if latest >= timestamp_ms:
+                return self[i]
+        return None
+
+
+# How a segment is divided into chunks: about `chunk_bytes` each, on index-span borders. Pure.
+#
+# A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
+
+
+class SegmentLayout:
+    """Chunks are numbered from 0; arrays, because long-lived and many."""
+
+    __slots__ = ("ends", "first_offsets", "last_offsets", "max_timestamps_ms")
+
+    def __init__(self, index: RemoteLogIndex, chunk_bytes: int) -> None:
+        """A chunk is closed before the span that would make it larger than `chunk_bytes`.
+
+        A single span above that size (a huge batch) is a chunk by itself.
+        """
+        self.ends = array("q")  # byte position after each chunk
+        self.first_offsets = array("q")
+        self.last_offsets = array("q")
+        self.max_timestamps_ms = array("q")
+        i = 0
+        while i < len(index):
+            j = index.spans_up_to(i, chunk_bytes)
+            chunk = index.merged(i, j)
+            self.ends.append(chunk.end)
+            self.first_offsets.append(chunk.first_offset)
+            self.last_offsets.append(chunk.last_offset)
+            self.max_timestamps_ms.append(chunk.max_timestamp_ms)
+            i = j
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def memory_bytes(self) -> int:
+        return 32 * len(self) + 500
+
+    def chunk_at_or_after(self, offset: int) -> int:
+        """The first chunk that ends at or above `offset`; `len(self)` where none does."""
+        return bisect_left(self.last_offsets, offset)
+
+    def byte_range(self, number: int) -> ByteRange:
+        return ByteRange(self.ends[number - 1] if number else 0, self.ends[number])
+
+    def first_chunk_with_timestamp(self, timestamp_ms: int, from_number: int = 0) -> int | None:
+        """The first chunk, from `from_number` on, with a record at or after `timestamp_ms`."""
+        for number in range(from_number, len(self)):
+            if self.max_timestamps_ms[number] >= timestamp_ms:
+                return number
+        return None

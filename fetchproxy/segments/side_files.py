@@ -1,0 +1,218 @@
+"""The files beside a segment's log, in Kafka's own bytes: transactions, leader epochs,
+indexes. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from struct import Struct
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import AbortedTxn, EpochStart
+
+# A segment's aborted transactions, in the bytes of Kafka's `.txnindex` file. Pure.
+#
+# One entry, big-endian, 34 bytes (Kafka's AbortedTxn):
+#
+#     version           int16   0
+#     producerId        int64
+#     firstOffset      int64   first offset of the transaction's data, perhaps in an earlier segment
+#     lastOffset        int64   offset of its ABORT marker
+#     lastStableOffset  int64   the partition's LSO after that marker
+#
+# In Kafka an entry belongs to the segment that holds the marker alone, and a reader goes on into
+# later segments. Here every segment lists *each* aborted transaction that overlaps it, so that no
+# reader needs a second segment: the marker may lie above the LSO when a transaction's first part
+# is archived, thus in no segment at all yet. Where the marker is not in the segment itself,
+# lastOffset is the segment's own last offset; several entries may share it. Whoever merges
+# segments keeps, of entries with equal producerId and firstOffset, the one with the largest
+# lastOffset.
+
+VERSION = 0
+_ENTRY = Struct(">hqqqq")
+ENTRY_BYTES = _ENTRY.size
+
+
+def encode_aborted(entries: Iterable[AbortedTxn]) -> bytes:
+    """The content of a `.txn` object; entries in the order of their markers."""
+    ordered = sorted(entries, key=lambda entry: entry.last_offset)
+    return b"".join(
+        _ENTRY.pack(VERSION, e.producer_id, e.first_offset, e.last_offset, e.last_stable_offset)
+        for e in ordered
+    )
+
+
+def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
+    """Raises CorruptSegment, naming the entry. No bytes: no entries."""
+    if len(raw) % ENTRY_BYTES:
+        raise CorruptSegment(
+            f"transaction index of {len(raw)} bytes is no multiple of {ENTRY_BYTES}: "
+            f"entry {len(raw) // ENTRY_BYTES} is cut"
+        )
+    entries: list[AbortedTxn] = []
+    for version, producer_id, first, last, stable in _ENTRY.iter_unpack(raw):
+        where = f"transaction index entry {len(entries)}"
+        if version != VERSION:
+            raise CorruptSegment(f"{where} has version {version}, not {VERSION}")
+        if not 0 <= first <= last or producer_id < 0:
+            raise CorruptSegment(f"{where}: producer {producer_id}, offsets {first} to {last}")
+        if entries and last < entries[-1].last_offset:
+            raise CorruptSegment(f"{where} ends at {last}, the one before it after that")
+        entries.append(AbortedTxn(first, last, producer_id, stable))
+    return tuple(entries)
+
+
+def merged_aborted(segments: Iterable[Iterable[AbortedTxn]]) -> tuple[AbortedTxn, ...]:
+    """The entries of several segments as one that holds them all lists them, by last offset."""
+    found: dict[tuple[int, int], AbortedTxn] = {}
+    for entries in segments:
+        for entry in entries:
+            known = found.get((entry.producer_id, entry.first_offset))
+            if known is None or entry.last_offset > known.last_offset:
+                found[(entry.producer_id, entry.first_offset)] = entry
+    return tuple(sorted(found.values(), key=lambda entry: entry.last_offset))
+
+
+def aborted_in(entries: Iterable[AbortedTxn], first: int, last: int) -> tuple[AbortedTxn, ...]:
+    """Those with an offset in `first` … `last`, both inclusive, sorted by first offset."""
+    return tuple(sorted(e for e in entries if e.first_offset <= last and e.last_offset >= first))
+
+
+def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[AbortedTxn, ...]:
+    """As the transaction index of a segment that ends at `end_offset` (inclusive) lists them."""
+    return tuple(
+        replace(e, last_offset=min(e.last_offset, end_offset))
+        for e in entries
+        if e.first_offset <= end_offset
+    )
+
+
+# A segment's leader epochs, in the text of Kafka's `leader-epoch-checkpoint` file. Pure.
+#
+#     0               version
+#     2               number of entries
+#     0 0             epoch, first offset written in it
+#     3 17200
+#
+# Epochs and offsets both rise from line to line.
+
+
+_DIGITS_MAX = 19  # of an int64
+
+
+def encode_epochs(epochs: Iterable[EpochStart]) -> bytes:
+    entries = list(epochs)
+    lines = [str(VERSION), str(len(entries)), *(f"{e.epoch} {e.start_offset}" for e in entries)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def decode_epochs(raw: bytes) -> tuple[EpochStart, ...]:
+    """Raises CorruptSegment, naming the line."""
+    try:
+        text = raw.decode("ascii")
+    except UnicodeDecodeError:
+        raise CorruptSegment("leader epochs are not ASCII text") from None
+    lines = text.split("\n")
+    if lines[-1] != "":
+        raise CorruptSegment(f"leader epochs: line {len(lines)} has no end")
+    del lines[-1]
+    if len(lines) < 2:
+        raise CorruptSegment("leader epochs: version or number of entries is missing")
+    version, count = _numbers(lines, 0, 1)[0], _numbers(lines, 1, 1)[0]
+    if version != VERSION:
+        raise CorruptSegment(f"leader epochs: line 1 has version {version}, not {VERSION}")
+    if count != len(lines) - 2:
+        raise CorruptSegment(f"leader epochs: line 2 says {count} entries, {len(lines) - 2} follow")
+    entries: list[EpochStart] = []
+    for i in range(2, len(lines)):
+        entry = EpochStart(*_numbers(lines, i, 2))
+        before = entries[-1] if entries else None
+        if before and not (entry.epoch > before.epoch and entry.start_offset > before.start_offset):
+            raise CorruptSegment(f"leader epochs: line {i + 1} does not rise above line {i}")
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _numbers(lines: list[str], i: int, count: int) -> list[int]:
+    words = lines[i].split(" ")
+    if len(words) != count or not all(w.isdigit() and len(w) <= _DIGITS_MAX for w in words):
+        raise CorruptSegment(f"leader epochs: line {i + 1} is {lines[i][:80]!r}")
+    return [int(word) for word in words]
+
+
+# Kafka's own index files as bytes: are they whole, and do they fit their segment? Pure.
+#
+# Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
+# log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
+# snapshot: int16 version, CRC-32C of what follows it, entries. All big-endian. Source: Kafka's
+# OffsetIndex, TimeIndex, ProducerStateManager.
+
+_OFFSET_ENTRY = Struct(">ii")
+_TIME_ENTRY = Struct(">qi")
+_SNAPSHOT_HEAD = Struct(">hI")
+
+
+def offset_index_fault(raw: bytes, base_offset: int, end_offset: int, size_bytes: int) -> str:
+    """What is wrong with the offset index of the segment's `size_bytes`; empty: nothing."""
+    if len(raw) % _OFFSET_ENTRY.size:
+        return f"offset index of {len(raw)} bytes ends inside an entry"
+    before = (-1, -1)
+    for entry in _OFFSET_ENTRY.iter_unpack(raw):
+        if not (entry[0] > before[0] and entry[1] > before[1]):
+            return f"offset index entry {entry} after {before}"
+        before = entry
+    if before[0] > end_offset - base_offset or before[1] >= size_bytes:
+        return f"offset index ends with {before}, above the segment's end"
+    return ""
+
+
+def time_index_fault(raw: bytes, base_offset: int, end_offset: int, max_timestamp_ms: int) -> str:
+    """As `offset_index_fault`."""
+    if len(raw) % _TIME_ENTRY.size:
+        return f"time index of {len(raw)} bytes ends inside an entry"
+    before = (-(2**63), -1)
+    for entry in _TIME_ENTRY.iter_unpack(raw):
+        if not (entry[0] > before[0] and entry[1] >= before[1]):
+            return f"time index entry {entry} after {before}"
+        before = entry
+    if before[1] > end_offset - base_offset or before[0] > max_timestamp_ms:
+        return f"time index ends with {before}, above the segment's end"
+    return ""
+
+
+def joined_offset_index(parts: Iterable[tuple[bytes, int, int]]) -> bytes:
+    """Of adjacent segments one: (index, offsets before it, bytes of log before it) of each."""
+    return b"".join(
+        _OFFSET_ENTRY.pack(offsets_before + offset, bytes_before + position)
+        for raw, offsets_before, bytes_before in parts
+        for offset, position in _OFFSET_ENTRY.iter_unpack(raw)
+    )
+
+
+def joined_time_index(parts: Iterable[tuple[bytes, int]]) -> bytes:
+    """As `joined_offset_index`, without bytes: of entries only those whose timestamps still rise,
+
+    as Kafka's TimeIndex takes one up only if it is larger than the last.
+    """
+    joined: list[bytes] = []
+    latest_ms = -(2**63)
+    for raw, offsets_before in parts:
+        for timestamp_ms, offset in _TIME_ENTRY.iter_unpack(raw):
+            if timestamp_ms > latest_ms:
+                latest_ms = timestamp_ms
+                joined.append(_TIME_ENTRY.pack(timestamp_ms, offsets_before + offset))
+    return b"".join(joined)
+
+
+def snapshot_fault(raw: bytes) -> str:
+    """As `offset_index_fault`."""
+    if len(raw) < _SNAPSHOT_HEAD.size:
+        return f"producer snapshot of {len(raw)} bytes has no head"
+    _, stated = _SNAPSHOT_HEAD.unpack_from(raw)
+    found = crc32c(raw[_SNAPSHOT_HEAD.size :])
+    if found != stated:
+        return f"producer snapshot has checksum {found:#010x}, states {stated:#010x}"
+    return ""

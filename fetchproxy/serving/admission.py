@@ -1,0 +1,335 @@
+"""Who is given archived records now, how many, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import cast
+
+from cachetools import LRUCache
+
+from fetchproxy.observability.metrics import (
+    ANSWERS_BYTES,
+    CLIENT_THROTTLE_SECONDS,
+    CLIENT_THROTTLES,
+    LIMITS_REACHED,
+    REMOTE_ANSWER_BYTES,
+    REMOTE_ANSWERS_WAITING,
+)
+from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
+from fetchproxy.runtime.fairness import FairQueue, TokenBucket
+from protocol.primitives import Buffer
+
+# How much memory archived records may hold while clients take them, for one and for all together.
+#
+# Records leave as views of the chunks they were read in, and a view keeps its whole chunk in
+# memory, cached or not. So what counts is the blocks behind an answer, each once, however many
+# clients it goes to. Answers are cut to what is left; the last quarter is kept for single
+# batches, so that many slow readers make the others' answers small before anybody gets none. When
+# that is full, too, the archive's part waits: a client that takes nothing is closed after
+# `gateway.client_stall_max_ms`.
+
+_CUT_SHARE = 0.75
+# From here on an answer that uses less than half of its blocks is copied out of them.
+_PRESSED_SHARE = 0.5
+
+
+class AnswerBudget:
+    """Bytes; `answer_max` is for one answer, `total_max` for all that are on their way."""
+
+    def __init__(self, answer_max: int, total_max: int) -> None:
+        self._answer_max = answer_max
+        self._total_max = total_max
+        self._blocks: dict[int, list[int]] = {}  # id of a block -> [size, holders]
+        self._waiting: deque[asyncio.Event] = deque()
+        self.taken = 0
+        for gauge in (REMOTE_ANSWER_BYTES, ANSWERS_BYTES):
+            gauge.set_function(lambda: self.taken)
+
+    @property
+    def full(self) -> bool:
+        return self.taken >= self._total_max
+
+    def room(self) -> int:
+        """For one more answer, now; 0: a single batch, unless it is `full`."""
+        left = max(int(self._total_max * _CUT_SHARE) - self.taken, 0)
+        if left < self._answer_max:
+            LIMITS_REACHED.labels("remote_answers_bytes_max").inc()
+            return left
+        return self._answer_max
+
+    async def wait_for_room(self, deadline: float) -> None:
+        """While it is full, until it is this one's turn; at most to `deadline` (loop time, s)."""
+        if not self.full:
+            return
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await turn.wait()
+        except TimeoutError:
+            return
+        finally:
+            if not turn.is_set():
+                self._waiting.remove(turn)
+
+    @contextmanager
+    def taking(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
+        """Until the answer has left, or its client is gone: send what this gives, drop the rest."""
+        pieces = self._light(pieces)
+        blocks = self._hold(pieces)
+        try:
+            yield pieces
+        finally:
+            self._let_go(blocks)
+
+    def _light(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Without blocks that are mostly not in the answer, when memory is short."""
+        if self.taken < self._total_max * _PRESSED_SHARE:
+            return pieces
+        used: dict[int, int] = {}
+        for piece in pieces:
+            used[id(_block(piece))] = used.get(id(_block(piece)), 0) + len(piece)
+        return [
+            piece if 2 * used[id(_block(piece))] >= len(_block(piece)) else bytes(piece)
+            for piece in pieces
+        ]
+
+    def _hold(self, pieces: Iterable[Buffer]) -> list[int]:
+        blocks = {id(block): len(block) for block in map(_block, pieces)}
+        for block, size in blocks.items():
+            held = self._blocks.setdefault(block, [size, 0])
+            held[1] += 1
+            self.taken += size if held[1] == 1 else 0
+        self._wake_next()
+        return list(blocks)
+
+    def _let_go(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            held = self._blocks[block]
+            held[1] -= 1
+            if not held[1]:
+                del self._blocks[block]
+                self.taken -= held[0]
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        """One for each answer that comes or goes: all of them would find it full again."""
+        if self._waiting and not self.full:
+            self._waiting.popleft().set()
+
+
+def _block(piece: Buffer) -> Sized:
+    """What stays in memory for as long as `piece` does."""
+    return cast(Sized, piece.obj) if isinstance(piece, memoryview) else piece
+
+
+# Whose turn it is to be given archived records, when more connections want them than CPU is
+# there.
+#
+# Consumers that replay the same history share what is read from the store only while they stay
+# within a cache of each other. Left to chance they part: who is faster by a little finds its next
+# chunk just as ready, and after a while the others read all of it again. So only a few answers
+# are made and written at once, and of those that wait the connection that was given the fewest
+# bytes goes next (`fairness`). Nobody waits while a turn is free, and no turn is kept for what
+# uses no CPU: it ends where the store must be waited for, and after a while for clients that take
+# their time.
+#
+# By connection and not by client: many consumers of one host may share a client id.
+
+
+class AnswerTurns:
+    """At most `turns_max` at once, each for at most `turn_max_s` while others wait."""
+
+    def __init__(self, turns_max: int, turn_max_s: float) -> None:
+        self._turns_max = turns_max
+        self._turn_max_s = turn_max_s
+        self._queue: FairQueue[ConnectionTurn] = FairQueue()
+        self._taken: dict[ConnectionTurn, float] = {}  # since loop time, s; the oldest first
+        self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
+
+    @property
+    def taken(self) -> int:
+        return len(self._taken)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def begin(self, turn: ConnectionTurn, size_bytes: int) -> bool:
+        """True: `turn` has begun. False: it is in the queue, and `turn.begun` tells."""
+        if len(self._taken) < self._turns_max:  # so nobody waits
+            self._taken[turn] = asyncio.get_running_loop().time()
+            return True
+        self._queue.push(turn, turn, max(size_bytes, COST_BYTES_MIN))
+        self._grant()
+        return False
+
+    def end(self, turn: ConnectionTurn) -> None:
+        """Of one that has it, or waits for it, or neither."""
+        if self._taken.pop(turn, None) is None:
+            self._queue.remove(turn)
+        if self._timer is not None:
+            self._grant()
+
+    def _grant(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while len(self._queue) and len(self._taken) < self._turns_max:
+            turn = self._queue.pop()
+            self._taken[turn] = now
+            turn.begun.set()
+        REMOTE_ANSWERS_WAITING.set(len(self._queue))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if len(self._queue):
+            oldest = next(iter(self._taken.values()))
+            due_at = oldest + self._turn_max_s
+            self._timer = asyncio.get_running_loop().call_at(due_at, self._end_oldest)
+
+    def _end_oldest(self) -> None:
+        del self._taken[next(iter(self._taken))]
+        self._grant()
+
+
+class ConnectionTurn:
+    """One connection's: it has one fetch at a time."""
+
+    __slots__ = ("_turns", "begun")
+
+    def __init__(self, turns: AnswerTurns) -> None:
+        self._turns = turns
+        self.begun = asyncio.Event()  # after it had to wait
+
+    async def take(self, size_bytes: int, deadline: float) -> None:
+        """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
+
+        `size_bytes`: what the answer may take, which counts as given to the connection.
+        """
+        self.begun.clear()
+        if self._turns.begin(self, size_bytes):
+            return
+        LIMITS_REACHED.labels("remote_answer_turns_max").inc()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.begun.wait()
+        except TimeoutError:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Also where there is nothing to give back."""
+        self._turns.end(self)
+
+
+# How many archived bytes a second each client may have: `remote_fetch.client_bytes_per_s_max`.
+#
+# As Kafka's consumer quota does (KIP-13, KIP-219): what went out is counted; a client that owes
+# is answered at once, told for how long (`throttle_time_ms`), and its connection is not looked at
+# before that. Whom it counts for, over all connections, is what the client cannot choose
+# (`payer_of`): the subject of a certificate that was verified, else the address. Who it is to the
+# broker passes unread, and a client id is whatever the client says.
+
+# Whose turn it is to read the store: address, client id. It shares out, and limits nothing.
+Client = tuple[str, str]
+
+# Half of a Java consumer's request.timeout.ms: what is owed beyond is told in the next answer.
+PAUSE_MAX_S = 15.0
+# A host with IPv6 has so many bits of an address to itself (RFC 6177), and takes any of them.
+_IPV6_HOST_BITS = 64
+# Payers remembered; one that is forgotten owes nothing any more.
+CLIENTS_MAX = 10_000
+
+
+def payer_of(transport: asyncio.BaseTransport) -> str:
+    """Whom archived bytes on this connection count for. Certificates count that were verified."""
+    certificate = transport.get_extra_info("peercert") or {}
+    names = certificate.get("subject") or certificate.get("subjectAltName")
+    if names:
+        return repr(names)
+    peer = transport.get_extra_info("peername")
+    return host_of(str(peer[0])) if peer else "unknown"
+
+
+def host_of(address: str) -> str:
+    """The address; of IPv6 what a host has to itself."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(ip, IPv6Address):
+        return address
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(IPv6Network((int(ip), _IPV6_HOST_BITS), strict=False))
+
+
+class ClientRates:
+    """`bytes_per_s_max` 0: no limit. `clock`: the running loop's time, s."""
+
+    def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
+        self._bytes_per_s_max = bytes_per_s_max
+        self._clock = clock
+        self._buckets: LRUCache[str, TokenBucket] = LRUCache(CLIENTS_MAX)
+
+    def room(self, bytes_max: int) -> int:
+        """For one answer: no more than a second's worth, so that none owes for long."""
+        return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
+
+    def owed_s(self, payer: str) -> float:
+        """For so long it may have nothing of the archive; 0: it may."""
+        bucket = self._buckets.get(payer)
+        return 0.0 if bucket is None else min(bucket.owed_s(self._clock()), PAUSE_MAX_S)
+
+    def spend(self, payer: str, size_bytes: int) -> float:
+        """Archived bytes that go out to it now. Returns `owed_s`."""
+        if not self._bytes_per_s_max or not size_bytes:
+            return self.owed_s(payer)
+        now = self._clock()
+        bucket = self._buckets.get(payer)
+        if bucket is None:
+            bucket = self._buckets[payer] = TokenBucket(self._bytes_per_s_max, now)
+        return min(bucket.spend(size_bytes, now), PAUSE_MAX_S)
+
+
+class ConnectionPace:
+    """One connection's part in its client's rate: what it was told, and whether it has waited.
+
+    `payer()`: `payer_of` its transport, which is known when it is there.
+
+    Who has waited as long as it was told is served, whatever other connections of the same client
+    have had meanwhile: they would be first for ever.
+    """
+
+    def __init__(self, rates: ClientRates, payer: Callable[[], str]) -> None:
+        self._rates = rates
+        self._payer = payer
+        self._pause_s = 0.0
+        self._waited = False
+
+    def owed_s(self) -> float:
+        """At the begin of a fetch: for so long it may have nothing of the archive."""
+        waited, self._waited = self._waited, False
+        return 0.0 if waited else self._rates.owed_s(self._payer())
+
+    def spend(self, size_bytes: int, *, told: bool) -> int:
+        """Archived bytes that go out. Returns the answer's throttle_time_ms; then comes `pause`.
+
+        `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
+        """
+        owed_s = self._rates.spend(self._payer(), size_bytes)
+        self._pause_s = owed_s if told else 0.0
+        if not self._pause_s:
+            return 0
+        CLIENT_THROTTLES.inc()
+        CLIENT_THROTTLE_SECONDS.inc(self._pause_s)
+        return int(self._pause_s * 1000) + 1
+
+    async def pause(self) -> None:
+        """When the answer has left."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        if pause_s:
+            await asyncio.sleep(pause_s)
+            self._waited = pause_s < PAUSE_MAX_S

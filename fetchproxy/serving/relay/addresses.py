@@ -1,0 +1,262 @@
+"""What clients are told instead of the brokers' addresses: ports, server names, and who
+listens where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+import structlog
+
+from fetchproxy.config.schema import GatewayConfig
+from fetchproxy.config.values import (
+    HostPort,
+    NodePlace,
+    is_any_address,
+    parse_host_port,
+    parse_node_map,
+)
+from fetchproxy.errors import ConfigError
+from protocol.addresses import AnswerAddresses, hide_node_endpoints, splice_node_endpoints_tag
+from protocol.primitives import Buffer
+
+# One port for all brokers: which server name (SNI) stands for which of them. Pure.
+
+
+class ServerNames:
+    """Names are compared without regard to case (RFC 6066, 3)."""
+
+    def __init__(self, bootstrap: str, node_pattern: str) -> None:
+        self._bootstrap = bootstrap.lower()
+        self._node_pattern = node_pattern
+        before, _, after = node_pattern.lower().partition("{node_id}")
+        self._node = re.compile(rf"{re.escape(before)}(0|[1-9][0-9]{{0,9}}){re.escape(after)}")
+
+    @classmethod
+    def of(cls, config: GatewayConfig) -> ServerNames | None:
+        """None: every broker has a port of its own."""
+        if config.sni_bootstrap_host is None or config.sni_node_pattern is None:
+            return None
+        return cls(config.sni_bootstrap_host, config.sni_node_pattern)
+
+    def host_of(self, node_id: int) -> str:
+        """What clients are told to dial."""
+        return self._node_pattern.format(node_id=node_id)
+
+    def node_of(self, name: str | None) -> int | None:
+        """None: the bootstrap, by its name, or by no name at all."""
+        if name is None or name.lower() == self._bootstrap:
+            return None
+        found = self._node.fullmatch(name.lower())
+        return None if found is None else int(found[1])
+
+    def knows(self, name: str | None) -> bool:
+        return (
+            name is None
+            or name.lower() == self._bootstrap
+            or self._node.fullmatch(name.lower()) is not None
+        )
+
+
+# One proxy address for every broker: who listens where, as clients are told (`addresses`).
+#
+# A node id gets its listener before the answer that names it leaves, so a client never dials a
+# closed port. Node ids and racks stay the brokers' own.
+
+log = structlog.get_logger(__name__)
+
+Address = tuple[str, int]
+PORTS = 1 << 16
+OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port) -> its server
+
+
+class AddressMap:
+    """`open_listener(node_id, port)` starts a listener; port 0 takes a free one."""
+
+    def __init__(self, config: GatewayConfig, open_listener: OpenListener) -> None:
+        self._config = config
+        self.names = ServerNames.of(config)
+        self._places = parse_node_map(config.node_map) if config.node_map else {}
+        self._reserved = {place.listen_port for place in self._places.values()}
+        self._open_listener = open_listener
+        self._proxied: dict[int, Address] = {}
+        self._brokers: dict[int, Address] = {}
+        self._servers: dict[int, asyncio.Server] = {}
+        self._opening = asyncio.Lock()
+        self._default_base = 0
+
+    def number_from(self, port: int) -> None:
+        """Where `gateway.node_port_base` is not set, node N listens on `port` + N if that is free.
+
+        So a proxy that is started again has the ports that its clients remember.
+        """
+        self._default_base = port
+
+    def broker_address(self, node_id: int) -> Address | None:
+        """Where the broker itself listens, as its cluster last said; None: not heard of yet."""
+        return self._brokers.get(node_id)
+
+    def proxied(self) -> dict[int, Address]:
+        return dict(self._proxied)
+
+    def advertised_host(self) -> str:
+        return self._config.advertise_host or parse_host_port(self._config.listen).host
+
+    async def open_mapped(self) -> None:
+        """The listeners of `gateway.node_map`, before any broker is known. Raises ConfigError."""
+        for node_id, place in self._places.items():
+            try:
+                await self._open(node_id)
+            except OSError as error:
+                raise ConfigError(
+                    f"gateway.node_map: cannot listen on port {place.listen_port} for node "
+                    f"{node_id}: {error.strerror}"
+                ) from error
+
+    async def ensure(self, nodes: Iterable[tuple[int, str, int]]) -> None:
+        """A listener for every node; raises OSError where a port cannot be had."""
+        for node_id, host, port in nodes:
+            if node_id < 0 or not host:
+                continue  # "no coordinator yet"
+            self._brokers[node_id] = (host, port)
+            if node_id in self._proxied:
+                continue
+            async with self._opening:
+                if node_id not in self._proxied:
+                    await self._open(node_id)
+
+    async def _open(self, node_id: int) -> None:
+        if self.names is not None:  # one listener for all, which is open
+            shared = self._config.sni_port_advertised or self._default_base - 1
+            self._proxied[node_id] = (self.names.host_of(node_id), shared)
+            return
+        server = await self._listen_for(node_id)
+        port: int = server.sockets[0].getsockname()[1]
+        place = self._places.get(node_id) or NodePlace(port, None, port)
+        self._servers[node_id] = server
+        self._proxied[node_id] = (place.host or self.advertised_host(), place.port)
+        broker = self._brokers.get(node_id)
+        log.info(
+            "node_listener_opened",
+            broker_id=node_id,
+            port=port,
+            broker=f"{broker[0]}:{broker[1]}" if broker else None,
+        )
+
+    async def _listen_for(self, node_id: int) -> asyncio.Server:
+        if node_id in self._places:
+            return await self._open_listener(node_id, self._places[node_id].listen_port)
+        configured = self._config.node_port_base
+        port = (configured or self._default_base) + node_id
+        if configured:
+            return await self._open_listener(node_id, port)
+        try:
+            free = port < PORTS and port not in self._reserved
+            return await self._open_listener(node_id, port if free else 0)
+        except OSError as error:
+            log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
+            return await self._open_listener(node_id, 0)
+
+    def lookup(self, node_id: int, host: str, port: int) -> Address:
+        """What clients are told instead of (host, port); a host may stand for all addresses."""
+        return self._proxied.get(node_id, (host, port))
+
+    def listens_for(self, node_id: int) -> bool:
+        return node_id in self._proxied
+
+    def heard_of(self, nodes: Sequence[tuple[int, str, int]]) -> bool:
+        """Whether each has its listener; where each is, the broker says, is remembered then."""
+        if not all(n[0] in self._proxied or n[0] < 0 or not n[1] for n in nodes):
+            return False
+        for node_id, host, port in nodes:
+            if node_id >= 0 and host:
+                self._brokers[node_id] = (host, port)
+        return True
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+
+
+# What clients are told in answers instead of the brokers' addresses.
+#
+# A proxy that listens on all addresses of its machine, and has no name to give, tells each client
+# the address at which this one has reached it: the one address of which it is known that it works
+# there.
+
+
+def tells_address_reached(config: GatewayConfig) -> bool:
+    """Whether there is no one host that all clients are told."""
+    return config.advertise_host is None and is_any_address(parse_host_port(config.listen).host)
+
+
+def warn_of_address_reached(config: GatewayConfig, listener: str) -> None:
+    """At the start: what clients are told, and for whom it is wrong."""
+    log.warning(
+        "listens_on_all_addresses",
+        listener=listener,
+        host=parse_host_port(config.listen).host,
+        clients_are_told="the address at which each has reached this listener",
+        fails_for="clients behind NAT, a load balancer or a container's published ports, and where "
+        "a certificate does not name that address",
+        hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
+    )
+
+
+def in_words(nodes: Mapping[int, Address]) -> list[str]:
+    """What clients are told, for the console; in the order of node ids."""
+    said = []
+    for node_id, (host, port) in sorted(nodes.items()):
+        reached = ", told by the address reached" if is_any_address(host) else ""
+        said.append(f"{HostPort(host, port)} (node {node_id}{reached})")
+    return said
+
+
+class ToldAddresses:
+    """`reached`: the proxy's own address on the connection of the one client that asks."""
+
+    def __init__(self, nodes: AddressMap, reached: str | None = None) -> None:
+        self._nodes = nodes
+        self.reached = reached
+
+    def lookup(self, node_id: int, host: str, port: int) -> Address:
+        """For the splicers: what the client is told instead of (host, port)."""
+        told_host, told_port = self._nodes.lookup(node_id, host, port)
+        if self.reached is not None and is_any_address(told_host):
+            return self.reached, told_port
+        return told_host, told_port
+
+    def rewrite(
+        self, payload: bytes, version: int, addresses: AnswerAddresses
+    ) -> Buffer | Awaitable[Buffer]:
+        """The answer with proxied addresses; waits only where a listener must be opened first."""
+        nodes = addresses.find(payload, version)
+        if self._nodes.heard_of(nodes):
+            return addresses.splice(payload, version, self.lookup)
+        return self._open_and_rewrite(payload, version, addresses, nodes)
+
+    async def _open_and_rewrite(
+        self,
+        payload: bytes,
+        version: int,
+        addresses: AnswerAddresses,
+        nodes: Sequence[tuple[int, str, int]],
+    ) -> Buffer:
+        await self._nodes.ensure(nodes)
+        return addresses.splice(payload, version, self.lookup)
+
+    def splice_fetch_tags(self, tags: bytes) -> bytes:
+        """NodeEndpoints of a Fetch answer; hidden where a node has no listener yet."""
+        if tags == b"\x00":
+            return tags
+        unknown: list[int] = []
+
+        def known(node_id: int, host: str, port: int) -> Address:
+            if not self._nodes.listens_for(node_id):
+                unknown.append(node_id)
+            return self.lookup(node_id, host, port)
+
+        spliced = splice_node_endpoints_tag(tags, known)
+        return hide_node_endpoints(tags) if unknown else bytes(spliced)

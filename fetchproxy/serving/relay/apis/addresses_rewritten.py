@@ -1,0 +1,39 @@
+"""The behaviour that the APIs share whose answers name brokers: clients are told the proxy's ports.
+
+A client would otherwise go to the brokers past the proxy with its next connection. An answer is
+held until it is whole, and where it names a node that has no listener yet, until that one listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
+from fetchproxy.serving.relay.apis.behaviour import Behaviour, Passes, Treatment
+from fetchproxy.serving.relay.parts import GatewayParts
+from protocol.addresses import AnswerAddresses
+from protocol.headers import RequestHead
+from protocol.primitives import Buffer
+
+
+def addresses_rewritten(
+    addresses: AnswerAddresses, first: int, last: int, why: str = "Brokers' addresses become ours."
+) -> Behaviour:
+    def expect(parts: GatewayParts, head: RequestHead, view: Buffer, end: int) -> Answer:
+        return expect_addresses(parts, head, addresses)
+
+    return Behaviour(first, last, Treatment.REWRITTEN, Passes(expect), why)
+
+
+def expect_addresses(parts: GatewayParts, head: RequestHead, addresses: AnswerAddresses) -> Answer:
+    version = head.api_version
+
+    def rewrite(payload: bytes) -> Payload | Awaitable[Payload]:
+        spliced = parts.addresses.rewrite(payload, version, addresses)
+        return _as_payload(spliced) if isinstance(spliced, Awaitable) else [spliced]
+
+    return HeldAnswer(head.correlation_id, rewrite)
+
+
+async def _as_payload(spliced: Awaitable[Buffer]) -> Payload:
+    return [await spliced]

@@ -1,0 +1,60 @@
+"""ApiVersions (v0–5): the first thing a client asks, and what it chooses all versions by.
+
+The broker answers, and each range is narrowed to what the proxy understands as well; APIs that the
+proxy has never heard of are left out, since their answers might name brokers. A request newer than
+v5 is answered at once with error 35 and the proxy's own range, as KIP-511 has it: the client asks
+again with a version that both know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fetchproxy.serving.relay.answers import Answer, HeldAnswer
+from fetchproxy.serving.relay.apis.behaviour import (
+    VERSION_MAX,
+    Api,
+    Behaviour,
+    Held,
+    Passes,
+    Treatment,
+)
+from fetchproxy.serving.relay.parts import GatewayParts
+from protocol.apis import PROXIED_VERSIONS, ApiKey
+from protocol.headers import RequestHead, intersect_response, unsupported_version_response
+from protocol.primitives import Buffer
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.session import ClientSession
+
+
+def _expect(parts: GatewayParts, head: RequestHead, view: Buffer, end: int) -> Answer:
+    version = head.api_version
+    return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
+
+
+def _answer_too_new(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    session.answer_in_turn(unsupported_version_response(head.correlation_id))
+    return True
+
+
+_FIRST, _LAST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
+API = Api(
+    ApiKey.API_VERSIONS,
+    (
+        Behaviour(
+            _FIRST,
+            _LAST,
+            Treatment.REWRITTEN,
+            Passes(_expect),
+            "Ranges are narrowed to what broker and proxy both understand.",
+        ),
+        Behaviour(
+            _LAST + 1,
+            VERSION_MAX,
+            Treatment.ANSWERED,
+            Held(_answer_too_new),
+            "Error 35 with our own range, in the body of v0 (KIP-511).",
+        ),
+    ),
+)

@@ -1,0 +1,142 @@
+"""DeleteRecords (v0–2): everything below an offset is to go, in both tiers.
+
+The broker answers first: it has checked authorization and leadership, refuses an offset above its
+high watermark, and has trimmed its own log. Then the archive's log start is raised, durably and
+for every proxy, before the client gets its answer (KIP-405: UnifiedLog's log start is that of both
+tiers). `low_watermark` becomes the log start of both tiers: an offset in the archive is a low
+watermark below the broker's own log start. With offset -1 the broker's low watermark says what its
+high watermark was.
+
+Where the store fails, the broker has trimmed its log already, and the client gets
+KAFKA_STORAGE_ERROR (or REQUEST_TIMED_OUT, past the request's own time), which admin clients retry:
+the retry finds the broker done and raises the archive's log start. An error of the broker leaves
+the archive as it is. Segments below the log start are not served from then on; the archiver
+(`remote_log.expirer`) deletes their objects. A partition that the archive has not begun to hold
+gets no mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import collected, each_of
+from fetchproxy.serving.relay.answers import HeldAnswer
+from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Held, Treatment
+from fetchproxy.serving.relay.parts import GatewayParts
+from protocol import delete_records as wire
+from protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
+from protocol.delete_records import DeletionResult
+from protocol.headers import RequestHead
+from protocol.primitives import Buffer, Cursor
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.session import ClientSession
+
+log = structlog.get_logger(__name__)
+
+# Less would fail although the broker has done its part; with 0 a client waits for no replica.
+STORE_WAIT_MIN_MS = 5_000
+# Log starts raised at once for one request.
+RAISED_AT_ONCE = 16
+
+
+def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    parts, version = session.parts, head.api_version
+
+    async def rewrite(payload: bytes) -> Sequence[Buffer]:
+        cursor = Cursor(memoryview(frame)[4:], body_at)
+        every = each_of(wire.asked_in(cursor, version))
+        asked = {(a.topic, a.partition): a.offset async for a in every}
+        wait_s = max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
+        return [await _correct(parts, payload, version, asked, wait_s)]
+
+    session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
+    return True
+
+
+async def _correct(
+    parts: GatewayParts,
+    payload: bytes,
+    version: int,
+    asked: Mapping[tuple[str, int], int],
+    wait_s: float,
+) -> Buffer:
+    corrected = bytearray(payload)
+    deadline = parts.clock() + wait_s
+    at_once = asyncio.Semaphore(RAISED_AT_ONCE)
+
+    async def correct(result: DeletionResult, offset: int) -> None:
+        async with at_once:
+            wire.patch(corrected, await _in_both_tiers(parts, result, offset, deadline))
+
+    results = await collected(wire.parse_response(payload, version))
+    async with asyncio.TaskGroup() as tasks:
+        async for result in each_of(results):
+            offset = asked.get((result.topic, result.partition))
+            if offset is not None and not result.error_code:
+                tasks.create_task(correct(result, offset), name="raise-log-start")
+    return corrected
+
+
+async def _in_both_tiers(
+    parts: GatewayParts, result: DeletionResult, offset: int, deadline: float
+) -> DeletionResult:
+    code = ErrorCode.KAFKA_STORAGE_ERROR
+    failure: Exception
+    try:
+        async with asyncio.timeout_at(deadline):
+            start = await _raise_log_start(parts, result, offset)
+        low_watermark = result.low_watermark if start is None else min(start, result.low_watermark)
+        return result._replace(low_watermark=low_watermark)
+    except TimeoutError as error:
+        code, failure = ErrorCode.REQUEST_TIMED_OUT, error
+    except (RemoteStorageError, ClusterError) as error:
+        failure = error
+    log.warning(
+        "records_deleted_on_broker_only",
+        topic=result.topic,
+        partition=result.partition,
+        offset=offset,
+        error=str(failure) or "the request's time is over",
+    )
+    return result._replace(low_watermark=wire.INVALID_LOW_WATERMARK, error_code=code)
+
+
+async def _raise_log_start(parts: GatewayParts, result: DeletionResult, offset: int) -> int | None:
+    """The archive's log start after it; None: the archive holds nothing there."""
+    topic = await parts.cluster.topic_by_name(result.topic, max_age_ms=0)
+    tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
+    try:
+        view = await parts.rlmm.refresh(tip, parts.clock())
+    except RemoteStorageError:
+        # What was never archived is no matter of the store's.
+        if parts.is_archiving(tip) or await parts.knowledge.may_be_archived(tip.topic_id):
+            raise
+        return None
+    if not (view.segments or view.copies_started or parts.is_archiving(tip)):
+        return None
+    if offset == wire.HIGH_WATERMARK:
+        offset = result.low_watermark
+    start = view.log_start_offset
+    if start is None or offset > start:
+        view = await parts.rlmm.raise_log_start_offset(tip, offset)
+    return view.log_start_offset
+
+
+API = Api(
+    ApiKey.DELETE_RECORDS,
+    (
+        Behaviour(
+            *PROXIED_VERSIONS[ApiKey.DELETE_RECORDS],
+            Treatment.REWRITTEN,
+            Held(_on_request),
+            "Behind the broker's log start the archive's is raised as well, durably.",
+        ),
+    ),
+)

@@ -1,0 +1,166 @@
+"""Where a fetch is caught, split and merged: one handler per connection.
+
+A fetch of the tail passes as it came; its answer is only scanned. When the scan meets
+OffsetOutOfRange the partition is judged, and from then on it is *withheld* from the broker and read
+from the archive, while the rest of the fetch goes upstream. An answer without records is dropped
+for that, and the very fetch is answered with what the archive has; one that carries records leaves
+at once, with that partition empty, and the next fetch has it.
+What is ready first is answered first: tail data never waits for the archive, and data of the
+archive does not wait for the broker's long poll, which is then *parked* until the next fetch.
+
+An answer that is empty although there is more to read leaves at the client's own deadline.
+
+Both tiers together stay within the fetch's max_bytes. Where one answer cannot take what both have,
+they take turns. Remote data does not wait for min_bytes (as with Kafka's DelayedRemoteFetch).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, in_steps
+from fetchproxy.serving.admission import Client
+from fetchproxy.serving.relay.answers import Answer
+from fetchproxy.serving.relay.broker_link import encode_poll
+from fetchproxy.serving.relay.fetch_session import FetchKind
+from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
+from protocol.apis import MalformedMessage
+from protocol.fetch import (
+    PARTITIONS_MAX,
+    TOPIC_IDS_FROM,
+    FetchRequest,
+    encode_error_response,
+    parse_fetch_request,
+    request_in_steps,
+    with_session,
+)
+from protocol.headers import client_id, peek_request_header
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.session import ClientSession
+
+
+class FetchHandler:
+    def __init__(self, session: ClientSession, parts: GatewayParts) -> None:
+        self._on = FetchConnection(session, parts)
+        self._busy = False  # a fetch that passed is not answered yet
+        self._read: FetchRequest | None = None  # a large one, that was read in steps
+        self._idle = asyncio.Event()
+        self.close = self._on.close
+        self.drop = self._on.drop
+        self.discard_parked = self._on.discard_parked
+
+    @property
+    def parked(self) -> bool:
+        """A poll upstream waits for a fetch of the client that takes it up."""
+        return self._on.parked is not None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of its fetch session."""
+        return self._on.mirror.kept_bytes
+
+    # -- requests --------------------------------------------------------------------------------
+    def on_request(self, frame: bytes, body_at: int) -> bool:
+        """A whole framed request. False: one is under way, come again when the session unmutes."""
+        if self._busy:
+            self._on.session.mute_while(self._until_idle(), "fetch-behind-fetch")
+            return False
+        if self._read is None and len(frame) > READ_AT_ONCE_BYTES_MAX:
+            self._on.session.mute_while(self._read_in_steps(frame, body_at), "read-large-fetch")
+            return False
+        request, self._read = self._read or parse_fetch_request(frame[4:], body_at), None
+        if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
+            self._on.session.send_upstream(frame, Answer(request.correlation_id))
+            return True
+        kind = self._on.mirror.on_request(request)
+        if kind.error_code:
+            refusal = self._refuse(request, kind.error_code)
+            self._on.session.mute_while(refusal, "fetch-session-error")
+            return True
+        if len(self._on.mirror.asked) > PARTITIONS_MAX:
+            raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
+        by_id = request.version >= TOPIC_IDS_FROM
+        if by_id is not self._on.judging.by_id:
+            self._on.judging.name_topics(by_id)
+        self._on.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
+        split = self._on.split_at_once()
+        ended = not self._on.mirror.asked and not self._on.mirror.in_lockstep
+        if split is None or split.withheld or self._on.parked is not None or ended:
+            fetch = ServedFetch(
+                self._on, request, kind, self._client(frame), self._on.parts.clock()
+            )
+            self._on.session.mute_while(fetch.run(split), "serve-fetch")
+        else:
+            self._pass(frame, body_at, request, kind)
+        return True
+
+    async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
+        """So that one client's ten thousand partitions do not keep the others waiting."""
+        steps = request_in_steps(memoryview(frame)[4:], body_at)
+        self._read = await in_steps(steps, self._on.parts.purgatory.steps.go_on)
+
+    def _client(self, frame: bytes) -> Client:
+        return self._on.session.client_host, client_id(frame, peek_request_header(frame, 4))
+
+    def only_parked(self, expected: Iterable[Answer]) -> bool:
+        """Nothing is due but that poll's answer."""
+        return self._on.parked is not None and list(expected) == [self._on.parked.answer]
+
+    async def _until_idle(self) -> None:
+        while self._busy:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _refuse(self, request: FetchRequest, code: int) -> None:
+        await self._on.session.drained()
+        self._on.session.write_to_client(
+            encode_error_response(request.version, request.correlation_id, code)
+        )
+
+    def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> None:
+        """Nothing is withheld: the request goes as it came, unless the sessions have parted."""
+        if not self._on.mirror.rejoin():
+            brokers_own = self._on.mirror.pass_on(request)
+            if brokers_own is not None:
+                frame = with_session(frame, body_at, request.version, *brokers_own)
+            elif (upstream := self._on.mirror.upstream_request(frozenset())) is not None:
+                frame = encode_poll(request, upstream, request.max_wait_ms)
+        # The answer cannot come before the loop's next turn: nobody waits for what follows.
+        self._on.session.send_upstream(frame, None)
+        answer = self._on.expect(request)
+        asked_at = self._on.parts.clock()
+
+        def withhold(patched: bool, errors_left: bool) -> bool:
+            if not self._stands_alone():
+                return False
+            self._on.drop_answer()
+            # From here on, as the next request may be taken before this answer is done with.
+            fetch = ServedFetch(self._on, request, kind, self._client(frame), asked_at)
+            self._on.session.mute_while(fetch.run(self._on.split_at_once()), "serve-caught-fetch")
+            return True
+
+        def passed() -> None:
+            self._on.tail.answered(kind.lists_all, self._on.mirror.asked.keys())
+            self._busy = False
+            self._idle.set()
+
+        answer.attach(
+            lambda head: self._on.on_head(request, head, NOTHING_INJECTED),
+            self._on.on_error,
+            passed,
+            withhold,
+        )
+        if not self._on.throttle_time_ms:  # else the answer's head is another
+            answer.on_plain = self._on.mirror.on_fine_answer
+            answer.own_session = not self._on.mirror.in_lockstep
+        self._busy = True
+        self._on.session.expect(answer)
+
+    def _stands_alone(self) -> bool:
+        """No other request waits behind the fetch: nothing can overtake an answer of our own."""
+        session = self._on.session
+        return session.link is not None and len(session.link.expected) == 1 and not session.muted

@@ -1,0 +1,408 @@
+"""ListOffsets (v0–11) over both tiers: the broker answers first, the archive corrects.
+
+The broker has checked authorization, leadership, epoch, and whether the version knows the
+timestamp, when its answer comes, so only results without error are touched.
+
+    -1 latest, -4 earliest local      the broker's
+    -2 earliest                       the log start of both tiers
+    -3 maximum timestamp, and times   the first of both tiers, also where they overlap
+    -5 latest tiered, -6 earliest     the archive's end
+       pending upload
+
+Of a topic that was never archived the broker's answer passes, whatever the store does: the archive
+is asked about those alone that are in the list of archived topics (`archived_topics`), and not
+where the broker's log begins at 0. A client that asks for the earliest offset starts reading there,
+so of the others a broker's own log start is shown only on knowledge of the archive; without it the
+client gets a retriable error and asks again. What it asks for by time is found without that
+knowledge where the broker has the whole log. Epochs are those of the very offset that is answered,
+or -1. The isolation level needs no look: nothing is archived that is not below the last stable
+offset. v0 answers with arrays of offsets, from before logs had timestamps; they are relayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fetchproxy.brokers.cluster import TopicInfo
+from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
+from fetchproxy.metadata.lineage import lineage_of
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, each_of
+from fetchproxy.serving.relay.answers import Answer, HeldAnswer
+from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Held, Treatment
+from fetchproxy.serving.relay.offset_lookup import (
+    VIEW_AGE_MAX_S,
+    ArchiveLookup,
+    Identified,
+    Looked,
+    ResultsOfAll,
+    edge_of_archive,
+    found_at,
+    not_known,
+    of_records,
+    patch_starts,
+    patch_times,
+)
+from fetchproxy.serving.relay.parts import GatewayParts
+from protocol import list_offsets as wire
+from protocol.apis import PROXIED_VERSIONS, ApiKey
+from protocol.headers import RequestHead, response_body
+from protocol.list_offsets import OffsetResult
+from protocol.primitives import Buffer, Cursor
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.session import ClientSession
+
+_NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
+# What archivers gather changes slowly; `positions` is looked at more often anyway.
+POSITIONS_AGE_MAX_S = 10.0
+# Answers made between two breaths of the event loop: the lineage of a partition is looked through.
+ANSWERED_AT_ONCE = 50
+# And those whose records are looked for in memory, some 50 µs each.
+READ_AT_ONCE = 20
+
+Asked = Mapping[tuple[str, int], int]  # timestamp by topic and partition
+
+
+def may_change(result: OffsetResult, timestamp: int) -> bool:
+    """Whether the archive can have anything to say. Nothing lies below offset 0. Pure."""
+    if result.error_code or timestamp in _NOT_OURS:
+        return False
+    at_or_after = timestamp == wire.EARLIEST or timestamp >= 0
+    return not (at_or_after and result.offset == 0)
+
+
+@dataclass(slots=True)
+class _Question:
+    """`looked` and `edges` are None where they are not needed."""
+
+    result: OffsetResult
+    timestamp: int
+    topic: TopicInfo
+    tip: TopicIdPartition
+    looked: Looked | None = None
+    edges: LogEdges | ClusterError | None = None
+
+
+class ListOffsetsHandler:
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+
+    def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+        """For a framed request, which itself goes upstream unchanged."""
+        request, version = memoryview(frame)[4:], head.api_version
+        asked: Asked | None = None
+        of_all = wire.asked_of_all(request, body_at, version)
+        if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
+            parsed = wire.parse_request(request, body_at, version)
+            asked = {(a.topic, a.partition): a.timestamp for a in parsed.asked}
+        of_replica = Cursor(request, body_at).int32() >= 0
+        if of_replica or of_all in _NOT_OURS:
+            return Answer(head.correlation_id)
+        if asked is not None and _NOT_OURS.issuperset(asked.values()):
+            return Answer(head.correlation_id)
+
+        async def rewrite(payload: bytes) -> Sequence[Buffer]:
+            if of_all == wire.EARLIEST:
+                return [await self._correct_earliest(payload, version)]
+            wanted = of_all if asked is None else asked
+            if wanted is None:
+                every = each_of(wire.asked_in(request, body_at, version))
+                wanted = {(a.topic, a.partition): a.timestamp async for a in every}
+            return [await self._correct(payload, version, wanted)]
+
+        return HeldAnswer(head.correlation_id, rewrite)
+
+    async def _correct_earliest(self, payload: bytes, version: int) -> Buffer:
+        """Of all partitions: what was found before is written over the broker's where it counts."""
+        every = ResultsOfAll(payload, version)
+        names = await every.that_begin_above_0()
+        if not names:
+            return payload
+        lookup = ArchiveLookup(self._parts, self._parts.clock())
+        found = await lookup.identify(names, every.digest())
+        corrected = bytearray(payload)
+        others = await self._about_to_have_an_archive(found.others.values())
+        starts, oldest = self._parts.starts, self._parts.clock() - VIEW_AGE_MAX_S
+        left: list[OffsetResult] = []
+        for rows in every.rows():
+            if (topic := found.archived.get(rows.topic)) is not None:
+                left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
+            elif rows.topic in others or rows.topic in found.unknown:
+                left += await patch_starts(corrected, version, rows, lambda partition: None)
+        if left:
+            results = [(result, wire.EARLIEST) for result in left]
+            await self._patch(lookup, found, results, corrected, version)
+        lookup.renew(found.archived.values())
+        return corrected
+
+    async def _about_to_have_an_archive(self, topics: Collection[TopicInfo]) -> set[str]:
+        """Names of those of which an archiver gathers anything: see `_about_to_be_archived`."""
+        positions = self._parts.positions
+        if topics:
+            await positions.look(POSITIONS_AGE_MAX_S)
+        return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
+
+    async def _correct(self, payload: bytes, version: int, asked: Asked | int) -> Buffer:
+        if version < 1:
+            return payload
+        lookup = ArchiveLookup(self._parts, self._parts.clock())
+        body = response_body(payload, ApiKey.LIST_OFFSETS, version)
+        results: list[tuple[OffsetResult, int]] = []
+        starts: list[tuple[str, int, int]] = []
+        of_all = asked if isinstance(asked, int) else None
+        by_partition = {} if isinstance(asked, int) else asked
+        async for result in each_of(wire.results_in(body, version)):
+            timestamp = of_all
+            if timestamp is None:
+                timestamp = by_partition.get((result.topic, result.partition), wire.LATEST)
+            if may_change(result, timestamp):
+                results.append((result, timestamp))
+                if timestamp == wire.EARLIEST:
+                    starts.append((result.topic, result.partition, result.offset))
+        if not results:
+            return payload
+        corrected = bytearray(payload)
+        digest = hash(tuple(starts)) if starts else None
+        found = await lookup.identify({result.topic for result, _ in results}, digest)
+        left = await patch_times(self._parts, found.archived, results, corrected, version)
+        if left:
+            await self._patch(lookup, found, left, corrected, version)
+        lookup.renew(found.archived.values())
+        return corrected
+
+    async def _patch(
+        self,
+        lookup: ArchiveLookup,
+        found: Identified,
+        results: Sequence[tuple[OffsetResult, int]],
+        corrected: bytearray,
+        version: int,
+    ) -> None:
+        """Write what both tiers say over the broker's results, each with what was asked for."""
+        archived: list[_Question] = []
+        others: list[_Question] = []
+        unlisted: list[_Question] = []
+        async for result, timestamp in each_of(results):
+            topic, its = found.archived.get(result.topic), archived
+            if topic is None:
+                topic, its = found.others.get(result.topic), others
+            if topic is None and of_records(timestamp):
+                topic, its = found.unlisted.get(result.topic), unlisted
+            if topic is not None:
+                tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
+                its.append(_Question(result, timestamp, topic, tip))
+            elif result.topic in found.unknown:
+                wire.patch(corrected, version, not_known(result))
+        if unlisted:
+            async for question in each_of(await self._not_whole(lookup, unlisted)):
+                wire.patch(corrected, version, not_known(question.result))
+        await self._look(lookup, archived, others)
+        for answer in await self._about_to_be_archived(others):
+            wire.patch(corrected, version, answer)
+        asked_further = [*archived, *(q for q in others if q.edges is not None)]
+        async for answer in each_of(await self._answers(asked_further)):
+            wire.patch(corrected, version, answer)
+
+    async def _not_whole(
+        self, lookup: ArchiveLookup, unlisted: Sequence[_Question]
+    ) -> list[_Question]:
+        """Those of which the broker may have deleted records: of a whole log its word is enough."""
+        tips = [question.tip for question in unlisted]
+        edges = await self._parts.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
+
+        def has_lost_some(question: _Question) -> bool:
+            log = edges[question.tip]
+            return isinstance(log, ClusterError) or log.log_start_offset > 0
+
+        return await chosen(unlisted, has_lost_some)
+
+    async def _about_to_be_archived(self, questions: Sequence[_Question]) -> list[OffsetResult]:
+        """Logs that begin in an archiver's spool, below the broker's: their readers wait there."""
+        earliest = [q for q in questions if q.timestamp == wire.EARLIEST]
+        positions = self._parts.positions
+        if earliest:
+            await positions.look(POSITIONS_AGE_MAX_S)
+        found = []
+        async for question in each_of(earliest):
+            begin, shown = positions.gathered_from(question.tip), question.result
+            if begin is not None and 0 <= begin < shown.offset:
+                found.append(shown._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
+        return found
+
+    # --- what is known ---
+    async def _look(
+        self, lookup: ArchiveLookup, archived: Sequence[_Question], others: Sequence[_Question]
+    ) -> None:
+        """Fill in views, and edges of the brokers' logs where they count."""
+        known: list[_Question] = []
+        within: list[_Question] = []
+        async for question in each_of(archived):
+            (known if self._needs_no_edges(question) else within).append(question)
+        pending = [
+            q
+            for q in others
+            if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and self._parts.is_archiving(q.tip)
+        ]
+        if within or pending:
+            edges = await self._parts.cluster.log_edges_of(
+                [q.tip for q in (*within, *pending)], not_older_than=lookup.answered_at
+            )
+            reaching = await lookup.views_reaching([q.tip for q in within], edges)
+            async for question in each_of((*within, *pending)):
+                question.looked = reaching.get(question.tip)
+                question.edges = edges[question.tip]
+        looked = await lookup.views([q.tip for q in known])
+        async for question in each_of(known):
+            question.looked = looked[question.tip]
+
+    def _needs_no_edges(self, question: _Question) -> bool:
+        if question.timestamp == wire.EARLIEST:
+            return True
+        view = self._parts.rlmm.view(question.tip)
+        return view is not None and _holds_all_below(question, view)
+
+    # --- what is answered ---
+    async def _answers(self, questions: Sequence[_Question]) -> list[OffsetResult]:
+        """Those that read records go side by side, as many as there are fetchers."""
+        answers: list[OffsetResult] = []
+        reading: list[_Question] = []
+        async for question in each_of(questions, ANSWERED_AT_ONCE):
+            if of_records(question.timestamp):
+                reading.append(question)
+            else:
+                answers.append(await self._answer(question))
+        reading.reverse()  # taken from the end
+
+        async def answer_some() -> None:
+            while reading:
+                answers.append(await self._answer(reading.pop()))
+                if not len(reading) % READ_AT_ONCE:
+                    await asyncio.sleep(0)  # what is in memory is found without waiting
+
+        async with asyncio.TaskGroup() as answering:
+            for _ in range(min(len(reading), self._parts.remote_fetch.fetcher_tasks_max)):
+                answering.create_task(answer_some(), name="look-up")
+        return answers
+
+    async def _answer(self, question: _Question) -> OffsetResult:
+        try:
+            if question.looked is None:
+                return self._earliest_pending_upload(question, None)
+            view = _usable(question.looked)
+            answer = await self._search(question, view)
+            if answer is question.result and not _reaches(question, view):
+                # What the archive may have got since then is what was asked for.
+                raise question.looked.failure or ClusterUnavailable(f"{view.tip}: log start")
+            return answer
+        except (RemoteStorageError, ClusterError, CorruptSegment):
+            return not_known(question.result)
+
+    async def _search(self, question: _Question, view: PartitionView) -> OffsetResult:
+        result, timestamp = question.result, question.timestamp
+        if timestamp == wire.EARLIEST_PENDING_UPLOAD:
+            return self._earliest_pending_upload(question, view)
+        if timestamp == wire.MAX_TIMESTAMP:
+            return await self._max_timestamp(question, view)
+        if timestamp < 0:
+            return edge_of_archive(result, timestamp, view)
+        found = await self._parts.purgatory.first_offset_at_or_after(view.tip, timestamp)
+        if found is None or 0 <= result.offset <= found[0]:
+            return result
+        return found_at(result, *found)
+
+    async def _max_timestamp(self, question: _Question, view: PartitionView) -> OffsetResult:
+        """The latest record of both tiers; of several, the first.
+
+        A broker that names none has it above what the client may read, or has an empty log.
+        """
+        result, latest = question.result, view.segments.max_timestamp_ms()
+        if latest is not None and result.offset < 0:
+            edges = _known(question)
+            if edges.log_start_offset < edges.high_watermark:
+                return result
+        while latest is not None and latest >= result.timestamp:
+            found = await self._parts.purgatory.first_offset_at_or_after(view.tip, latest)
+            if found is not None:
+                same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
+                return result if same else found_at(result, *found)
+            # It lay in a part that does not count any more, of which the index says no more: at
+            # the beginning by DeleteRecords, or behind the place where an election cut the log.
+            latest = view.segments.max_timestamp_ms(below=latest)
+        return result
+
+    def _earliest_pending_upload(
+        self, question: _Question, view: PartitionView | None
+    ) -> OffsetResult:
+        """What is not archived yet begins here (KIP-1023); brokers without a remote tier say -1."""
+        result = question.result
+        if view is not None and view.log_end_offset is not None:
+            lineage = lineage_of(view)
+            last_epoch = lineage[-1].epoch if lineage else wire.UNKNOWN_EPOCH
+            # In no other epoch since: then it is true of the offset behind the archive's end too.
+            now = question.topic.leaders.get(view.tip.partition, (-1, wire.UNKNOWN_EPOCH))[1]
+            epoch = last_epoch if now == last_epoch else wire.UNKNOWN_EPOCH
+            return result._replace(offset=view.log_end_offset, leader_epoch=epoch)
+        begun = view is not None and view.copies_started
+        if not (begun or self._parts.is_archiving(question.tip)):
+            return result
+        edges = _known(question)
+        if edges.high_watermark == 0:  # never written to: Kafka does not know either
+            return result
+        return result._replace(offset=edges.log_start_offset, leader_epoch=edges.log_start_epoch)
+
+
+def _usable(looked: Looked) -> PartitionView:
+    """The last view will do in an outage if it had segments: their start is still good."""
+    if looked.view is not None and (looked.failure is None or looked.view.segments):
+        return looked.view
+    raise looked.failure or RemoteStorageError("the archive is not known")
+
+
+def _known(question: _Question) -> LogEdges:
+    if isinstance(question.edges, LogEdges):
+        return question.edges
+    raise question.edges or ClusterUnavailable(f"{question.tip}: the log's edges are not known")
+
+
+def _reaches(question: _Question, view: PartitionView) -> bool:
+    """The view has no answer: is it new enough to be believed?"""
+    if question.looked is None or question.looked.failure is None:
+        return True
+    if question.timestamp in (wire.EARLIEST, wire.LATEST_TIERED):
+        return True
+    if _holds_all_below(question, view):
+        return True
+    edges = question.edges
+    return isinstance(edges, LogEdges) and edges.log_start_offset <= (view.log_end_offset or 0)
+
+
+def _holds_all_below(question: _Question, view: PartitionView) -> bool:
+    """The archive reaches up to the record that the broker has found: what comes to it later, or
+    has left the broker since, lies above that record.
+    """
+    by_time = question.timestamp >= 0 or question.timestamp == wire.MAX_TIMESTAMP
+    return by_time and 0 <= question.result.offset <= (view.log_end_offset or -1)
+
+
+def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    answer = ListOffsetsHandler(session.parts).expect(frame, head, body_at)
+    session.send_upstream(frame, answer)
+    return True
+
+
+API = Api(
+    ApiKey.LIST_OFFSETS,
+    (
+        Behaviour(
+            *PROXIED_VERSIONS[ApiKey.LIST_OFFSETS],
+            Treatment.REWRITTEN,
+            Held(_on_request),
+            "Both tiers: earliest, latest-tiered, maximum and real timestamps.",
+        ),
+    ),
+)

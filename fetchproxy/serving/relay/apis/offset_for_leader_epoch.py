@@ -1,0 +1,190 @@
+"""OffsetForLeaderEpoch (v2–4): where the log of a leader epoch ended, over both tiers.
+
+Consumers ask it after a change of leaders, to see whether what they have read is still in the log.
+The broker answers first: it has checked authorization, leadership and fencing (74, 75), and errors
+stay. Of an epoch that is older than all of its local log it answers (that epoch, its log start).
+That is corrected from the archive's lineage, as a Kafka with tiered storage would answer, whose
+lineage begins at the first remote offset (`metadata.lineage.merged_end_offset`).
+
+The last view of the archive will do, however old: what a lineage says never changes but at its
+ends and by an unclean election, after which only what the new leader shares is looked at. Without
+any view the broker's own answer is too high at most. So nothing here can make a
+consumer believe that its log was truncated, and no outage of store or cluster becomes an error.
+
+v0 and v1 were for replicas of old brokers: v0 answers without epoch, and neither can be fenced. No
+client asks them, so they are not offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fetchproxy.errors import ClusterError
+from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
+from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
+from fetchproxy.serving.relay.answers import Answer, HeldAnswer
+from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Held, Treatment
+from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
+from fetchproxy.serving.relay.parts import GatewayParts
+from protocol import offset_for_leader_epoch as wire
+from protocol.apis import PROXIED_VERSIONS, ApiKey
+from protocol.headers import RequestHead, response_body
+from protocol.offset_for_leader_epoch import EpochResult
+from protocol.primitives import Buffer
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.session import ClientSession
+
+# So long a whole answer may wait for store and cluster: the broker's own is safe, if less exact.
+ARCHIVE_WAIT_MAX_S = 2.0
+# Of that for partitions that were never read: what else is asked for is answered all the same.
+FIRST_READ_WAIT_MAX_S = 1.0
+# Lineages looked through between two breaths of the event loop.
+LINEAGES_AT_ONCE = 50
+
+Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
+
+
+def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    session.send_upstream(frame, _expect(session.parts, frame, head, body_at))
+    return True
+
+
+def _expect(parts: GatewayParts, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+    request, version = memoryview(frame)[4:], head.api_version
+    asked: Asked | None = None
+    if len(frame) <= READ_AT_ONCE_BYTES_MAX:
+        parsed = wire.parse_request(request, body_at, version)
+        asked = {(a.topic, a.partition): a.leader_epoch for a in parsed.asked}
+    if wire.replica_id(request, body_at, version) >= 0:
+        return Answer(head.correlation_id)  # a follower must get its leader's own answer
+
+    async def rewrite(payload: bytes) -> Sequence[Buffer]:
+        wanted = asked
+        if wanted is None:
+            every = each_of(wire.asked_in(request, body_at, version))
+            wanted = {(a.topic, a.partition): a.leader_epoch async for a in every}
+        return [await _correct(parts, payload, version, wanted)]
+
+    return HeldAnswer(head.correlation_id, rewrite)
+
+
+async def _correct(parts: GatewayParts, payload: bytes, version: int, asked: Asked) -> Buffer:
+    deadline = parts.clock() + ARCHIVE_WAIT_MAX_S
+    body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
+
+    def may_change(result: EpochResult) -> bool:
+        # Otherwise the broker found the epoch in its own log, or knows that it cannot be.
+        requested = asked.get((result.topic, result.partition))
+        return requested == result.leader_epoch and not result.error_code and result.end_offset >= 0
+
+    results = await chosen(await collected(wire.results_in(body, version)), may_change)
+    if not results:
+        return payload
+    corrected = bytearray(payload)
+    try:
+        async with asyncio.timeout_at(deadline):
+            async for answer in each_of(await _both_tiers(parts, results)):
+                wire.patch(corrected, answer)
+    except TimeoutError as error:
+        for topic in {result.topic for result in results}:
+            _warn(parts, topic, error)
+    return corrected
+
+
+async def _both_tiers(parts: GatewayParts, results: Sequence[EpochResult]) -> list[EpochResult]:
+    """The results that the archive changes."""
+    lookup = ArchiveLookup(parts, parts.clock(), FIRST_READ_WAIT_MAX_S)
+    found = await lookup.identify({result.topic for result in results})
+    for name, error in found.unknown.items():
+        _warn(parts, name, error)
+    asked: dict[TopicIdPartition, EpochResult] = {}
+    async for result in each_of(results):
+        topic = found.archived.get(result.topic)
+        if topic is not None:
+            asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
+    lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
+    looked = await lookup.last_views(asked)
+    async for tip, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
+        if failure is not None:
+            _warn(parts, tip.topic, failure)
+        elif view is not None:
+            lineages[tip] = lineage_of(view)
+    local_epochs = await _local_epochs(parts, lineages, asked)
+    return [
+        _merged(asked[tip], lineages[tip], epoch, _apart_to(parts, tip))
+        async for tip, epoch in each_of(local_epochs.items())
+        if not isinstance(epoch, ClusterError)
+    ]
+
+
+def _merged(
+    result: EpochResult,
+    archived: Sequence[EpochStart],
+    local_epoch: int | None,
+    apart_to: int | None,
+) -> EpochResult:
+    broker = EpochEnd(result.leader_epoch, result.end_offset)
+    merged = merged_end_offset(archived, result.leader_epoch, broker, local_epoch, apart_to)
+    return result._replace(leader_epoch=merged.epoch, end_offset=merged.end_offset)
+
+
+def _apart_to(parts: GatewayParts, tip: TopicIdPartition) -> int | None:
+    """The archive's end where its log is not the broker's all the way."""
+    view = parts.views.view(tip)
+    if view is None or not (view.history.kept_below or parts.views.begins_again(tip)):
+        return None
+    return view.log_end_offset
+
+
+async def _local_epochs(
+    parts: GatewayParts,
+    lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
+    asked: Mapping[TopicIdPartition, EpochResult],
+) -> dict[TopicIdPartition, int | ClusterError | None]:
+    """Where the brokers' own logs begin; asked for only where the archive does not settle it."""
+    epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
+    open_ones: list[TopicIdPartition] = []
+    async for tip, archived in each_of(lineages.items()):
+        requested = asked[tip].leader_epoch
+        edges = parts.cluster.cached_log_edges(tip)
+        if not archived or any(entry.epoch >= requested for entry in archived):
+            epochs[tip] = None
+        # An epoch only leaves the local log, so the last known beginning is too low at most.
+        elif edges is not None and 0 <= edges.log_start_epoch <= requested:
+            epochs[tip] = edges.log_start_epoch
+        else:
+            open_ones.append(tip)
+    told = await parts.cluster.log_edges_of(open_ones, not_older_than=parts.clock())
+    async for tip, now in each_of(told.items()):
+        if isinstance(now, ClusterError):
+            epochs[tip] = now
+            _warn(parts, tip.topic, now)
+        else:
+            epochs[tip] = None if now.log_start_epoch < 0 else now.log_start_epoch
+    return epochs
+
+
+def _warn(parts: GatewayParts, topic: str, error: Exception) -> None:
+    parts.warnings.warn(
+        "epoch_answered_by_broker_alone",
+        topic,
+        topic=topic,
+        error=str(error) or "not known in time",
+    )
+
+
+API = Api(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    (
+        Behaviour(
+            *PROXIED_VERSIONS[ApiKey.OFFSET_FOR_LEADER_EPOCH],
+            Treatment.REWRITTEN,
+            Held(_on_request),
+            "An epoch older than the broker's log is looked up in the archive's lineage.",
+        ),
+    ),
+)

@@ -1,0 +1,23 @@
+"""ShareAcknowledge (v0–2, KIP-932): what a share group has done with its records.
+
+The broker answers; the addresses in NodeEndpoints become the proxy's. The archive has no part in
+share groups (see `share_fetch`).
+"""
+
+from __future__ import annotations
+
+from fetchproxy.serving.relay.apis.addresses_rewritten import addresses_rewritten
+from fetchproxy.serving.relay.apis.behaviour import Api
+from protocol.apis import PROXIED_VERSIONS, ApiKey
+from protocol.share_acknowledge import ADDRESSES
+
+API = Api(
+    ApiKey.SHARE_ACKNOWLEDGE,
+    (
+        addresses_rewritten(
+            ADDRESSES,
+            *PROXIED_VERSIONS[ApiKey.SHARE_ACKNOWLEDGE],
+            "Addresses in NodeEndpoints become ours.",
+        ),
+    ),
+)

@@ -1,0 +1,108 @@
+"""The table of APIs: what the gateway does with a request, by API key and version.
+
+Every known API that has no module of its own is relayed as it is; `apis.relayed` says why of those
+that one might expect otherwise. Keys that are not known are refused, and so are versions that the
+proxy cannot read: their answers might name brokers. Neither is offered to clients (`api_versions`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fetchproxy.serving.relay.apis import (
+    api_versions,
+    delete_records,
+    describe_cluster,
+    find_coordinator,
+    list_offsets,
+    metadata,
+    offset_for_leader_epoch,
+    produce,
+    sasl_handshake,
+    share_acknowledge,
+    share_fetch,
+)
+from fetchproxy.serving.relay.apis.behaviour import (
+    RELAY,
+    VERSION_MAX,
+    Api,
+    Behaviour,
+    Held,
+    Passes,
+    Treatment,
+    relayed,
+)
+from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
+from protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage
+from protocol.headers import RequestHead
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.session import ClientSession
+
+
+def _fetch(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    return session.fetch.on_request(frame, body_at)
+
+
+# A connection has one handler of fetches (`apis.fetch`), as they build upon each other.
+FETCH = Held(_fetch)
+
+_FETCH_API = Api(
+    ApiKey.FETCH,
+    (
+        Behaviour(
+            *PROXIED_VERSIONS[ApiKey.FETCH],
+            Treatment.REWRITTEN,
+            FETCH,
+            "Partitions below the broker's log start are read from the archive.",
+        ),
+    ),
+)
+
+SPECIAL: dict[ApiKey, Api] = {
+    api.key: api
+    for api in (
+        produce.API,
+        _FETCH_API,
+        list_offsets.API,
+        metadata.API,
+        find_coordinator.API,
+        sasl_handshake.API,
+        api_versions.API,
+        delete_records.API,
+        offset_for_leader_epoch.API,
+        describe_cluster.API,
+        share_fetch.API,
+        share_acknowledge.API,
+    )
+}
+
+
+def _behaviours(key: ApiKey) -> tuple[Behaviour, ...]:
+    special = SPECIAL.get(key)
+    if special is not None:
+        return special.behaviours
+    first, last = PROXIED_VERSIONS.get(key, (0, VERSION_MAX))
+    return (relayed(first, last, RELAYED_WHY.get(key, "")),)
+
+
+BEHAVIOURS: dict[int, tuple[Behaviour, ...]] = {int(key): _behaviours(key) for key in ApiKey}
+
+
+def _refuse(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    raise MalformedMessage(
+        f"request with API key {head.api_key} version {head.api_version} is not served"
+    )
+
+
+REFUSED = Held(_refuse)
+
+
+def handling_of(head: RequestHead) -> Passes | Held:
+    for behaviour in BEHAVIOURS.get(head.api_key, ()):
+        if behaviour.first <= head.api_version <= behaviour.last:
+            return behaviour.handling
+    return REFUSED
+
+
+__all__ = ["BEHAVIOURS", "FETCH", "REFUSED", "RELAY", "RELAYED_WHY", "SPECIAL", "handling_of"]

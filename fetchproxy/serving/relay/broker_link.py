@@ -1,0 +1,531 @@
+"""The upstream half of a connection: dials the broker, asks in the client's place, takes
+answers off its socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.trsock import TransportSocket
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Protocol, TypeVar, cast
+
+from fetchproxy.config.schema import GatewayConfig
+from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
+from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
+from fetchproxy.serving.relay.fetch_session import UpstreamFetch
+from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
+from fetchproxy.tls.contexts import in_words, looks_like_tls
+from protocol.apis import FrameTooLarge, MalformedMessage, WireError
+from protocol.fetch import FetchRequest, encode_fetch_request
+from protocol.fetch_scan import FetchResponseScan
+from protocol.primitives import INT32, Buffer
+
+# Reaches the broker that a client's connection is for: one certain node, or any that answers.
+#
+# A broker that hangs still accepts connections (its kernel does), so of several it is asked which
+# *answers* before a client is given to it. It knows no sessions and caches one answer, for a
+# moment.
+
+Address = tuple[str, int]
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+# A burst of clients asks the brokers once; a broker that died a moment ago is dialed in vain.
+ANSWER_AGE_MAX_S = 1.0
+
+# ApiVersions 0 without a client id: every broker answers it, before any authentication (KIP-35).
+_API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
+
+
+class UpstreamDial:
+    """`tls_for_host(host)`: what `create_connection` needs for TLS to it; {} where it has none."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        tls_for_host: Callable[[str], Mapping[str, Any]] = lambda host: {},
+    ) -> None:
+        self._connect_max_s = config.upstream_connect_max_ms / 1000
+        self._stagger_s = config.bootstrap_stagger_ms / 1000
+        self._tls_for_host = tls_for_host
+        self._races = SingleFlight[Address]()
+        self._answered: Address | None = None
+        self._answered_at = 0.0
+
+    async def to(self, address: Address, factory: Callable[[], P]) -> P:
+        """Raises OSError within upstream_connect_max_ms."""
+        host, port = address
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_max_s):
+                tls = self._tls_for_host(host)
+                _, link = await loop.create_connection(factory, host, port, **tls)
+                return link
+        except TimeoutError:
+            raise OSError(f"{host}:{port} did not answer in time") from None
+        except OSError as error:
+            raise OSError(f"{host}:{port}: {in_words(error)}") from error
+
+    async def to_any(self, addresses: Sequence[Address], factory: Callable[[], P]) -> P:
+        """To the first that answers. Raises OSError naming a failure when none does."""
+        left = list(addresses)
+        while len(left) > 1:
+            address = await self._answering(left)
+            try:
+                return await self.to(address, factory)
+            except OSError:
+                self._answered = None
+                left.remove(address)
+        return await self.to(left[0], factory)
+
+    async def _answering(self, addresses: Sequence[Address]) -> Address:
+        age = asyncio.get_running_loop().time() - self._answered_at
+        if self._answered in addresses and age < ANSWER_AGE_MAX_S:
+            return cast(Address, self._answered)
+        return await self._races.run(tuple(addresses), lambda: self._race(addresses))
+
+    async def _race(self, addresses: Sequence[Address]) -> Address:
+        """Ask in order; the next as well when the last failed, or was silent for `stagger`."""
+        waiting = deque(addresses)
+        asked: set[asyncio.Task[Address | OSError]] = set()
+        failure = OSError("no broker address is known")
+        async with asyncio.TaskGroup() as tasks:
+            while waiting or asked:
+                if waiting:
+                    asked.add(tasks.create_task(self._ask(waiting.popleft()), name="ask-broker"))
+                pause = self._stagger_s if waiting else None
+                done, asked = await asyncio.wait(
+                    asked, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+                )
+                for answer in (task.result() for task in done):
+                    if isinstance(answer, OSError):
+                        failure = answer
+                        continue
+                    self._answered = answer
+                    self._answered_at = asyncio.get_running_loop().time()
+                    for task in asked:
+                        task.cancel()
+                    return answer
+        raise failure
+
+    async def _ask(self, address: Address) -> Address | OSError:
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._connect_max_s):
+                asking = await self.to(address, lambda: _Asking(answered))
+                try:
+                    await answered
+                finally:
+                    asking.close()
+        except TimeoutError:
+            return OSError(f"{address[0]}:{address[1]} did not answer in time")
+        except OSError as error:
+            return error
+        return address
+
+
+class _Asking(asyncio.Protocol):
+    """Sends one ApiVersions request and tells whether anything came back."""
+
+    def __init__(self, answered: asyncio.Future[None]) -> None:
+        self._answered = answered
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(_API_VERSIONS)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._answered.done():
+            self._answered.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(exc or ConnectionResetError("closed without an answer"))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+# A fetch that the proxy sends in the client's place, for the partitions that are not withheld.
+
+
+@dataclass(slots=True)
+class UpstreamPoll:
+    """It may outlive the client's fetch and serve the next one.
+
+    `due_at` (loop time): so long remote data that is ready may be held back to join its answer. Not
+    beyond its sending where it is a long poll, or an idle tail would slow every remote read.
+    """
+
+    answer: FetchAnswer
+    due_at: float
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def encode_poll(request: FetchRequest, upstream: UpstreamFetch, max_wait_ms: int) -> bytes:
+    """`request` in the broker's own session; without a wait it asks for whatever is there."""
+    return encode_fetch_request(
+        request,
+        partitions=upstream.partitions,
+        forgotten=upstream.forgotten,
+        session_id=upstream.session_id,
+        session_epoch=upstream.session_epoch,
+        max_wait_ms=max_wait_ms,
+        min_bytes=request.min_bytes if max_wait_ms else 0,
+        bytes_max=request.bytes_max,
+    )
+
+
+# The upstream half of a connection: takes answers off the broker's socket, in request order.
+#
+# Large answers leave for the client as they arrive, small ones in one piece. Reading pauses while
+# the client is slow, while an answer is being rewritten, and while a parked fetch answer waits
+# for a fetch that wants it.
+
+_FRAME_START = Struct(">ii")
+
+
+class LinkOwner(Protocol):
+    """The client session, as the link sees it."""
+
+    def write_to_client(self, data: Buffer) -> None: ...
+
+    def write_pieces(self, pieces: Iterable[Buffer]) -> None: ...
+
+    def answered(self) -> None:
+        """One answer has left whole."""
+
+    def rewrite(self, answer: HeldAnswer) -> Payload | None:
+        """The new payload, or None: `BrokerLink.rewritten` will bring it."""
+
+    def link_failed(self, error: WireError) -> None: ...
+
+    @property
+    def closing(self) -> bool:
+        """Nothing of the broker's is looked at any more."""
+
+    def link_closed(self, error: Exception | None) -> None: ...
+
+    def broker_slow(self, slow: bool) -> None: ...
+
+
+# An answer of so many bytes leaves in one piece.
+WHOLE_BYTES_MAX = 16 * 1024
+# Of an answer of more than WALKED_AT_ONCE partitions: some 250 of them without records, which
+# cost 10 µs each where all are out of range.
+WALKED_BYTES = 8 * 1024
+
+
+class BrokerLink(asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        owner: LinkOwner,
+        receive: ReceiveBuffer,
+        client_transport: asyncio.Transport,
+        frame_bytes_max: int,
+        records: RecordPipe | None = None,
+    ) -> None:
+        self._owner = owner
+        self._receive = receive
+        self._client = client_transport
+        self._frame_bytes_max = frame_bytes_max
+        self._records = records
+        self._sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
+        self.expected: deque[Answer] = deque()
+        self.transport: asyncio.Transport | None = None
+        self.heard = False  # since the owner last looked
+        self._carry = bytearray()
+        self._left = 0  # of a relayed answer
+        self._scan: FetchResponseScan | None = None
+        self._fetch: FetchAnswer | None = None  # that `_scan` walks
+        self._held: HeldAnswer | None = None
+        self._waiting = False  # an answer is being rewritten, or parked
+        self._client_slow = False
+        self._goes_on = False  # with the next answers, in the loop's next turn
+
+    # -- asyncio ---------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if self._records is not None:
+            source, target = plain_socket(self.transport), plain_socket(self._client)
+            self._sockets = (source, target) if source and target else None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # asyncio receives before it tells; what it leaves in the socket need not be copied.
+        if self._scan is not None and self._to_splice():
+            return self._receive.view[:PEEK_BYTES]
+        if self.expected and self.expected[0].walked_slowly:
+            return self._receive.view[:WALKED_BYTES]
+        return self._receive.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.transport is None or self._owner.closing:
+            return  # TLS reads on while it ends, even within close()
+        self.heard = True
+        view = self._receive.view[:nbytes]
+        if self._carry:
+            self._carry += view
+            view, self._carry = memoryview(self._carry), bytearray()
+        if not self._leaves_whole(view):
+            self._take(view)
+        self._receive.release(self._client)
+        if self._scan is not None and (size := self._to_splice()):
+            self._splice(size)
+
+    def pause_writing(self) -> None:
+        self._owner.broker_slow(True)
+
+    def resume_writing(self) -> None:
+        self._owner.broker_slow(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        while self._goes_on:  # what has come before the end is still the client's
+            self._take_more()
+        self.transport = None
+        if len(self._carry) >= 4 and looks_like_tls(INT32.unpack_from(self._carry)[0]):
+            # Shorter than the beginning of an answer: an alert, as plaintext came to a TLS port.
+            self._owner.link_failed(
+                MalformedMessage("broker speaks TLS, see cluster.security_protocol")
+            )
+        self._owner.link_closed(exc)
+
+    # -- records ---------------------------------------------------------------------------------
+    def _to_splice(self) -> int:
+        """Bytes that may go to the client without a look, if they are worth a way of their own."""
+        scan, records = self._scan, self._records
+        if scan is None or records is None or self._sockets is None:
+            return 0
+        assert self._fetch is not None
+        if self._fetch.discarded or self._client.get_write_buffer_size() or self._owner.closing:
+            return 0
+        left = scan.records_left
+        return left if left >= records.bytes_min else 0
+
+    def _splice(self, size: int) -> None:
+        assert self._scan is not None
+        assert self._records is not None
+        assert self._sockets is not None
+        moved = self._records.move(*self._sockets, size)
+        self._scan.passed_by(moved.taken)
+        if moved.not_sent:
+            self._owner.write_to_client(moved.not_sent)
+        RELAYED_BYTES_TO_CLIENT.total += moved.taken
+        SPLICED_BYTES.inc(moved.taken)
+
+    # -- for the session -------------------------------------------------------------------------
+    @property
+    def kept_bytes(self) -> int:
+        """Of answers that are not whole, and what the broker has not taken."""
+        unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        held = 0 if self._held is None else len(self._held.payload)
+        return len(self._carry) + held + unsent
+
+    def send(self, data: Buffer, answer: Answer | None) -> None:
+        """A whole request, or the first bytes of one."""
+        transport = self.transport
+        if transport is None:
+            return
+        if answer is not None:
+            self.expected.append(answer)
+        if not transport.is_closing():  # else its end is about to be told
+            transport.write(data)
+
+    def client_slow(self, slow: bool) -> None:
+        self._client_slow = slow
+        self._pace()
+
+    def go_on(self) -> None:
+        """A parked answer was attached."""
+        if self._waiting and self._held is None:
+            self._waiting = False
+            self._take(memoryview(b""))
+            self._pace()
+
+    def rewritten(self, payload: Payload) -> None:
+        """The answer that was given to `LinkOwner.rewrite` leaves as `payload`."""
+        self._waiting = False
+        self._leave(payload)
+        self._take(memoryview(b""))
+        self._pace()
+
+    def _leave(self, payload: Payload) -> None:
+        self._held = None
+        size = sum(map(len, payload))
+        self._owner.write_to_client(b"".join((INT32.pack(size), *payload)))
+        self._finish()
+
+    # -- answers ---------------------------------------------------------------------------------
+    def _pace(self) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self._waiting or self._client_slow:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def _take(self, view: memoryview) -> None:
+        if self._carry:
+            self._carry += view
+            view = memoryview(self._carry)
+            self._carry = bytearray()
+        if self._owner.closing:
+            return
+        try:
+            rest = self._consume(view) if not self._waiting else 0
+        except WireError as error:
+            self._owner.link_failed(error)
+            return
+        if rest < len(view):
+            self._carry = bytearray(view[rest:])
+        if self._waiting:
+            self._pace()
+
+    def _go_on_soon(self) -> None:
+        """Others' answers come first."""
+        if not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._take_more)
+
+    def _take_more(self) -> None:
+        if self._goes_on:
+            self._goes_on = False
+            self._take(memoryview(b""))
+
+    def _leaves_whole(self, view: memoryview) -> bool:
+        """One whole answer that needs no scan, as nearly all of the tail's: a short way out.
+
+        False: nothing was done. What is not as it should be is told by who looks closer.
+        """
+        if self._left or self._scan is not None or self._held is not None or self._waiting:
+            return False
+        if not self.expected or len(view) < _FRAME_START.size:
+            return False
+        size, correlation_id = _FRAME_START.unpack_from(view)
+        answer = self.expected[0]
+        if answer.correlation_id != correlation_id or size != len(view) - 4:
+            return False
+        if size > self._frame_bytes_max or not answer.passes(view):
+            return False
+        self._owner.write_to_client(view)
+        RELAYED_BYTES_TO_CLIENT.total += len(view)
+        self._finish()
+        answer.done()
+        return True
+
+    def _consume(self, view: memoryview) -> int:
+        """Work through `view`; returns the position up to which it is done with."""
+        pos = emit = 0
+        end = len(view)
+        write = self._owner.write_to_client
+        left = MESSAGES_A_TURN
+        while pos < end and not self._waiting:
+            if self._left:
+                step = min(self._left, end - pos)
+                self._left -= step
+                pos += step
+                if not self._left:
+                    self._finish()
+                continue
+            if self._scan is None and self._held is None:
+                if not left:
+                    self._go_on_soon()
+                    break
+                left -= 1
+                if self._waits_for_the_rest(view, pos) or not self._begin(view, pos):
+                    break
+                if self._left:
+                    continue
+            if emit < pos:
+                write(view[emit:pos])
+            pos = emit = self._feed(view, pos, end)
+        if emit < pos:
+            write(view[emit:pos])
+        RELAYED_BYTES_TO_CLIENT.total += pos
+        return pos
+
+    @staticmethod
+    def _waits_for_the_rest(view: memoryview, pos: int) -> bool:
+        """Too little is there to look at, or the rest of a small answer comes in a moment.
+
+        Brokers send an answer's head and its records apart. No client can use the one without the
+        other, and to send them on apart would cost as much again.
+        """
+        there = len(view) - pos
+        return there < _FRAME_START.size or (
+            there < _FRAME_START.unpack_from(view, pos)[0] + 4 <= WHOLE_BYTES_MAX
+        )
+
+    def _begin(self, view: memoryview, pos: int) -> bool:
+        """The next frame starts at `pos`; False where it must not be taken yet."""
+        size, correlation_id = _FRAME_START.unpack_from(view, pos)
+        if not 4 <= size <= self._frame_bytes_max:
+            tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
+            raise FrameTooLarge(
+                f"broker's frame of {size} bytes is not within 4 … {self._frame_bytes_max}{tls}"
+            )
+        if not self.expected:
+            raise MalformedMessage(f"answer {correlation_id} of the broker, but nothing was asked")
+        answer = self.expected[0]
+        if answer.correlation_id != correlation_id:
+            raise MalformedMessage(
+                f"broker answered {correlation_id} where {answer.correlation_id} was due"
+            )
+        if isinstance(answer, FetchAnswer):
+            answer.frame_bytes = size + 4
+            if not answer.attached:
+                self._waiting = True
+                if answer.on_arrival is not None:
+                    answer.on_arrival()
+                # the owner may have attached it at once
+                if not answer.attached:
+                    return False
+                self._waiting = False
+            self._fetch = answer
+            self._scan = answer.begin(size + 4)
+        elif isinstance(answer, HeldAnswer):
+            answer.left = size + 4
+            self._held = answer
+        else:
+            self._left = size + 4
+        return True
+
+    def _feed(self, view: memoryview, pos: int, end: int) -> int:
+        scan, answer = self._scan, self._fetch
+        if scan is not None and answer is not None:
+            step = min(scan.left, end - pos)
+            pieces = scan.feed(view[pos : pos + step])
+            if answer.discarded:
+                pass
+            elif len(pieces) == 1:
+                self._owner.write_to_client(pieces[0])
+            else:
+                self._owner.write_pieces(pieces)
+            if scan.done:
+                self._scan = self._fetch = None
+                self._finish()
+                answer.done()
+            return pos + step
+        held = self._held
+        assert held is not None
+        step = min(held.left, end - pos)
+        held.payload += view[pos : pos + step]
+        held.left -= step
+        if not held.left:
+            del held.payload[:4]
+            payload = self._owner.rewrite(held)
+            if payload is None:
+                self._waiting = True
+            else:
+                self._leave(payload)
+        return pos + step
+
+    def _finish(self) -> None:
+        self.expected.popleft()
+        self._owner.answered()

@@ -1,0 +1,386 @@
+"""Fetch sessions (KIP-227) of one connection, mirrored. Pure.
+
+The client believes in one session, the broker in another: each is an (id, epoch) pair with a set of
+partitions. While both agree (`in_lockstep`) requests pass as they came and the mirror only keeps
+what the client last asked for. The first partition that is read from the archive parts them: from
+then on the request upstream is the difference between what the broker was last told and what it
+should serve now, and the ids in answers are the client's own. Cost per request is proportional to
+what changed and to what is withheld, not to the session.
+
+A session belongs to the connection that began it. A broker would serve it on any other too, but no
+client is known to do that; here such a request gets error 70, as after an eviction, and the client
+begins anew.
+
+Sources: Kafka's FetchManager.java and FetchSession.java (order of checks, of update and forget,
+epochs, the end of an emptied session), FetchSessionHandler.java (which answers clients accept).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from protocol.apis import ErrorCode
+from protocol.fetch import (
+    INITIAL_EPOCH,
+    SESSIONLESS_EPOCH,
+    TOPIC_IDS_FROM,
+    FetchEntry,
+    FetchRequest,
+    PartitionKey,
+    from_offset,
+)
+
+EPOCH_MAX = (1 << 31) - 1
+# What a partition costs in memory: its key, its entry and its places in maps; and one more place.
+ASKED_BYTES = 300
+TOLD_BYTES = 50
+
+
+class FetchKind(Enum):
+    """How an answer lists partitions: all that were asked (`lists_all`), or only those with news.
+
+    `error_code`: what the request is refused with, without asking the broker; 0: it is in order.
+    """
+
+    lists_all: bool
+    error_code: int
+
+    def __new__(cls, words: str, lists_all: bool, error_code: int) -> FetchKind:
+        kind = object.__new__(cls)
+        kind._value_ = words
+        kind.lists_all = lists_all
+        kind.error_code = error_code
+        return kind
+
+    SESSIONLESS = "sessionless", True, 0
+    FULL = "full", True, 0
+    INCREMENTAL = "incremental", False, 0
+    UNKNOWN_SESSION = "unknown session", False, ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    WRONG_EPOCH = "wrong epoch", False, ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    WRONG_TOPIC_IDS = (
+        "topics by id in a session by name, or by name in one by id",
+        False,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    )
+
+
+class _Sides(NamedTuple):
+    """What `FetchSessionMirror.on_answer` changes, as it was before."""
+
+    client_id: int
+    client_epoch: int
+    upstream_epoch: int
+    stale: bool
+    told: dict[PartitionKey, FetchEntry] | None
+    dirty: dict[PartitionKey, None]
+    withheld: Set[PartitionKey]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFetch:
+    """What the broker is asked instead: its own session, and what changes in it."""
+
+    session_id: int
+    session_epoch: int
+    partitions: Mapping[PartitionKey, FetchEntry]
+    forgotten: tuple[PartitionKey, ...]
+
+
+def next_epoch(epoch: int) -> int:
+    return 1 if epoch == EPOCH_MAX else epoch + 1
+
+
+class FetchSessionMirror:
+    """Both sides' sessions of one connection; one fetch at a time, asked and then answered.
+
+    `new_session_id` gives a positive int32 for sessions that no broker knows.
+    """
+
+    def __init__(self, new_session_id: Callable[[], int]) -> None:
+        self._new_session_id = new_session_id
+        self.forget()
+
+    def forget(self) -> None:
+        """Both sides lose their session (a top-level error of the broker)."""
+        self.asked: dict[PartitionKey, FetchEntry] = {}
+        self.changed: Collection[PartitionKey] = ()  # of `asked`, by the last request
+        self._by_id = False
+        self._kind = FetchKind.SESSIONLESS
+        self._client_id = 0
+        self._client_epoch = 0  # that the next incremental request must carry
+        self._upstream_id = 0
+        self._upstream_epoch = 0
+        self.sent_full = False  # the broker's next answer lists all that it was asked for
+        self._stale = False  # the broker knows of nothing since a full request
+        self._told: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
+        self._undo: dict[PartitionKey, FetchEntry | None] = {}
+        self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
+        self._withheld: Set[PartitionKey] = frozenset()
+        self._ahead: Mapping[PartitionKey, int] = {}
+        self._before: _Sides | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        told = 0 if self._told is None else len(self._told)
+        return len(self.asked) * ASKED_BYTES + told * TOLD_BYTES
+
+    @property
+    def in_lockstep(self) -> bool:
+        return self._told is None
+
+    def on_request(self, request: FetchRequest) -> FetchKind:
+        """Take in what the client asks; afterwards `asked` is what its answer is about."""
+        epoch = request.session_epoch
+        if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
+            self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
+            if self._told is None:
+                self._upstream_id = request.session_id
+            else:
+                self._stale = True
+            self._by_id = request.version >= TOPIC_IDS_FROM
+            self.asked = dict(request.partitions)
+            self.changed = self.asked
+            return self._kind
+        if request.session_id != self._client_id or not self._client_id:
+            return FetchKind.UNKNOWN_SESSION
+        if epoch != self._client_epoch:
+            return FetchKind.WRONG_EPOCH
+        if self._by_id != (request.version >= TOPIC_IDS_FROM):
+            return FetchKind.WRONG_TOPIC_IDS
+        self._kind = FetchKind.INCREMENTAL
+        changed = (*request.partitions, *request.forgotten)
+        if self._told is None:
+            self._undo = {key: self.asked.get(key) for key in changed}
+        else:
+            self._dirty.update(dict.fromkeys(changed))
+        self.changed = request.partitions
+        self.asked.update(request.partitions)
+        for key in request.forgotten:
+            self.asked.pop(key, None)
+        return self._kind
+
+    def lead(self, ahead: Mapping[PartitionKey, int]) -> None:
+        """The broker is asked from these offsets on, for partitions that the client asks for."""
+        if ahead != self._ahead:
+            self._dirty.update(dict.fromkeys(sorted({*ahead, *self._ahead})))
+            self._ahead = ahead
+
+    def part(self) -> None:
+        """From this request on both sides have sessions of their own."""
+        if self._told is not None:
+            return
+        self._told = dict(self.asked)
+        self._dirty = dict.fromkeys((*self._undo, *self._ahead))
+        self._stale = self._kind is not FetchKind.INCREMENTAL
+        if not self._stale:
+            self._upstream_id, self._upstream_epoch = self._client_id, self._client_epoch
+            for key, before in self._undo.items():
+                if before is None:
+                    self._told.pop(key, None)
+                else:
+                    self._told[key] = before
+
+    def upstream_request(self, withheld: Set[PartitionKey]) -> UpstreamFetch | None:
+        """What to send for this request without `withheld` (all of them asked).
+
+        None where nothing is left to ask: an empty request would close the broker's session, and
+        only does so where the client has emptied its own.
+        """
+        self.part()
+        assert self._told is not None
+        if not self.asked:
+            return self._end()
+        self._dirty.update(dict.fromkeys(sorted(withheld ^ self._withheld)))
+        self._withheld = frozenset(withheld)
+        if len(withheld) >= len(self.asked):
+            return None
+        sessionless = self._kind is FetchKind.SESSIONLESS
+        self.sent_full = sessionless or self._stale or not self._upstream_id
+        if self.sent_full:
+            self._stale = False
+            local = self._local(withheld)
+            self._told = dict(local)
+            self._dirty.clear()
+            epoch = SESSIONLESS_EPOCH if sessionless else INITIAL_EPOCH
+            return UpstreamFetch(self._upstream_id, epoch, local, ())
+        return self._difference(withheld)
+
+    def _end(self) -> UpstreamFetch | None:
+        """The client's session has no partition left: it is over, on both sides."""
+        self._stale = True
+        if not self._upstream_id:
+            return None
+        self.sent_full = True
+        return UpstreamFetch(self._upstream_id, SESSIONLESS_EPOCH, {}, ())
+
+    def take_up(self, withheld: Set[PartitionKey]) -> bool:
+        """What was last sent upstream asks for just what is to be asked now."""
+        if self._told is None or (self._kind.lists_all and not self.sent_full):
+            return False  # an answer that leaves some out is none to a full request
+        if self._stale:
+            same = self._local(withheld) == self._told
+        else:
+            keys = self._dirty.keys() | (withheld ^ self._withheld)
+            same = all(self._told.get(key) == self._wanted(key, withheld) for key in keys)
+        if same:
+            self._withheld = frozenset(withheld)
+            self._stale = False
+            self._dirty.clear()
+        return same
+
+    def _wanted(self, key: PartitionKey, withheld: Set[PartitionKey]) -> FetchEntry | None:
+        asked = None if key in withheld else self.asked.get(key)
+        if asked is not None and key in self._ahead:
+            return from_offset(asked, self._ahead[key])
+        return asked
+
+    def _local(self, withheld: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
+        """All that the broker is asked for."""
+        local = {key: p for key, p in self.asked.items() if key not in withheld}
+        for key in self._ahead:
+            if (wanted := self._wanted(key, withheld)) is not None:
+                local[key] = wanted
+        return local
+
+    def pass_on(self, request: FetchRequest) -> tuple[int, int] | None:
+        """The broker's (session id, epoch) for a request that it may be sent as it came but for
+        these two; None where more must be changed. Nothing is withheld from it.
+        """
+        if self._told is None or self._kind is not FetchKind.INCREMENTAL or not self._upstream_id:
+            return None
+        if self._stale or self._withheld or self._ahead or not self.asked:
+            return None
+        if self._dirty.keys() - {*request.partitions, *request.forgotten}:
+            return None
+        self._told.update(request.partitions)
+        for key in request.forgotten:
+            self._told.pop(key, None)
+        self._dirty.clear()
+        self.sent_full = False
+        return self._upstream_id, self._upstream_epoch
+
+    def _difference(self, withheld: Set[PartitionKey]) -> UpstreamFetch:
+        assert self._told is not None
+        changed: dict[PartitionKey, FetchEntry] = {}
+        forgotten = []
+        for key in self._dirty:
+            wanted = self._wanted(key, withheld)
+            known = self._told.get(key)
+            if wanted is None:
+                if known is not None:
+                    forgotten.append(key)
+                    del self._told[key]
+            elif wanted != known:
+                changed[key] = self._told[key] = wanted
+        self._dirty.clear()
+        return UpstreamFetch(self._upstream_id, self._upstream_epoch, changed, tuple(forgotten))
+
+    def on_answer(self, error_code: int, session_id: int) -> int:
+        """The broker answered this request; returns the session id that the client is shown."""
+        self._before = _Sides(
+            self._client_id,
+            self._client_epoch,
+            self._upstream_epoch,
+            self._stale,
+            self._told,
+            self._dirty,
+            self._withheld,
+        )
+        if error_code:
+            self.forget()
+            return session_id
+        if self._told is None:
+            return self._lockstep_answer(session_id)
+        self._advance_upstream(session_id)
+        shown = self._advance_client(session_id)
+        apart = self._withheld or self._ahead
+        if self.sent_full and self._kind is FetchKind.FULL and not apart and session_id:
+            self._reset_lockstep()  # both begin the same session: they go together again
+        return shown
+
+    def on_withheld_answer(self, session_id: int) -> None:
+        """The answer that `on_answer` was told of does not leave: the client still waits for one.
+
+        From here on both sides have sessions of their own. The broker's has gone on, with all that
+        this request has told it.
+        """
+        before, self._before = self._before, None
+        assert before is not None
+        self._client_id, self._client_epoch = before.client_id, before.client_epoch
+        self._upstream_epoch, self._stale = before.upstream_epoch, before.stale
+        self._dirty, self._withheld = before.dirty, before.withheld
+        if before.told is None:
+            self._told = dict(self.asked)
+            self._undo, self._dirty = {}, {}
+            self.sent_full = self._kind is not FetchKind.INCREMENTAL
+            self._upstream_epoch = before.client_epoch
+        else:
+            self._told = before.told
+        self._advance_upstream(session_id)
+        # What the client is given must list all that it asked for: the broker is asked for all.
+        self._stale = self._stale or self._kind.lists_all
+
+    def on_fine_answer(self, session_id: int) -> int:
+        """As `on_answer`, of an answer without error."""
+        if self._told is None:
+            return self._lockstep_answer(session_id)
+        return self.on_answer(0, session_id)
+
+    def on_discarded_answer(self, error_code: int, session_id: int) -> None:
+        """The broker answered, but the client will not see it; only its own side goes on."""
+        self._advance_upstream(0 if error_code else session_id)
+
+    def _advance_upstream(self, session_id: int) -> None:
+        self._upstream_id = session_id
+        self._upstream_epoch = 1 if self.sent_full else next_epoch(self._upstream_epoch)
+
+    def on_own_answer(self) -> int:
+        """This request was answered without the broker; returns the client's session id."""
+        return self._advance_client(0)
+
+    def _lockstep_answer(self, session_id: int) -> int:
+        if self._kind is FetchKind.INCREMENTAL:
+            self._client_epoch = next_epoch(self._client_epoch)
+        else:
+            self._client_epoch = 1
+        self._client_id = 0 if self._kind is FetchKind.SESSIONLESS else session_id
+        self._undo = {}
+        return session_id
+
+    def _advance_client(self, session_id: int) -> int:
+        if self._kind is FetchKind.SESSIONLESS or not self.asked:
+            self._client_id = 0
+        elif self._kind is FetchKind.FULL:
+            self._client_id = session_id or self._new_session_id()
+            self._client_epoch = 1
+        else:
+            self._client_epoch = next_epoch(self._client_epoch)
+        return self._client_id
+
+    def rejoin(self) -> bool:
+        """Back to lockstep if nothing tells both sides apart; True if in lockstep now.
+
+        Called with nothing withheld, between `on_request` and sending: the request may then pass
+        as it came. A full or sessionless request always can, if the broker's own session is the
+        one that it names.
+        """
+        if self._ahead:
+            return False
+        if self._told is None:
+            return True
+        if self._kind is not FetchKind.INCREMENTAL:
+            if self._upstream_id:
+                return False  # the broker's session is closed by our own request
+            self._reset_lockstep()
+            return True
+        return False
+
+    def _reset_lockstep(self) -> None:
+        self._told = None
+        self._stale = False
+        self._undo = {}
+        self._dirty = {}
+        self._withheld = frozenset()

@@ -1,0 +1,237 @@
+"""Readers that neither tier has data for: those that wait where they are, and those that were
+led on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+from cachetools import LRUCache
+
+from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import (
+    HELD_PARTITIONS,
+    LIMITS_REACHED,
+    OFFSETS_SKIPPED,
+    READERS_LED_ON,
+)
+from fetchproxy.runtime.loop import each_of
+from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
+from protocol.fetch import PartitionKey
+
+# Readers at offsets that neither tier has yet: they wait where they are, and are judged together.
+#
+# One look a second for all of them: at the log's ends, at what archivers say that they gather,
+# and at the archive only where that has changed. A reader gets on as soon as its offset is
+# archived, or an archiver has passed it over, or nobody gathers it any more, or after
+# `gateway.held_max_ms`. An unfinished copy that nobody says he makes is waited for no longer than
+# a silent archiver.
+
+log = structlog.get_logger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+# A reader that has not fetched for so long is waited for no more; when it comes back it is again.
+ABSENT_MAX_S = 60.0
+
+# Whether a client names the topic by id, the partition, and the offset that it asks for.
+HeldOffset = tuple[bool, PartitionKey, int]
+# (by id, offsets, loop time of the look, those that have waited too long) → their judgements
+JudgeOffsets = Callable[
+    [bool, Mapping[PartitionKey, int], float, Collection[PartitionKey]],
+    Awaitable[Mapping[PartitionKey, Judgement]],
+]
+
+
+class HeldReader(Protocol):
+    def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
+        """What `offset` is judged to be now."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """`since`: loop time from which on it is known to be on its way; None: nothing is known.
+
+    `unclaimed_since`: from which on only an unfinished copy says so.
+    `readers`: when each has last fetched (loop s).
+    """
+
+    judgement: Judgement
+    since: float | None = None
+    unclaimed_since: float | None = None
+    readers: dict[HeldReader, float] = field(default_factory=dict)
+
+
+class HeldReaders:
+    """One per gateway; `run` judges. `clock` gives loop seconds."""
+
+    def __init__(self, clock: Callable[[], float], held_max_ms: int) -> None:
+        self._clock = clock
+        self._held_max_s = held_max_ms / 1000
+        self._held: dict[HeldOffset, _Held] = {}
+        self._of_reader: dict[HeldReader, set[HeldOffset]] = {}
+        self._any = asyncio.Event()
+        HELD_PARTITIONS.set_function(self._waiting)
+
+    def hold(
+        self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int, judgement: Judgement
+    ) -> None:
+        """`judgement` is one of HELD_VERDICTS: `reader` hears when it is another."""
+        held = self._held.setdefault((by_id, key, offset), _Held(judgement))
+        held.readers[reader] = self._clock()
+        self._of_reader.setdefault(reader, set()).add((by_id, key, offset))
+        self._note(held, judgement)
+        self._any.set()
+
+    def waits(self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int) -> bool:
+        """A reader that is held has fetched again. False: it is not held."""
+        held = self._held.get((by_id, key, offset))
+        if held is None or reader not in held.readers:
+            return False
+        held.readers[reader] = self._clock()
+        return True
+
+    def leave(self, reader: HeldReader) -> None:
+        """Its connection has ended."""
+        for where in self._of_reader.pop(reader, ()):
+            held = self._held[where]
+            del held.readers[reader]
+            if not held.readers:
+                del self._held[where]
+
+    def _remove(self, where: HeldOffset, reader: HeldReader) -> None:
+        del self._held[where].readers[reader]
+        self._of_reader[reader].discard(where)
+        if not self._of_reader[reader]:
+            del self._of_reader[reader]
+        if not self._held[where].readers:
+            del self._held[where]
+
+    async def run(self, judge: JudgeOffsets) -> None:
+        """For ever. Nothing is asked while nobody is held."""
+        while True:
+            if not self._held:
+                self._any.clear()
+                await self._any.wait()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self._forget_absent()
+            async for by_id, offsets in self._looks():
+                await self._look(judge, by_id, offsets)
+
+    async def _looks(self) -> AsyncIterator[tuple[bool, dict[PartitionKey, int]]]:
+        """Nearly always one: several readers of a partition are seldom held at several offsets."""
+        left = list(self._held)
+        while left:
+            by_id = left[0][0]
+            offsets: dict[PartitionKey, int] = {}
+            later = []
+            async for held in each_of(left):
+                if held[0] is by_id and held[1] not in offsets:
+                    offsets[held[1]] = held[2]
+                else:
+                    later.append(held)
+            yield by_id, offsets
+            left = later
+
+    async def _look(
+        self, judge: JudgeOffsets, by_id: bool, offsets: Mapping[PartitionKey, int]
+    ) -> None:
+        now = self._clock()
+        too_long, abandoned = set(), set()
+        async for key, offset in each_of(offsets.items()):
+            held = self._held.get((by_id, key, offset))
+            if held is None:
+                continue
+            if held.since is not None and now - held.since >= self._held_max_s:
+                too_long.add(key)
+            elif held.unclaimed_since is not None and now - held.unclaimed_since >= SILENT_MAX_S:
+                abandoned.add(key)
+        judged = await judge(by_id, offsets, now, too_long | abandoned)
+        async for key, judgement in each_of(judged.items()):
+            self._settle(by_id, key, offsets[key], judgement, key in too_long)
+
+    def _settle(
+        self, by_id: bool, key: PartitionKey, offset: int, judgement: Judgement, gave_up: bool
+    ) -> None:
+        held = self._held.get((by_id, key, offset))
+        if held is None:
+            return
+        if judgement.verdict in HELD_VERDICTS:
+            if judgement.verdict is not held.judgement.verdict:
+                for reader in held.readers:
+                    reader.settle(key, offset, judgement)
+            self._note(held, judgement)
+            return
+        if gave_up:
+            LIMITS_REACHED.labels("held_max_ms").inc()
+            log.warning(
+                "held_reader_led_on",
+                topic=judgement.tip.topic if judgement.tip else None,
+                partition=key[1],
+                offset=offset,
+                limit="gateway.held_max_ms",
+            )
+        for reader in list(held.readers):
+            self._remove((by_id, key, offset), reader)
+            reader.settle(key, offset, judgement)
+
+    def _note(self, held: _Held, judgement: Judgement) -> None:
+        """Only the time counts in which the archiver could have gone on as well as the reader."""
+        held.judgement = judgement
+        if not judgement.known or judgement.verdict is not Verdict.HOLD:
+            held.since = None
+        elif held.since is None:
+            held.since = self._clock()
+        if held.since is None or not judgement.only_a_copy:
+            held.unclaimed_since = None
+        elif held.unclaimed_since is None:
+            held.unclaimed_since = self._clock()
+
+    async def _forget_absent(self) -> None:
+        oldest = self._clock() - ABSENT_MAX_S
+        async for where, held in each_of(list(self._held.items())):
+            for reader in [r for r, at in held.readers.items() if at < oldest]:
+                self._remove(where, reader)
+
+    def _waiting(self) -> int:
+        """Partitions with a reader that waits for the archiver, by whatever name it asks."""
+        return len(
+            {
+                held.judgement.tip or (by_id, key)
+                for (by_id, key, _), held in self._held.items()
+                if held.judgement.verdict is Verdict.HOLD
+            }
+        )
+
+
+# Readers that were led behind lost offsets: counted at each skip, logged once for each loss.
+
+
+# Losses that are known to be logged; beyond it the oldest is forgotten, and may be logged again.
+LOSSES_KNOWN_MAX = 1_000
+
+
+class SkippedOffsets:
+    """One per process that serves."""
+
+    def __init__(self) -> None:
+        self._logged: LRUCache[tuple[TopicIdPartition, int], None] = LRUCache(LOSSES_KNOWN_MAX)
+
+    def note(self, tip: TopicIdPartition, first: int, last: int) -> None:
+        """An answer has led a reader behind the lost offsets `first` to `last`, both inclusive."""
+        READERS_LED_ON.labels(tip.topic).inc()
+        OFFSETS_SKIPPED.labels(tip.topic).inc(last - first + 1)
+        if (tip, last) in self._logged:
+            return
+        self._logged[tip, last] = None
+        log.warning(
+            "lost_offsets_skipped",
+            topic=tip.topic,
+            partition=tip.partition,
+            first_lost_offset=first,
+            last_lost_offset=last,
+        )

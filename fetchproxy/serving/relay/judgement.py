@@ -1,0 +1,422 @@
+"""A broker said OffsetOutOfRange. Is the offset in the archive, gone for good, or on its way?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
+from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.observability.metrics import CATCH_OUTCOMES
+from fetchproxy.runtime.loop import each_of, pieces
+from protocol.apis import ErrorCode
+from protocol.fetch import PartitionKey, TopicRef
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.parts import GatewayParts
+
+
+# Does a topic's name still stand for the id whose archive a connection reads?
+#
+# A topic that is deleted and made anew keeps its name, and a broker that is asked for the rest of
+# a fetch says nothing of the partitions that were withheld from it. So whoever reads the archive
+# looks at Metadata first, unless it did so a short while ago. Reads nothing and decides nothing
+# else.
+
+# So long a topic that was made anew may still be shown its predecessor's records.
+IDENTITY_AGE_MAX_MS = 1_000
+UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
+
+
+class TopicIdentities:
+    """One per connection; `clock` gives loop seconds."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._looked_at: dict[UUID, float] = {}
+
+    async def lost(self, tips: Iterable[TopicIdPartition], deadline: float) -> set[UUID]:
+        """Ids among `tips` that are no longer what their topic's name stands for.
+
+        A broker that does not answer until `deadline` (loop time) says nothing against an id, and
+        is not waited for again before the next look is due. Never raises ClusterError.
+        """
+        now = self._clock()
+        oldest = now - IDENTITY_AGE_MAX_MS / 1000
+        due = {
+            tip.topic_id: tip.topic
+            async for tip in each_of(tips)
+            if self._looked_at.get(tip.topic_id, oldest) <= oldest
+        }
+        if not due:
+            return set()
+        self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}
+        lost: set[UUID] = set()
+        try:
+            async with asyncio.timeout(deadline - now), asyncio.TaskGroup() as looks:
+                for topic_id, name in due.items():
+                    looks.create_task(self._look(topic_id, name, lost))
+        except TimeoutError:
+            pass  # the broker gave leave to read (the permit), which holds
+        looked_at = self._clock()
+        self._looked_at.update(dict.fromkeys(due.keys() - lost, looked_at))
+        return lost
+
+    async def _look(self, topic_id: UUID, name: str, lost: set[UUID]) -> None:
+        try:
+            topic = await self._cluster.topic_by_name(name, max_age_ms=IDENTITY_AGE_MAX_MS)
+        except ClusterError as error:
+            if error.error_code in UNKNOWN_TOPIC:
+                lost.add(topic_id)
+        else:
+            if topic.topic_id != topic_id:
+                lost.add(topic_id)
+
+
+# A broker said OffsetOutOfRange. Is the offset in the archive, gone for good, or on its way?
+#
+# A client that is told OffsetOutOfRange skips data for good, so the error is passed on only on
+# fresh knowledge: the log's ends, what archivers say that they gather, and the view of the
+# archive, each read *after* the broker answered and in this order. `decide` is the rule, pure;
+# `judge` gets the knowledge, for all partitions of a fetch at once.
+
+# So long a judgement waits for a new leader's word about the archive.
+COMPARE_WAIT_MAX_S = 2.0
+# What archivers say may be so old where nothing of the topic is archived: a group with stale
+# offsets on a topic that nobody archives asks the store no more often than this.
+POSITIONS_AGE_MAX_S = 1.0
+
+
+class Verdict(Enum):
+    REMOTE = "remote"  # the archive has it, or what lies behind the recorded gap with it
+    LOCAL = "local"  # the broker has it (again): ask it
+    PASS_ON = "passed_on"  # above the end, below both tiers, never archived: the client's error
+    HOLD = "held_stale"  # not known, or an archiver is gathering it: no data and no error
+    LOST = "lost"  # neither tier has it or will: the broker goes on at `Judgement.forward_to`
+    END = "at_end"  # and it has nothing there either: the reader is at the log's end
+    REFUSED = "refused"  # LOST or END, for readers that would rather stop (`gateway.gap_policy`)
+
+
+# Those that wait for what the archiver does, or for records.
+HELD_VERDICTS = (Verdict.HOLD, Verdict.END)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`known`: made of fresh knowledge. `forward_to`: of LOST, the broker's log start.
+
+    `only_a_copy`: of HOLD, an unfinished copy is all that is known of it, and nobody says that he
+    makes it. Between two archivers that is so for seconds; of one that was killed for ever.
+    """
+
+    verdict: Verdict
+    tip: TopicIdPartition | None = None
+    forward_to: int = -1
+    known: bool = True
+    only_a_copy: bool = False
+
+
+def decide(
+    offset: int,
+    view: PartitionView,
+    edges: LogEdges,
+    gathered_from: int | None,
+    *,
+    patient: bool = True,
+) -> tuple[Verdict, int]:
+    """What an offset is that was out of the broker's range, and where LOST leads to (else -1).
+
+    `gathered_from`: an archiver gathers the partition from there on; None: nobody says so.
+    `patient`: what is on its way is waited for.
+    """
+    if view.answers_for(offset):
+        return Verdict.REMOTE, -1
+    if offset > edges.high_watermark:
+        # Behind all of an archive whose log has begun again: the log may get there.
+        at_end = offset == view.log_end_offset
+        return (Verdict.HOLD if at_end else Verdict.PASS_ON), -1
+    if offset >= edges.log_start_offset:
+        return Verdict.LOCAL, -1
+    if offset < view.raised_log_start:
+        return Verdict.PASS_ON, -1  # deleted on purpose
+    start = view.log_start_offset
+    if start is not None and offset < start:
+        return Verdict.PASS_ON, -1
+    # Between the archive's end and the broker's log start: on its way, or lost.
+    if patient and _is_more_coming(offset, view, edges, gathered_from):
+        return Verdict.HOLD, -1
+    if start is None:
+        return Verdict.PASS_ON, -1  # nothing of it was archived: the client begins where logs begin
+    if edges.log_start_offset == edges.high_watermark:
+        return Verdict.END, -1
+    return Verdict.LOST, edges.log_start_offset
+
+
+def _is_more_coming(
+    offset: int, view: PartitionView, edges: LogEdges, gathered_from: int | None
+) -> bool:
+    """Records from `offset` on that the brokers have no more: an archiver has them, or copies them.
+
+    Where nothing is archived yet, what it has from behind `offset` on is no reason to wait: who is
+    told OffsetOutOfRange begins there.
+    """
+    started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    if any(copy.end_offset >= offset for copy in view.unfinished if copy.state is started):
+        return True
+    if gathered_from is None or gathered_from >= edges.log_start_offset:
+        return False
+    return gathered_from <= offset or view.log_start_offset is not None
+
+
+async def judge(
+    parts: GatewayParts,
+    by_id: bool,
+    asked: Mapping[PartitionKey, int],
+    caught_at: float,
+    impatient: Collection[PartitionKey] = (),
+) -> dict[PartitionKey, Judgement]:
+    """Of all of `asked`, the offset of each. `impatient`: those that have been held too long.
+
+    Never raises for a store or cluster that does not answer: then nothing is known (HOLD).
+    """
+    judging = _Judging(parts, by_id, asked, caught_at, frozenset(impatient))
+    found = await judging.run()
+    for judgement in found.values():
+        CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
+    return found
+
+
+Tips = Mapping[PartitionKey, TopicIdPartition]
+
+
+@dataclass(slots=True)
+class _Judging:
+    """One look for all that is asked: brokers and store are not asked partition by partition."""
+
+    parts: GatewayParts
+    by_id: bool
+    offsets: Mapping[PartitionKey, int]
+    caught_at: float
+    impatient: frozenset[PartitionKey]
+    found: dict[PartitionKey, Judgement] = field(default_factory=dict)
+    # Topics of which nobody knows whether they are archived: the store has never answered.
+    unlisted: set[UUID] = field(default_factory=set)
+
+    async def run(self) -> dict[PartitionKey, Judgement]:
+        tips = await self._identify()
+        await self._from_memory(tips)
+        left = self._left(tips)
+        archived = await self._archived(left) if left else {}
+        unseen = {
+            key: tip
+            for key, tip in archived.items()
+            if tip.topic_id not in self.unlisted and self.parts.rlmm.view(tip) is None
+        }
+        if unseen:
+            await self._from_memory(await self._refreshed(unseen, self.caught_at))
+        left = self._left(archived)
+        if left:
+            await self._from_fresh(left)
+        return self.found
+
+    def _left(self, tips: Tips) -> dict[PartitionKey, TopicIdPartition]:
+        return {key: tip for key, tip in tips.items() if key not in self.found}
+
+    # --- which partitions these are ---
+    async def _identify(self) -> Tips:
+        """Afresh: a name's topic may have been made again, and any topic may have a new leader."""
+        topics = await self._topics({ref for ref, _ in self.offsets})
+        tips: dict[PartitionKey, TopicIdPartition] = {}
+        async for key in each_of(self.offsets):
+            topic = topics[key[0]]
+            if isinstance(topic, ClusterError):
+                self.found[key] = self._unidentified(key[0], topic)
+            else:
+                tips[key] = TopicIdPartition(topic.topic_id, topic.name, key[1])
+        return tips
+
+    async def _topics(
+        self, refs: Collection[TopicRef]
+    ) -> Mapping[TopicRef, TopicInfo | ClusterError]:
+        cluster, keys = self.parts.cluster, dict[TopicRef, str | UUID]()
+        for ref in refs:
+            keys[ref] = UUID(bytes=ref) if self.by_id else ref.decode(errors="replace")
+        try:
+            max_age_ms = IDENTITY_AGE_MAX_MS if self.by_id else 0
+            topics = await cluster.topics_of(set(keys.values()), max_age_ms)
+        except ClusterError as error:
+            # An id stays what it is, whoever leads its partitions.
+            by_id = cluster.cached_topic_by_id
+            return {
+                ref: (by_id(key) if isinstance(key, UUID) else None) or error
+                for ref, key in keys.items()
+            }
+        return {ref: topics[key] for ref, key in keys.items()}
+
+    def _unidentified(self, ref: TopicRef, error: ClusterError) -> Judgement:
+        if error.error_code in UNKNOWN_TOPIC:
+            return Judgement(Verdict.LOCAL)  # the broker says so itself when asked again
+        if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            name = str(UUID(bytes=ref)) if self.by_id else ref.decode(errors="replace")
+            self.parts.warnings.warn("topic_not_described", name, topic=name)
+            return Judgement(Verdict.PASS_ON)  # nothing of it can be archived by this user either
+        self._warn(None, None, error)
+        return Judgement(Verdict.HOLD, known=False)
+
+    # --- the archive ---
+    async def _from_memory(self, tips: Tips) -> None:
+        """Data that the archive is known to have needs no further proof, and no broker."""
+        views = self.parts.views
+        for piece in pieces(tips.items()):
+            seen = {key: tip for key, tip in piece if self.parts.rlmm.view(tip) is not None}
+            held = await views.check(seen.values(), self.parts.clock() + COMPARE_WAIT_MAX_S)
+            for key, tip in seen.items():
+                view = views.view(tip)
+                if tip in held:
+                    self.found[key] = Judgement(Verdict.HOLD, tip, known=False)
+                elif view is not None and view.answers_for(self.offsets[key]):
+                    self.found[key] = Judgement(Verdict.REMOTE, tip)
+            await asyncio.sleep(0)
+
+    async def _archived(self, tips: Tips) -> Tips:
+        """Those of topics that have an archive, or are about to have one; of others it is judged.
+
+        What was never archived is as without a proxy, and no outage of the store touches it.
+        """
+        parts, archived = self.parts, dict[PartitionKey, TopicIdPartition]()
+        may_be: dict[UUID, bool] = {}
+        for topic_id in {tip.topic_id for tip in tips.values()}:
+            try:
+                # Since the broker's answer: its log may have been cut behind the first copy.
+                may_be[topic_id] = await parts.knowledge.may_be_archived(topic_id, self.caught_at)
+            except RemoteStorageError:
+                may_be[topic_id] = True
+                self.unlisted.add(topic_id)
+        if not all(may_be.values()):
+            await parts.positions.look(POSITIONS_AGE_MAX_S)
+        async for key, tip in each_of(tips.items()):
+            if may_be[tip.topic_id] or parts.positions.gathered_from(tip) is not None:
+                archived[key] = tip
+            else:
+                self.found[key] = Judgement(Verdict.PASS_ON, tip)
+        return archived
+
+    async def _refreshed(self, tips: Tips, not_older_than: float) -> Tips:
+        """Those whose views are up to date now; each topic is listed once."""
+        of_topics: dict[UUID, dict[PartitionKey, TopicIdPartition]] = {}
+        for key, tip in tips.items():
+            of_topics.setdefault(tip.topic_id, {})[key] = tip
+        fresh: dict[PartitionKey, TopicIdPartition] = {}
+
+        async def refresh(topic_id: UUID, of_topic: Tips) -> None:
+            try:
+                if len(of_topic) == 1:
+                    await self.parts.views.refresh(next(iter(of_topic.values())), not_older_than)
+                else:
+                    await self.parts.rlmm.refresh_topic(topic_id, not_older_than)
+            except RemoteStorageError as error:
+                for key, tip in of_topic.items():
+                    self._not_known(key, tip, error)
+            else:
+                fresh.update(of_topic)
+
+        async with asyncio.TaskGroup() as refreshing:
+            for topic_id, of_topic in of_topics.items():
+                refreshing.create_task(refresh(topic_id, of_topic), name="refresh-views")
+        return fresh
+
+    # --- both tiers ---
+    async def _from_fresh(self, tips: Tips) -> None:
+        parts = self.parts
+        try:
+            edges = await parts.cluster.log_edges_of(
+                list(tips.values()), not_older_than=self.caught_at
+            )
+            await self._by_edges(tips, edges)
+            await parts.positions.refresh(self.caught_at)
+        except (ClusterError, RemoteStorageError) as error:
+            async for key, tip in each_of(self._left(tips).items()):
+                self._not_known(key, tip, error)
+            return
+        between: dict[PartitionKey, TopicIdPartition] = {}
+        async for key, tip in each_of(self._left(tips).items()):
+            # An archiver that has it in its spool has not copied it.
+            gathered_from, offset = parts.positions.gathered_from(tip), self.offsets[key]
+            waits = gathered_from is not None and gathered_from <= offset
+            seen = parts.rlmm.view(tip)
+            # A log start never falls, but a person may say that a log is another one's history.
+            settled = not parts.views.begins_again(tip)
+            if settled and seen is not None and offset < seen.raised_log_start:
+                self.found[key] = Judgement(Verdict.PASS_ON, tip)  # deleted on purpose
+            elif waits and key not in self.impatient:
+                self.found[key] = Judgement(Verdict.HOLD, tip)
+            else:
+                between[key] = tip
+        # Not older than what archivers say: an offset that they are past is in it, or is lost.
+        fresh = await self._refreshed(between, parts.clock())
+        for piece in pieces(fresh.items()):
+            held = await parts.views.check(dict(piece).values(), parts.clock() + COMPARE_WAIT_MAX_S)
+            for key, tip in piece:
+                known = edges[tip]
+                if tip in held or isinstance(known, ClusterError):
+                    self.found[key] = Judgement(Verdict.HOLD, tip, known=False)
+                else:
+                    self.found[key] = self._decided(key, tip, known)
+            await asyncio.sleep(0)
+
+    async def _by_edges(
+        self, tips: Tips, edges: Mapping[TopicIdPartition, LogEdges | ClusterError]
+    ) -> None:
+        """What needs no look at the store."""
+        async for key, tip in each_of(tips.items()):
+            known, offset = edges[tip], self.offsets[key]
+            if isinstance(known, ClusterError):
+                self._not_known(key, tip, known)
+            elif offset > known.high_watermark:
+                view = self.parts.views.view(tip)
+                if view is None or view.log_end_offset != offset:
+                    self.found[key] = Judgement(Verdict.PASS_ON, tip)
+            elif offset >= known.log_start_offset:
+                self.found[key] = Judgement(Verdict.LOCAL, tip)
+
+    def _decided(self, key: PartitionKey, tip: TopicIdPartition, edges: LogEdges) -> Judgement:
+        parts = self.parts
+        view = parts.views.view(tip) or build_view(tip, (), self.caught_at)
+        gathered_from, offset = parts.positions.gathered_from(tip), self.offsets[key]
+        patient = key not in self.impatient
+        verdict, forward_to = decide(offset, view, edges, gathered_from, patient=patient)
+        if verdict is Verdict.HOLD:
+            only_a_copy = gathered_from is None and offset < edges.log_start_offset
+            return Judgement(verdict, tip, only_a_copy=only_a_copy)
+        if verdict in (Verdict.LOST, Verdict.END):
+            stored = parts.rlmm.view(tip)
+            hidden = stored is not None and stored.answers_for(self.offsets[key])
+            if hidden and key not in self.impatient:
+                # Since an election: leader or archiver say what becomes of it (`LeaderViews`).
+                return Judgement(Verdict.HOLD, tip)
+            if parts.config.gap_policy == "error":
+                verdict = Verdict.REFUSED
+        return Judgement(verdict, tip, forward_to)
+
+    def _not_known(self, key: PartitionKey, tip: TopicIdPartition, error: FetchProxyError) -> None:
+        self._warn(tip, self.offsets[key], error)
+        self.found[key] = Judgement(Verdict.HOLD, tip, known=False)
+
+    def _warn(
+        self, tip: TopicIdPartition | None, offset: int | None, error: FetchProxyError
+    ) -> None:
+        self.parts.warnings.warn(
+            "judgement_without_fresh_knowledge",
+            tip,
+            topic=tip.topic if tip else None,
+            partition=tip.partition if tip else None,
+            offset=offset,
+            error=str(error),
+        )

@@ -1,0 +1,404 @@
+"""Where partitions begin, end, or were at a time, for answers to very many of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+from uuid import UUID
+
+from fetchproxy.brokers.cluster import TopicInfo
+from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.runtime.loop import chosen, each_of, pieces
+from fetchproxy.serving.relay.archive_starts import StartOf, archive_start
+from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
+from fetchproxy.serving.relay.parts import GatewayParts
+from protocol import list_offsets as wire
+from protocol.apis import ApiKey, ErrorCode
+from protocol.headers import response_body
+from protocol.list_offsets import OffsetResult, ResultRows
+
+# ListOffsets results with what the archive says in place of what the broker said. Pure.
+
+
+def of_records(timestamp: int) -> bool:
+    """Whether records are asked for by their own timestamps. Pure."""
+    return timestamp >= 0 or timestamp == wire.MAX_TIMESTAMP
+
+
+def not_known(result: OffsetResult) -> OffsetResult:
+    """Retriable: the client asks again."""
+    return result._replace(
+        error_code=ErrorCode.KAFKA_STORAGE_ERROR,
+        timestamp=wire.UNKNOWN_TIMESTAMP,
+        offset=wire.UNKNOWN_OFFSET,
+        leader_epoch=wire.UNKNOWN_EPOCH,
+    )
+
+
+def edge_of_archive(result: OffsetResult, timestamp: int, view: PartitionView) -> OffsetResult:
+    """EARLIEST and LATEST_TIERED; anything else is the broker's. Pure."""
+    if not view.segments:
+        return result
+    if timestamp == wire.EARLIEST:
+        offset, epoch = archive_start(view)
+        if 0 <= result.offset <= offset:
+            return result
+    elif timestamp == wire.LATEST_TIERED:
+        offset = view.segments.end_offset(len(view.segments) - 1)
+        epoch = view.segments.epoch_at(offset)
+    else:
+        return result
+    return found_at(result, offset, result.timestamp, epoch)
+
+
+def found_at(result: OffsetResult, offset: int, timestamp_ms: int, epoch: int) -> OffsetResult:
+    # Not `_replace`, which takes twice as long.
+    topic, partition, error_code, position = result.topic, result.partition, result[2], result[-1]
+    return OffsetResult(topic, partition, error_code, timestamp_ms, offset, epoch, position)
+
+
+# What the archive has of many partitions at once, behind an answer that their broker has given.
+#
+# One Metadata request says which topics they are, one list which of them may be archived; of the
+# others the store hears nothing. An archived topic is listed once, topics at the same time, and
+# what is some seconds old serves every connection. Decides nothing about what clients are told.
+
+# So old a view with segments may be: where the archive begins only rises, and whoever begins at a
+# start that is gone is told OffsetOutOfRange and asks again, by a view that was read since then.
+VIEW_AGE_MAX_S = 60.0
+# An older one is read again in the background: no client waits for that.
+VIEW_RENEWED_AFTER_S = 20.0
+# So long a store that does not answer is waited for where an older view will do.
+REFRESH_WAIT_MAX_S = 2.0
+LISTINGS_AT_ONCE = 32
+# Holding a view against what its leader has said takes some 20 µs, making one anew more.
+VIEWS_AT_ONCE = 50
+
+
+class Looked(NamedTuple):
+    """The archive as clients may see it. `failure`: why it is not known as it is now.
+
+    Then `view` is the last one, if there is any that may be shown.
+    """
+
+    view: PartitionView | None
+    failure: Exception | None
+
+
+class Identified(NamedTuple):
+    """Topics by name. Of those that are in none of these their broker's answer is all there is:
+    the proxy's own user may not describe them.
+
+    `others` have nothing in the archive; `unknown` says why that is not known. Those of it whose
+    topic is known are `unlisted`: the store has never said what is archived.
+    """
+
+    archived: dict[str, TopicInfo]
+    others: dict[str, TopicInfo]
+    unknown: dict[str, Exception]
+    unlisted: dict[str, TopicInfo]
+
+
+class ArchiveLookup:
+    """For one answer, which came at loop time `answered_at` (s).
+
+    `first_wait_max_s`: for the store, where a partition was never read; None: as long as it takes.
+    """
+
+    def __init__(
+        self, parts: GatewayParts, answered_at: float, first_wait_max_s: float | None = None
+    ) -> None:
+        self._parts = parts
+        self.answered_at = answered_at
+        self._first_wait_max_s = first_wait_max_s
+        self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
+        self._failures: dict[TopicIdPartition, Exception] = {}
+
+    async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
+        """`starts`: a hash of where the answer says that logs begin, if it says that."""
+        knowledge = self._parts.knowledge
+        found = Identified({}, {}, {}, {})
+        for name, topic in (await self._topics(names)).items():
+            if isinstance(topic, TopicInfo):
+                found.others[name] = topic
+            elif not self._is_hidden(name, topic):
+                found.unknown[name] = topic
+        ids = {topic.topic_id for topic in found.others.values()}
+        try:
+            since = None if starts is None else knowledge.list_for(starts)
+            archived = await knowledge.archived_among(ids, since)
+        except RemoteStorageError as error:
+            found.unknown.update(dict.fromkeys(found.others, error))
+            return found._replace(others={}, unlisted=found.others)
+        for name in [name for name, t in found.others.items() if t.topic_id in archived]:
+            found.archived[name] = found.others.pop(name)
+        return found
+
+    async def _topics(self, names: Collection[str]) -> Mapping[str, TopicInfo | ClusterError]:
+        cluster = self._parts.cluster
+        try:
+            return await cluster.topics_by_name(names, IDENTITY_AGE_MAX_MS)
+        except ClusterError as error:
+            return {name: cluster.cached_topic_by_name(name) or error for name in names}
+
+    def _is_hidden(self, name: str, error: ClusterError) -> bool:
+        """The proxy's own user may not describe it, so nobody has archived it through this user."""
+        if error.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            return False
+        self._parts.warnings.warn(
+            "topic_not_described",
+            name,
+            topic=name,
+            error="the proxy's own user may not describe it: only the broker is asked",
+        )
+        return True
+
+    async def views(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
+        """Of archived topics; read a while ago, or since the answer if there is no segment.
+
+        Raises nothing.
+        """
+        oldest = self._parts.clock() - VIEW_AGE_MAX_S
+        found: dict[TopicIdPartition, Looked] = {}
+        wanting = await self._settled(tips, oldest, found)
+        if wanting:
+            # Those that find it old at the same time share what the first of them reads.
+            await self._refresh(await self._older(wanting, oldest), oldest)
+            bare = await chosen(wanting, self._is_bare)
+            await self._refresh(await self._older(bare, self.answered_at), self.answered_at)
+            found |= await self._shown(wanting)
+        return found
+
+    async def _settled(
+        self,
+        tips: Collection[TopicIdPartition],
+        oldest: float,
+        found: dict[TopicIdPartition, Looked],
+    ) -> list[TopicIdPartition]:
+        """Those that are left: of the others nothing is to be read or asked, and it is found.
+
+        In one pass, as it is nearly always nearly all of them.
+        """
+        view_of, settled = self._parts.rlmm.view, self._parts.views.settled
+        left: list[TopicIdPartition] = []
+        async for tip in each_of(tips):
+            view = view_of(tip)
+            shown = None
+            if view is not None and view.read_at >= oldest and view.segments:
+                shown = settled(view)
+            if shown is None:
+                left.append(tip)
+            else:
+                found[tip] = Looked(shown, None)
+        return left
+
+    async def _older(
+        self, tips: Collection[TopicIdPartition], oldest: float
+    ) -> list[TopicIdPartition]:
+        return await chosen(tips, lambda tip: self._is_older(tip, oldest))
+
+    async def views_reaching(
+        self,
+        tips: Collection[TopicIdPartition],
+        edges: Mapping[TopicIdPartition, LogEdges | ClusterError],
+    ) -> dict[TopicIdPartition, Looked]:
+        """As `views`, and nothing is missed that was archived, and left the broker, since then.
+
+        `edges`: of the broker's log, asked for after the answer. Where the archive ends below its
+        start, or that is not known, the archive is read again.
+        """
+        await self.views(tips)
+        short = await chosen(
+            tips,
+            lambda tip: (
+                self._is_older(tip, self.answered_at) and not self._reaches(tip, edges[tip])
+            ),
+        )
+        await self._refresh(short, self.answered_at)
+        return await self._shown(tips)
+
+    async def last_views(
+        self, tips: Collection[TopicIdPartition]
+    ) -> dict[TopicIdPartition, Looked]:
+        """As `views`, however old; what was never read is read."""
+        never = float("-inf")
+        await self._refresh(await self._older(tips, never), never)
+        return await self._shown(tips)
+
+    def _is_older(self, tip: TopicIdPartition, oldest: float) -> bool:
+        view = self._parts.rlmm.view(tip)
+        return view is None or view.read_at < oldest
+
+    def _is_bare(self, tip: TopicIdPartition) -> bool:
+        view = self._parts.rlmm.view(tip)
+        return view is None or not view.segments
+
+    def _reaches(self, tip: TopicIdPartition, edges: LogEdges | ClusterError) -> bool:
+        view = self._parts.rlmm.view(tip)
+        end = None if view is None else view.log_end_offset
+        return not isinstance(edges, ClusterError) and edges.log_start_offset <= (end or 0)
+
+    def renew(self, topics: Iterable[TopicInfo]) -> None:
+        """When the answer is made: the next one's views are read while nobody waits."""
+        for topic in topics:
+            self._parts.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
+
+    async def _refresh(self, tips: Collection[TopicIdPartition], oldest: float) -> None:
+        by_topic: dict[UUID, list[TopicIdPartition]] = {}
+        async for tip in each_of(tips):
+            by_topic.setdefault(tip.topic_id, []).append(tip)
+        async with asyncio.TaskGroup() as refreshing:
+            for topic_id, its in by_topic.items():
+                if len(its) > PARTITIONS_ALONE_MAX:
+                    refreshing.create_task(self._refresh_topic(topic_id, its, oldest))
+                else:
+                    for tip in its:
+                        refreshing.create_task(self._refresh_alone(tip, oldest))
+
+    async def _refresh_topic(
+        self, topic_id: UUID, tips: Sequence[TopicIdPartition], oldest: float
+    ) -> None:
+        await self._try(tips, lambda: self._parts.rlmm.refresh_topic(topic_id, oldest))
+        async for tip in each_of(tips, VIEWS_AT_ONCE):
+            if tip not in self._failures and self._is_older(tip, oldest):
+                # It was not in what was listed: that is said without another look.
+                await self._refresh_alone(tip, oldest)
+
+    async def _refresh_alone(self, tip: TopicIdPartition, oldest: float) -> None:
+        await self._try([tip], lambda: self._parts.rlmm.refresh(tip, oldest))
+
+    async def _try(
+        self, tips: Sequence[TopicIdPartition], refresh: Callable[[], Awaitable[object]]
+    ) -> None:
+        # Where each has an older view that will do, a store that hangs is not waited for long.
+        bare = await chosen(tips, self._is_bare)
+        wait_max_s = self._first_wait_max_s if bare else REFRESH_WAIT_MAX_S
+        failure: Exception
+        try:
+            async with self._listings, asyncio.timeout(wait_max_s):
+                await refresh()
+            return
+        except TimeoutError:
+            failure = RemoteStorageError(f"not listed within {wait_max_s} s")
+        except RemoteStorageError as error:
+            failure = error
+        async for tip in each_of(tips):
+            self._failures[tip] = failure
+
+    async def _shown(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
+        """As clients may see them: held against their leaders."""
+        views = self._parts.views
+        held = await views.check(tips, self._parts.clock() + COMPARE_WAIT_MAX_S)
+        found: dict[TopicIdPartition, Looked] = {}
+        async for tip in each_of(tips):
+            failure = self._failures.get(tip)
+            if tip in held:
+                failure = ClusterUnavailable(f"{tip}: its new leader does not answer")
+            found[tip] = Looked(None if tip in held else views.view(tip), failure)
+        return found
+
+
+# Where thousands of partitions begin, or were at a time: what is in memory is written at once.
+#
+# Result by result what is known is written over the broker's. Decides nothing, and waits for
+# nothing but the event loop: what is not known is left to the longer way.
+
+# Some 2 µs each.
+ROWS_AT_ONCE = 400
+# Records that are searched for in memory, some 20 µs each.
+SEARCHED_AT_ONCE = 50
+
+
+class ResultsOfAll:
+    """The results of an answer, v4 or newer; they can be gone through again."""
+
+    def __init__(self, payload: bytes, version: int) -> None:
+        self._payload = payload
+        self._version = version
+
+    def rows(self) -> Iterator[ResultRows]:
+        """Raises WireError."""
+        body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
+        return wire.result_rows_in(body, self._version)
+
+    def digest(self) -> int:
+        """Nearly surely another one for other results, in this process. Raises WireError."""
+        body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
+        body.skip(4, "throttle time")
+        return hash(self._payload[body.pos :])
+
+    async def that_begin_above_0(self) -> set[str]:
+        """Names of the topics with such a partition: nothing can lie below the others."""
+        found: set[str] = set()
+        for topic, rows, _, _ in self.rows():
+            if topic in found:
+                continue
+            for piece in pieces(rows, ROWS_AT_ONCE):
+                if any(offset and not error_code for _, error_code, _, offset, _ in piece):
+                    found.add(topic)
+                    break
+                await asyncio.sleep(0)
+        return found
+
+
+async def patch_starts(
+    answer: bytearray, version: int, rows: ResultRows, start_of: StartOf
+) -> list[OffsetResult]:
+    """Write where the archive begins over results that say a higher offset.
+
+    Those of which that is not known are given back.
+    """
+    left: list[OffsetResult] = []
+    at, stride = rows.position, rows.stride
+    for piece in pieces(rows.rows, ROWS_AT_ONCE):
+        for partition, error_code, timestamp, offset, epoch in piece:
+            if offset and not error_code:
+                start = start_of(partition)
+                if start is None:
+                    left.append(
+                        OffsetResult(
+                            rows.topic, partition, error_code, timestamp, offset, epoch, at
+                        )
+                    )
+                elif not 0 <= offset <= start[0]:
+                    wire.patch_at(answer, version, at, error_code, timestamp, *start)
+            at += stride
+        if len(piece) == ROWS_AT_ONCE:
+            await asyncio.sleep(0)
+    return left
+
+
+async def patch_times(
+    parts: GatewayParts,
+    archived: Mapping[str, TopicInfo],
+    results: Sequence[tuple[OffsetResult, int]],
+    answer: bytearray,
+    version: int,
+) -> list[tuple[OffsetResult, int]]:
+    """Write what the archive has at a timestamp over results that say a later record.
+
+    Only where it holds all below the record that the broker has found. Gives back what is left,
+    with its timestamp, and all that was not asked for by time. `archived`: topics by name.
+    """
+    view_of, search = parts.starts.view_of, parts.purgatory.first_offset_in_memory
+    oldest = parts.clock() - VIEW_AGE_MAX_S
+    left: list[tuple[OffsetResult, int]] = []
+    async for result, timestamp in each_of(results, SEARCHED_AT_ONCE):
+        topic = archived.get(result.topic) if timestamp >= 0 else None
+        view = None if topic is None else view_of(topic, result.partition, oldest)
+        record = None
+        if view is not None and 0 <= result.offset <= (view.log_end_offset or -1):
+            with suppress(CorruptSegment):  # the longer way says so
+                record = search(view, timestamp)
+        if record is None:
+            left.append((result, timestamp))
+        elif record[0] < result.offset:
+            offset, found_ms, epoch = record
+            place = result.position, result.error_code
+            wire.patch_at(answer, version, *place, found_ms, offset, epoch)
+    return left

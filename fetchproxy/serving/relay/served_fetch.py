@@ -1,0 +1,459 @@
+"""One fetch with a part in the archive: split, read, merged, answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fetchproxy.errors import OffsetLost, OffsetNotArchived
+from fetchproxy.model import IsolationLevel
+from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S
+from fetchproxy.runtime.flights import first_of
+from fetchproxy.runtime.loop import at_once, breathe, each_of, in_steps
+from fetchproxy.serving.admission import Client, ConnectionPace, ConnectionTurn
+from fetchproxy.serving.fetch_answer import (
+    AnswerRoom,
+    EncodedTopics,
+    PartitionAnswer,
+    encode_own_answer,
+    encode_topics,
+)
+from fetchproxy.serving.relay.answers import FetchAnswer
+from fetchproxy.serving.relay.archived_topics import TopicsOfConnection
+from fetchproxy.serving.relay.broker_link import UpstreamPoll, encode_poll
+from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
+from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Verdict
+from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.remote_side import RemoteSide, judged_answer, read_answer, watermarks
+from fetchproxy.serving.relay.tail_marks import TailMarks
+from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
+from protocol.apis import ErrorCode
+from protocol.fetch import (
+    FetchRequest,
+    FetchResponseHead,
+    HeadPatch,
+    PartitionPatch,
+    TopicRef,
+    fetch_offset,
+)
+from protocol.primitives import Buffer
+
+if TYPE_CHECKING:
+    from fetchproxy.serving.relay.session import ClientSession
+
+
+# What the fetches of one connection share: its sessions, its judgements, and the parked poll.
+
+NOTHING_INJECTED = EncodedTopics(0, ())
+
+
+# Each partition costs the loop a microsecond or two, and what comes at once is walked in one turn.
+WALKED_AT_ONCE = 1_000
+
+
+class FetchConnection:
+    """`parked` is a poll upstream that no fetch of the client has taken up yet.
+
+    `cut_short`: the tail left the archive no room, so it is the archive's turn.
+    `throttle_time_ms`: of answers that the client did not see.
+    """
+
+    def __init__(self, session: ClientSession, parts: GatewayParts) -> None:
+        self.session = session
+        self.parts = parts
+        self.mirror = FetchSessionMirror(parts.new_session_id)
+        self.judging = FetchJudging(parts, session.spawn, session.node_id)
+        self.tail = TailMarks(parts, self.judging)
+        self.pace = ConnectionPace(parts.rates, lambda: session.payer)
+        self.turn = ConnectionTurn(parts.turns)
+        self.topics = TopicsOfConnection(parts.archived)
+        self.cut_short = False
+        self.throttle_time_ms = 0
+        self.head: FetchResponseHead | None = None  # of the broker's answer under way
+        self.parked: UpstreamPoll | None = None
+
+    def close(self) -> None:
+        """The client is gone."""
+        self.topics.close()
+        self.judging.close()
+
+    def drop(self) -> None:
+        """Nor is anything under way any more."""
+        if self.parked is not None:
+            self.parked.answer.let_go()
+        self.mirror.forget()
+        self.judging.drop()
+        self.topics.drop()
+        self.head = self.parked = None
+
+    def split_at_once(self) -> Split | None:
+        """None: there is too much to look at for one step."""
+        asked, changed = self.mirror.asked, self.mirror.changed
+        if self.judging.marks.is_wide(asked, changed):
+            return None
+        return self._led(at_once(self.judging.split_in_steps(asked, changed)))
+
+    async def split(self) -> Split:
+        steps = self.judging.split_in_steps(self.mirror.asked, self.mirror.changed)
+        return self._led(await in_steps(steps, self.parts.purgatory.steps.go_on))
+
+    def _led(self, split: Split) -> Split:
+        if split is not NOTHING_WITHHELD or not self.mirror.in_lockstep:
+            self.mirror.lead(split.ahead)
+        return split
+
+    def expect(self, request: FetchRequest) -> FetchAnswer:
+        if self.tail.is_read:
+            self.parts.purgatory.steps.tail_is_read(request.max_wait_ms / 1000)
+        splice = self.parts.addresses.splice_fetch_tags
+        log_starts = self.topics.log_starts()
+        answer = FetchAnswer(request.correlation_id, request.version, splice, log_starts)
+        answer.walked_slowly = len(self.mirror.asked) > WALKED_AT_ONCE
+        return answer
+
+    def drop_answer(self) -> None:
+        """The broker's answer under way does not leave: it has nothing, and there will be more."""
+        assert self.head is not None
+        self.mirror.on_withheld_answer(self.head.session_id)
+        self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
+
+    def on_head(
+        self, request: FetchRequest, head: FetchResponseHead, injected: EncodedTopics
+    ) -> HeadPatch:
+        self.head = head
+        session_id = self.mirror.on_answer(head.error_code, head.session_id)
+        if head.error_code:  # the client drops everything else
+            injected = NOTHING_INJECTED
+        throttle_time_ms, self.throttle_time_ms = self.throttle_time_ms, 0
+        return HeadPatch(
+            request.correlation_id, session_id, injected.topics, injected.pieces, throttle_time_ms
+        )
+
+    def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
+        """The catch: out of range becomes empty, and is judged."""
+        key = (topic, partition)
+        asked = self.mirror.asked.get(key)
+        if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
+            self.tail.refuse(topic)
+            return None
+        self.tail.caught()
+        return self.judging.catch(key, asked, self.session.client)
+
+    async def discard_parked(self) -> None:
+        """Get a parked poll out of the way; the broker will send its data again when asked."""
+        poll = self.parked
+        if poll is None:
+            return
+
+        def on_head(head: FetchResponseHead) -> HeadPatch:
+            self.mirror.on_discarded_answer(head.error_code, head.session_id)
+            self.throttle_time_ms = max(self.throttle_time_ms, head.throttle_time_ms)
+            return HeadPatch(head.correlation_id, head.session_id)
+
+        poll.answer.discarded = True
+        poll.answer.attach(on_head, lambda topic, partition, code: None, poll.done.set)
+        self.session.link_go_on()
+        await poll.done.wait()
+        self.parked = None
+
+
+# One fetch with a part in the archive: split, read, merged, answered.
+#
+# Where the time of the fetch is over, or something can be answered, it is; what of the broker's
+# was asked for and is not needed yet stays parked for the next fetch.
+
+# A poll that may be parked holds up the crossing back, and requests behind it, at most this long.
+PARKED_WAIT_MAX_MS = 500
+# So long one tier may wait for the other: for an answer that is due at once, or a look at Metadata.
+TAIL_GRACE_S = 0.05
+# Archived records that go in front of a broker's answer; more goes out in an answer of its own,
+# which is written no faster than the client takes it.
+MERGED_BYTES_MAX = 1024 * 1024
+
+
+class ServedFetch:
+    """`asked_at`: loop time at which the client asked; its max_wait runs from there."""
+
+    def __init__(
+        self,
+        on: FetchConnection,
+        request: FetchRequest,
+        kind: FetchKind,
+        client: Client,
+        asked_at: float,
+    ) -> None:
+        self._on = on
+        self._request = request
+        self._kind = kind
+        self._client = client
+        wait_max_s = on.parts.remote_fetch.remote_fetch_max_wait_ms / 1000
+        self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
+        self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
+
+    async def run(self, split: Split | None) -> None:
+        """`split`: as the client asks now, where that is known. For work that mutes the client."""
+        on = self._on
+        try:
+            if await on.session.drained() or split is None:
+                split = await on.split()  # a permit may have run out meanwhile
+            while not await self._answer(split):
+                split = await on.split()
+        finally:
+            on.turn.give_back()
+        await on.pace.pause()  # nothing of the answer is held any more
+
+    async def _answer(self, split: Split) -> bool:
+        """False: nothing was answered yet, and who is to be asked has changed."""
+        on, clock = self._on, self._on.parts.clock
+        if await on.judging.forget_lost_topics(split, self._patience(split)):
+            split = await on.split()
+        held = await on.judging.held_by_leaders(split, self._patience(split))
+        if held is not None:
+            split = await on.split()
+        await on.judging.still_held(split.judging)
+        side = RemoteSide(
+            *(on.parts, self._request, on.mirror.asked, self._client, on.pace.owed_s())
+        )
+        alone = self._alone(split)
+        patience = self._archive_deadline if alone else self._deadline
+        if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
+            patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
+        elif alone:
+            await on.turn.take(side.asked_bytes(split.withheld), patience)
+            await on.parts.answers.wait_for_room(patience)
+            await on.parts.purgatory.steps.begin()
+        remote = split.remote.items()
+        side.watch((item for item in remote if not held or item[1] not in held), patience)
+        if not side.ready:
+            on.turn.give_back()
+        await breathe(len(split.remote))
+        try:
+            poll = await self._poll_upstream(split, side.ready)
+            if await self._first_ready(split, side, poll, patience):
+                return False
+            await self._hold_refusal(split, side, poll)
+            turn = on.cut_short and side.has_records
+            if poll is not None and side.ready and not turn and not poll.arrived.is_set():
+                await first_of([poll.arrived.wait()], poll.due_at - clock())
+            if poll is None or turn or not poll.arrived.is_set():
+                await self._answer_alone(split, side)
+            elif not await self._merge(split, side, poll, patience):
+                return False
+        finally:
+            side.cancel()
+        await on.judging.refresh_edges(split.remote.values())
+        return True
+
+    async def _hold_refusal(
+        self, split: Split, side: RemoteSide, poll: UpstreamPoll | None
+    ) -> None:
+        """It is told at the client's own deadline: some ask again at once, and for ever."""
+        if self._on.parts.config.gap_policy == "error" and self._only_refuses(split, side):
+            waits = [] if poll is None else [poll.arrived.wait()]
+            await first_of(waits, self._deadline - self._on.parts.clock())
+
+    def _only_refuses(self, split: Split, side: RemoteSide) -> bool:
+        """There is nothing to say but that offsets are lost."""
+        judgements = map(self._on.judging.judgement, split.judging)
+        verdicts = {judgement.verdict for judgement in judgements if judgement is not None}
+        results = side.results().values()
+        return (
+            bool(results or Verdict.REFUSED in verdicts)
+            and verdicts <= {Verdict.REFUSED, *HELD_VERDICTS}
+            and all(isinstance(result.error, OffsetLost) for _, result in results)
+        )
+
+    def _alone(self, split: Split) -> bool:
+        """The broker is asked for nothing."""
+        return len(split.withheld) >= len(self._on.mirror.asked)
+
+    def _patience(self, split: Split) -> float:
+        """How long what is only looked up may take: partitions of the tail wait too."""
+        if self._alone(split):
+            return self._archive_deadline
+        return min(self._deadline, self._on.parts.clock() + TAIL_GRACE_S)
+
+    async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
+        """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
+        if self._on.parked is not None:
+            if self._on.mirror.take_up(split.withheld):
+                return self._on.parked
+            await self._on.discard_parked()
+        upstream = self._on.mirror.upstream_request(split.withheld)
+        if upstream is None:
+            return None
+        now, request = self._on.parts.clock(), self._request
+        left_ms = max(int((self._deadline - now) * 1000), 0)
+        wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
+        due_at = now + (0 if wait_ms else TAIL_GRACE_S)
+        poll = UpstreamPoll(self._on.expect(request), due_at)
+        poll.answer.on_arrival = poll.arrived.set
+        poll.answer.any_empty = True
+        self._on.parked = poll
+        frame = encode_poll(request, upstream, wait_ms)
+        self._on.session.send_upstream(frame, poll.answer)
+        return poll
+
+    async def _first_ready(
+        self, split: Split, side: RemoteSide, poll: UpstreamPoll | None, deadline: float
+    ) -> bool:
+        """Until anything can be answered, or the time is over. True: ask the broker of the rest.
+
+        That is not before the broker had its moment; and a broker that was asked for all that the
+        client wants is waited for as a relay does.
+        """
+        if poll is not None and not split.withheld:
+            await poll.arrived.wait()
+            return False
+        if poll is not None:
+            deadline = max(deadline, poll.due_at)
+        elif side.ready and not split.judging:
+            return False
+        judging = dict.fromkeys(split.judging)
+        while True:
+            self._on.judging.judged.clear()
+            found = await self._on.judging.verdicts(judging)
+            side.watch(found.remote.items(), deadline)
+            if not (found.undecided or side.reads):  # nothing will come but what archivers do
+                deadline = min(deadline, self._deadline)
+            left = deadline - self._on.parts.clock()
+            if side.ready or found.told or (poll and poll.arrived.is_set()):
+                return False
+            if found.ask_broker:
+                return True
+            if left <= 0:
+                return False
+            waits = [side.completed.wait()]
+            if judging:
+                waits.append(self._on.judging.judged.wait())
+            if poll is not None:
+                waits.append(poll.arrived.wait())
+            await first_of(waits, left)
+
+    async def _gather(self, split: Split, side: RemoteSide) -> list[PartitionAnswer]:
+        """What there is to say now of every withheld partition."""
+        parts, asked = self._on.parts, self._on.mirror.asked
+        judging, alone, results = self._on.judging, self._alone(split), side.results()
+        answers: list[PartitionAnswer] = []
+        async for key in each_of([key for key in judging.marks.marks if key in split.withheld]):
+            judgement = judging.judgement(key)
+            answer = judgement and judged_answer(parts, key, fetch_offset(asked[key]), judgement)
+            if not answer:
+                tip = split.remote.get(key) or (judgement.tip if judgement else None)
+                result = results[key][1] if key in results else None
+                answer = read_answer(key, watermarks(parts, tip), result, may_fail=alone)
+                if result is not None and isinstance(result.error, OffsetNotArchived):
+                    judging.again(key)
+            answers.append(answer)
+        if len(split.withheld) > PARTITIONS_READ_MAX:
+            for key in side.read_for():
+                judging.marks.had_its_turn(key)
+        return answers
+
+    async def _named(
+        self, answers: list[PartitionAnswer], room: AnswerRoom
+    ) -> list[PartitionAnswer]:
+        """Those that must be named, with the records that there is room for."""
+        marks = self._on.judging.marks
+        named = []
+        async for whole in each_of(answers):
+            answer = room.fit(whole)
+            mark = marks.marks[answer.key]
+            if self._kind.lists_all or answer.has_news(mark.shown):
+                mark.shown = answer.watermarks
+                named.append(answer)
+            if answer.records:
+                marks.had_its_turn(answer.key)
+                if answer.skipped is not None and (tip := self._on.judging.identify(*answer.key)):
+                    self._on.parts.skipped.note(tip, *answer.skipped)
+            if answer.records or answer.error_code:
+                marks.told(answer.key)
+        if room.left_off or any(answer.records for answer in named):
+            self._on.cut_short = room.left_off  # else the archive's turn is yet to come
+        return named
+
+    async def _merge(
+        self, split: Split, side: RemoteSide, poll: UpstreamPoll, deadline: float
+    ) -> bool:
+        """The broker's answer streams through, with the archive's part in front of it.
+
+        False: it was dropped, since neither has anything yet and the client's time is not over.
+        """
+        answers = await self._gather(split, side)
+        left = self._request.bytes_max - poll.answer.frame_bytes
+        room = min(left, MERGED_BYTES_MAX, self._on.parts.answers.room())
+        answers = await self._named(answers, AnswerRoom(room, first_whole=False))
+        isolation = IsolationLevel(self._request.isolation_level)
+        injected = await in_steps(encode_topics(self._request.version, isolation, answers))
+        self._on.pace.spend(sum(a.size for a in answers), told=False)
+        side.forget()
+        marks = self._on.judging.marks.marks
+        withheld = False
+
+        def withhold(patched: bool, errors_left: bool) -> bool:
+            nonlocal withheld
+            if (
+                any(a.records or a.error_code for a in answers)
+                or self._on.parts.clock() >= deadline
+            ):
+                return False
+            waits = bool(split.withheld) and self._request.min_bytes > 0 and not errors_left
+            if not (patched or waits) or (self._on.head is not None and self._on.head.error_code):
+                return False
+            withheld = True
+            self._on.drop_answer()
+            for answer in answers:
+                marks[answer.key].shown = None  # the client has not seen it
+            return True
+
+        def done() -> None:
+            self._on.tail.answered(
+                self._kind.lists_all, self._on.mirror.asked.keys() - split.withheld
+            )
+            poll.done.set()
+
+        poll.answer.attach(
+            lambda head: self._on.on_head(self._request, head, injected),
+            self._on.on_error,
+            done,
+            withhold,
+        )
+        with self._on.parts.answers.taking(injected.pieces):
+            self._on.session.link_go_on()
+            await poll.done.wait()
+        self._on.parked = None
+        return not withheld
+
+    async def _answer_alone(self, split: Split, side: RemoteSide) -> None:
+        """Without the broker, whose answer is parked, if it was asked.
+
+        Only who reads nothing but the archive is made to wait for what he owes by his byte rate:
+        the connection is shut meanwhile, and tail data never waits for the archive.
+        """
+        answers = await self._gather(split, side)
+        of_tail: list[PartitionAnswer] = []
+        alone = self._alone(split)
+        if self._kind.lists_all and not alone:
+            rest = [key for key in self._on.mirror.asked if key not in split.withheld]
+            of_tail = await self._on.tail.answers(rest)
+        budget = self._on.parts.answers
+        room = self._on.parts.rates.room(min(self._request.bytes_max, budget.room()))
+        answers = await self._named(answers, AnswerRoom(room, first_whole=not budget.full))
+        self._on.cut_short &= not any(answer.records for answer in answers)
+        owed_ms = self._on.pace.spend(sum(a.size for a in answers), told=alone)
+        throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
+        session_id = self._on.mirror.on_own_answer()
+        isolation = IsolationLevel(self._request.isolation_level)
+        every = [*answers, *of_tail]
+        topics = await in_steps(encode_topics(self._request.version, isolation, every))
+        pieces: Sequence[Buffer] = encode_own_answer(
+            self._request.version,
+            self._request.correlation_id,
+            session_id,
+            topics,
+            throttle_time_ms,
+        )
+        del answers, every, topics
+        side.forget()
+        with budget.taking(pieces) as pieces:
+            await self._on.session.write_as_taken(pieces)

@@ -1,0 +1,567 @@
+"""Which of a connection's partitions are read from the archive, and what becomes of its
+catches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+    Set,
+)
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from fetchproxy.errors import ClusterError
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
+from fetchproxy.observability.logs import RECENT_EVENTS
+from fetchproxy.observability.metrics import CATCHES
+from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
+from fetchproxy.runtime.loop import at_once, chosen, each_of
+from fetchproxy.serving.relay.judgement import (
+    HELD_VERDICTS,
+    Judgement,
+    TopicIdentities,
+    Verdict,
+    judge,
+)
+from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.remote_side import EDGES_AGE_MAX_MS, watermarks
+from protocol.apis import ErrorCode
+from protocol.fetch import (
+    NO_LEADER_EPOCH,
+    FetchEntry,
+    PartitionKey,
+    PartitionPatch,
+    TopicRef,
+    entry_bytes_max,
+    fetch_offset,
+    leader_epoch,
+)
+
+# Which of a connection's partitions are read from the archive, and by whose leave. Pure.
+#
+# A mark says what is known of one partition that the broker called out of range. A *permit* is
+# the broker's own OffsetOutOfRange on this very connection: it checked authorization and leader
+# epoch before the range, so for a while (`permit_ttl_ms`) this client may be given the topic's
+# archive without asking again. A fetch with another leader epoch than the one that was checked is
+# the broker's again: only it knows whether that is FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
+
+# Partitions that are looked at in one step of the loop, some 10 µs each.
+SPLIT_AT_ONCE = 250
+
+
+@dataclass(slots=True)
+class Mark:
+    """`judgement` is None while it is being judged; it is about `offset`.
+
+    `caught` is the highest offset that the broker itself called out of range (-1: none): up to
+    there its log start is known to be higher, whatever log edges say that were asked before.
+    `shown` is what the client last saw of the partition's ends.
+    """
+
+    offset: int
+    judgement: Judgement | None = None
+    caught: int = -1
+    shown: PartitionPatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """`remote` and `judging` are `withheld` from the broker; the rest of `asked` is its.
+
+    Of that it is asked from behind lost offsets on for those in `ahead`.
+    """
+
+    remote: Mapping[PartitionKey, TopicIdPartition]
+    judging: Set[PartitionKey]
+    ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
+    withheld: frozenset[PartitionKey] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "withheld", frozenset(self.judging).union(self.remote))
+
+
+NOTHING_WITHHELD = Split({}, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What may be looked up without waiting; each gives None where nothing is known."""
+
+    view: Callable[[TopicIdPartition], PartitionView | None]
+    edges: Callable[[TopicIdPartition], LogEdges | None]
+    identify: Callable[[TopicRef, int], TopicIdPartition | None]
+
+
+@dataclass(slots=True)
+class FetchMarks:
+    permit_ttl_s: float
+    marks: dict[PartitionKey, Mark] = field(default_factory=dict)
+    permits: dict[TopicRef, float] = field(default_factory=dict)  # loop time of expiry
+    # The leader epoch that the broker checked at the last catch; of permitted topics.
+    epochs: dict[PartitionKey, int] = field(default_factory=dict)
+    # Permitted topics of which something was learned: all their partitions are looked at once.
+    learned: set[TopicRef] = field(default_factory=set)
+    # Readers that have gone on behind lost offsets: (partition, first, last); taken by the owner.
+    led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return not self.marks and not self.permits
+
+    def permitted(self, topic: TopicRef, now: float) -> bool:
+        return self.permits.get(topic, now) > now
+
+    def denied_again(self, key: PartitionKey, offset: int) -> bool:
+        """The broker was asked once more for what its partition's leader has, and has it not."""
+        mark = self.marks.get(key)
+        if mark is None or mark.offset != offset or mark.judgement is None:
+            return False
+        if mark.judgement.verdict is not Verdict.LOCAL:
+            return False
+        del self.marks[key]
+        return True
+
+    def catch(
+        self, key: PartitionKey, offset: int, now: float, leader_epoch: int = NO_LEADER_EPOCH
+    ) -> Mark | None:
+        """The broker called `offset` out of range. None: it was judged so already, pass it on.
+
+        Otherwise the new or renewed mark; it needs judging where its judgement is None.
+        """
+        if key[0] not in self.permits:
+            self.learned.add(key[0])
+        self.permits[key[0]] = now + self.permit_ttl_s
+        self.epochs[key] = leader_epoch
+        mark = self.marks.get(key)
+        if mark is not None and mark.offset == offset and mark.judgement is not None:
+            if mark.judgement.verdict is Verdict.PASS_ON:
+                del self.marks[key]
+                return None
+            if mark.judgement.verdict is Verdict.REMOTE:
+                mark.caught = offset
+                return mark  # a renewal of the permit
+        mark = Mark(offset, caught=offset)
+        self.marks[key] = mark
+        return mark
+
+    def told(self, key: PartitionKey) -> None:
+        """The client was given an error: what it asks next is judged anew."""
+        mark = self.marks.get(key)
+        decided = (Verdict.PASS_ON, Verdict.REFUSED)
+        if mark is not None and mark.judgement is not None and mark.judgement.verdict in decided:
+            del self.marks[key]
+
+    def had_its_turn(self, key: PartitionKey) -> None:
+        """The other partitions come first next time, as brokers rotate them."""
+        mark = self.marks.pop(key, None)
+        if mark is not None:
+            self.marks[key] = mark
+
+    def rejudge(self, key: PartitionKey) -> Mark | None:
+        """What was known of a partition turned out wrong (its segment is gone)."""
+        mark = self.marks.get(key)
+        if mark is not None:
+            mark = self.marks[key] = Mark(mark.offset, caught=mark.caught)
+        return mark
+
+    def forget_topics(self, topics: Collection[TopicRef]) -> None:
+        """They are no longer what was archived: the broker decides anew, also who may read."""
+        self.marks = {key: mark for key, mark in self.marks.items() if key[0] not in topics}
+        self.permits = {topic: at for topic, at in self.permits.items() if topic not in topics}
+        self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in topics}
+
+    def is_wide(self, asked: Collection[PartitionKey], changed: Collection[PartitionKey]) -> bool:
+        """Splitting so many takes more than one step."""
+        if self.empty:
+            return False
+        return len(self.marks) + len(asked if self.learned else changed) > SPLIT_AT_ONCE
+
+    def split(
+        self,
+        asked: Mapping[PartitionKey, FetchEntry],
+        now: float,
+        known: Knowledge,
+        changed: Collection[PartitionKey] | None = None,
+    ) -> Split:
+        """The same as `split_in_steps`, without a pause. Not for wide fetches."""
+        return at_once(self.split_in_steps(asked, now, known, changed))
+
+    def split_in_steps(
+        self,
+        asked: Mapping[PartitionKey, FetchEntry],
+        now: float,
+        known: Knowledge,
+        changed: Collection[PartitionKey] | None = None,
+    ) -> Generator[None, None, Split]:
+        """Sort the asked partitions by who answers them, forgetting marks that are over.
+
+        `changed`: of `asked`, what was not there or at another offset before (None: all). Others
+        are not looked at again, so that a large session costs nothing.
+        """
+        if self.empty:
+            return NOTHING_WITHHELD
+        self._forget_permits(now)
+        remote: dict[PartitionKey, TopicIdPartition] = {}
+        judging: dict[PartitionKey, None] = {}  # in order: equal runs do equal things
+        ahead: dict[PartitionKey, int] = {}
+        for number, key in enumerate(list(self.marks), 1):
+            entry = asked.get(key)
+            if entry is None or self._other_epoch(key, entry):
+                del self.marks[key]
+            else:
+                self._place(key, fetch_offset(entry), remote, judging, ahead, known)
+            if not number % SPLIT_AT_ONCE:
+                yield
+        if self.permits:
+            yield from self._extend(asked, asked if changed is None else changed, remote, known)
+        return Split(remote, judging.keys(), ahead)
+
+    def _forget_permits(self, now: float) -> None:
+        over = [topic for topic, at in self.permits.items() if at <= now]
+        for topic in over:
+            del self.permits[topic]
+        if over:
+            self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in over}
+
+    def _other_epoch(self, key: PartitionKey, asked: FetchEntry) -> bool:
+        """Than the one that the permit is for; brokers do not check NO_LEADER_EPOCH either."""
+        epoch = leader_epoch(asked)
+        if epoch == NO_LEADER_EPOCH or key[0] not in self.permits:
+            return False
+        return epoch != self.epochs.get(key)
+
+    def _place(
+        self,
+        key: PartitionKey,
+        offset: int,
+        remote: dict[PartitionKey, TopicIdPartition],
+        judging: dict[PartitionKey, None],
+        ahead: dict[PartitionKey, int],
+        known: Knowledge,
+    ) -> None:
+        mark = self.marks[key]
+        if mark.judgement is None:
+            if mark.offset == offset:
+                judging[key] = None
+            else:
+                del self.marks[key]  # the client seeked away: the broker decides anew
+            return
+        judgement = mark.judgement
+        if judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
+            if not _archive_serves(judgement.tip, offset, known, mark.caught):
+                del self.marks[key]
+            elif key[0] in self.permits:
+                mark.offset = offset
+                remote[key] = judgement.tip
+            else:
+                mark.offset = offset  # goes upstream once, for a new permit
+        elif mark.offset != offset:
+            if judgement.tip is not None and mark.offset < judgement.forward_to <= offset:
+                self.led_on.append((judgement.tip, mark.offset, judgement.forward_to - 1))
+            del self.marks[key]  # the client has gone on, or away: the broker decides anew
+        elif judgement.verdict is Verdict.LOST:
+            ahead[key] = judgement.forward_to
+        elif judgement.verdict in (Verdict.HOLD, Verdict.END, Verdict.REFUSED):
+            judging[key] = None  # the broker has nothing to say of it
+        # PASS_ON and LOCAL: the broker is asked once more, and what it says then the client hears.
+
+    def _extend(
+        self,
+        asked: Mapping[PartitionKey, FetchEntry],
+        changed: Collection[PartitionKey],
+        remote: dict[PartitionKey, TopicIdPartition],
+        known: Knowledge,
+    ) -> Generator[None, None, None]:
+        """Partitions of a permitted topic that are known to lie below the log start.
+
+        The broker says of the others itself that they are out of range.
+        """
+        looked_at = 0
+        if self.learned:
+            changed = [*changed, *(key for key in asked if key[0] in self.learned)]
+            self.learned.clear()
+        for key in changed:
+            if key[0] not in self.permits or key in self.marks:
+                continue
+            entry = asked.get(key)
+            if entry is None or self._other_epoch(key, entry):
+                continue
+            looked_at += 1
+            if not looked_at % SPLIT_AT_ONCE:
+                yield
+            tip = known.identify(*key)
+            edges = None if tip is None else known.edges(tip)
+            offset = fetch_offset(entry)
+            if tip is None or edges is None or offset >= edges.log_start_offset:
+                continue
+            if _archive_serves(tip, offset, known):
+                self.marks[key] = Mark(offset, Judgement(Verdict.REMOTE, tip))
+                remote[key] = tip
+
+
+def _archive_serves(tip: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1) -> bool:
+    """The archive has the offset, and the broker, as far as known, has not."""
+    view = known.view(tip)
+    if view is None or not view.answers_for(offset):
+        return False
+    if offset <= caught:
+        return True
+    edges = known.edges(tip)
+    return edges is None or offset < edges.log_start_offset
+
+
+# One connection's catches: who is asked about them, and what becomes of the answer.
+#
+# Judging runs beside the fetches of the client; they look at the marks, and wait for nothing here
+# but `judged`. Reads no records, except that it has what was found in the archive warmed.
+
+Spawn = Callable[[Coroutine[None, None, object], str], None]
+
+
+class Verdicts(NamedTuple):
+    """`remote`: found in the archive. `told`: the client must hear of some partition.
+
+    `ask_broker`: some partition is the broker's to answer. `undecided`: some are being judged.
+    """
+
+    remote: Mapping[PartitionKey, TopicIdPartition]
+    told: bool
+    ask_broker: bool
+    undecided: bool
+
+
+class FetchJudging:
+    """`by_id`: the client's last fetch named topics by id (v13+).
+
+    `node_id` is the broker's, None where the client came by the bootstrap address.
+    """
+
+    def __init__(self, parts: GatewayParts, spawn: Spawn, node_id: int | None) -> None:
+        self._parts = parts
+        self._spawn = spawn
+        self._node_id = node_id
+        self.by_id = False
+        self._asked: Mapping[PartitionKey, FetchEntry] = {}
+        self._to_judge: dict[PartitionKey, Mark] = {}
+        self.marks = FetchMarks(parts.config.permit_ttl_ms / 1000)
+        self.judged = asyncio.Event()
+        self._known = Knowledge(parts.views.view, parts.cluster.cached_log_edges, self.identify)
+        self._refreshing: set[TopicIdPartition] = set()
+        self._identities = TopicIdentities(parts.cluster, parts.clock)
+
+    def name_topics(self, by_id: bool) -> None:
+        """In the other way from now on. What is known under the former names is forgotten."""
+        self.by_id = by_id
+        self.marks = FetchMarks(self.marks.permit_ttl_s)
+
+    def split_in_steps(
+        self,
+        asked: Mapping[PartitionKey, FetchEntry],
+        changed: Collection[PartitionKey],
+    ) -> Generator[None, None, Split]:
+        self._asked = asked
+        if self.marks.empty:  # nearly always: nothing of this client's was caught lately
+            return NOTHING_WITHHELD
+        now = self._parts.clock()
+        split = yield from self.marks.split_in_steps(asked, now, self._known, changed)
+        while self.marks.led_on:
+            self._parts.skipped.note(*self.marks.led_on.pop())
+        return split
+
+    async def forget_lost_topics(self, split: Split, deadline: float) -> bool:
+        """True: some of its topics are no more, and what was known of them is forgotten."""
+        lost = await self._identities.lost(split.remote.values(), deadline)
+        if lost:
+            topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
+            self.marks.forget_topics(topics)
+        return bool(lost)
+
+    async def held_by_leaders(
+        self, split: Split, deadline: float
+    ) -> frozenset[TopicIdPartition] | None:
+        """After an election: what must wait until the new leader has said what is in its log.
+
+        None: there was none, and nothing is changed. Until there is a leader this looks no further
+        than memory.
+        """
+        views = self._parts.views
+        tips = await chosen(split.remote.values(), views.wants_check)
+        return await views.check(tips, deadline) if tips else None
+
+    def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
+        """As far as it is known without asking."""
+        cluster = self._parts.cluster
+        if self.by_id:
+            info = cluster.cached_topic_by_id(UUID(bytes=topic))
+        else:
+            info = cluster.cached_topic_by_name(topic.decode(errors="replace"))
+        return None if info is None else TopicIdPartition(info.topic_id, info.name, partition)
+
+    def catch(self, key: PartitionKey, asked: FetchEntry, client: str) -> PartitionPatch | None:
+        """The broker called it out of range; returns what the client is shown instead.
+
+        None: judged so already, the client must hear it.
+        """
+        offset = fetch_offset(asked)
+        if self.marks.denied_again(key, offset):
+            return self._denied_again(key)
+        now = self._parts.clock()
+        mark = self.marks.catch(key, offset, now, leader_epoch(asked))
+        tip = self.identify(*key)
+        topic = tip.topic if tip else ""
+        CATCHES.labels(topic).inc()
+        if mark is None:
+            return None
+        if mark.judgement is None:
+            RECENT_EVENTS.note(
+                "offset_out_of_range_caught",
+                client=client,
+                topic=topic,
+                partition=key[1],
+                offset=offset,
+            )
+            self._start(key, mark)
+        return watermarks(self._parts, tip)
+
+    def _denied_again(self, key: PartitionKey) -> PartitionPatch | None:
+        """A follower lacks what its leader has (KIP-392): clients that hear so go to the leader.
+
+        The leader itself contradicts what it told the proxy: the client looks anew who leads.
+        """
+        topic, number = key
+        tip = self.identify(topic, number)
+        info = None if tip is None else self._parts.cluster.cached_topic_by_id(tip.topic_id)
+        leader = None if info is None else info.leaders.get(number)
+        if leader is not None and self._node_id is not None and leader[0] != self._node_id:
+            return None
+        return PartitionPatch(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def again(self, key: PartitionKey) -> None:
+        """What was found in the archive is not there: its segment was deleted meanwhile."""
+        mark = self.marks.rejudge(key)
+        if mark is not None:
+            self._start(key, mark)
+
+    def _start(self, key: PartitionKey, mark: Mark) -> None:
+        """All that one answer brings is judged together, in the next turn of the loop."""
+        self._to_judge[key] = mark
+        if len(self._to_judge) == 1:
+            # The names' kind and the marks are those of the fetch, whatever the next one has.
+            self._spawn(self._judge(self.by_id, self.marks), "judge-out-of-range")
+
+    async def _judge(self, by_id: bool, marks: FetchMarks) -> None:
+        parts = self._parts
+        batch, self._to_judge = self._to_judge, {}
+        caught_at = parts.clock()
+        offsets = {key: mark.offset for key, mark in batch.items()}
+        remote: list[TopicIdPartition] = []
+        judged = await judge(parts, by_id, offsets, caught_at)
+        async for key, judgement in each_of(judged.items()):
+            mark = batch[key]
+            mark.judgement = judgement
+            if judgement.verdict in HELD_VERDICTS:
+                parts.held.hold(self, by_id, key, mark.offset, judgement)
+            elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
+                remote.append(judgement.tip)
+                if len(remote) <= PARTITIONS_READ_MAX:
+                    self._warm(judgement.tip, key, mark.offset)
+        self.judged.set()
+        if remote:
+            await self._ask_edges(remote, not_older_than=caught_at)
+            marks.learned.update(key[0] for key in batch)
+
+    def _warm(self, tip: TopicIdPartition, key: PartitionKey, offset: int) -> None:
+        asked = self._asked.get(key)
+        if asked is not None and fetch_offset(asked) == offset:
+            wanted = tip, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
+            self._parts.purgatory.warm(RemoteReadRequest(*wanted))
+
+    def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
+        """See `HeldReaders`."""
+        mark = self.marks.marks.get(key)
+        if mark is None or mark.offset != offset or mark.judgement is None:
+            return
+        if mark.judgement.verdict in HELD_VERDICTS:
+            mark.judgement = judgement
+            self.judged.set()
+
+    async def still_held(self, judging: Iterable[PartitionKey]) -> None:
+        """The client asks for these again: `HeldReaders` is told, or asked anew."""
+        async for key in each_of(judging):
+            mark = self.marks.marks.get(key)
+            if mark is None or mark.judgement is None:
+                continue
+            if mark.judgement.verdict not in HELD_VERDICTS:
+                continue
+            if not self._parts.held.waits(self, self.by_id, key, mark.offset):
+                self._parts.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
+
+    async def verdicts(self, judging: dict[PartitionKey, None]) -> Verdicts:
+        """What is judged of `judging` by now; what is decided leaves it.
+
+        Where the permit ran out meanwhile nothing is given: the next fetch goes upstream for a new
+        one.
+        """
+        found: dict[PartitionKey, TopicIdPartition] = {}
+        told = ask_broker = undecided = False
+        now = self._parts.clock()
+        async for key in each_of(list(judging)):
+            mark = self.marks.marks.get(key)
+            if mark is None or mark.judgement is None:
+                undecided = undecided or mark is not None
+                continue
+            if mark.judgement.verdict in HELD_VERDICTS:
+                continue
+            del judging[key]
+            verdict, tip = mark.judgement.verdict, mark.judgement.tip
+            if verdict in (Verdict.LOCAL, Verdict.LOST):
+                ask_broker = True
+            elif verdict is not Verdict.REMOTE:
+                told = True
+            elif tip is not None and self.marks.permitted(key[0], now):
+                found[key] = tip
+        return Verdicts(found, told, ask_broker, undecided)
+
+    def judgement(self, key: PartitionKey) -> Judgement | None:
+        mark = self.marks.marks.get(key)
+        return None if mark is None else mark.judgement
+
+    def close(self) -> None:
+        """The client is gone."""
+        self._parts.held.leave(self)
+
+    def drop(self) -> None:
+        """Nothing is judged any more."""
+        self._asked, self._to_judge = {}, {}
+
+    async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
+        """Keep the shown watermarks current while the archive is read; off the fetch's path.
+
+        The brokers are asked once for all that are old: one fetch may name ten thousand.
+        """
+        oldest, cluster = self._parts.clock() - EDGES_AGE_MAX_MS / 1000, self._parts.cluster
+
+        def is_old(tip: TopicIdPartition) -> bool:
+            return tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest)
+
+        if old := await chosen(tips, is_old):
+            self._refreshing.update(old)
+            self._spawn(self._ask_edges(old, oldest), "refresh-log-edges")
+
+    async def _ask_edges(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
+        try:
+            await self._parts.cluster.log_edges_of(tips, not_older_than=not_older_than)
+        except ClusterError:
+            pass  # lag figures stay as they were; the cluster client has counted the failure
+        finally:
+            self._refreshing.difference_update(tips)

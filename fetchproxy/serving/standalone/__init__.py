@@ -1,0 +1,1 @@
+"""An archive without brokers, served as a cluster of one node."""

@@ -1,0 +1,1 @@
+"""What an archive without brokers answers, one module per API."""

@@ -1,0 +1,63 @@
+"""ApiVersions: exactly what is answered here is advertised, no more (KIP-35, KIP-511).
+
+So a client that wants to change something learns at once that this node cannot: its library says
+that the broker does not support the request. Produce is advertised, and answered with a refusal.
+A client that means another cluster or node is told to bootstrap anew, as by a broker (KIP-1242).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fetchproxy.serving.standalone.apis import sasl
+from fetchproxy.serving.standalone.parts import (
+    NODE_ID,
+    Answer,
+    ArchiveOnlyParts,
+    Request,
+    ServedApi,
+)
+from protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
+from protocol.headers import RequestHead, unsupported_version_response
+from protocol.message_tables import API_VERSIONS_REQUEST, API_VERSIONS_RESPONSE
+from protocol.primitives import INT32, Buffer
+
+# As the gateway's, whose refusal of newer ones is used here too.
+LOWEST, HIGHEST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
+_ANY_NODE = -1
+
+
+def api_versions(others: Iterable[ServedApi]) -> ServedApi:
+    """The API that names all `others` and itself."""
+    named = {api.key: (api.lowest, api.highest) for api in others}
+    named[ApiKey.API_VERSIONS] = (LOWEST, HIGHEST)
+    return ServedApi(ApiKey.API_VERSIONS, LOWEST, HIGHEST, _answer_with(named))
+
+
+def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
+    ranges, with_sasl = _ranges(named), _ranges({**named, **sasl.VERSIONS})
+
+    async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+        asked = request.read(API_VERSIONS_REQUEST)
+        if asked["cluster_id"] not in (None, parts.cluster_id) or (
+            asked["node_id"] not in (_ANY_NODE, NODE_ID)
+        ):
+            refusal = {"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()}
+            return request.respond(API_VERSIONS_RESPONSE, refusal)
+        offered = ranges if parts.logins is None else with_sasl
+        return request.respond(API_VERSIONS_RESPONSE, {"api_keys": offered})
+
+    return answer
+
+
+def _ranges(named: Mapping[ApiKey, tuple[int, int]]) -> list[dict[str, int]]:
+    return [
+        {"api_key": key, "min_version": low, "max_version": high}
+        for key, (low, high) in sorted(named.items())
+    ]
+
+
+def too_new(head: RequestHead) -> Sequence[Buffer]:
+    """A version that does not exist yet: error 35 in the form of v0, and the client asks again."""
+    payload = unsupported_version_response(head.correlation_id)
+    return [INT32.pack(len(payload)), payload]

@@ -1,0 +1,41 @@
+"""ListGroups: groups with members, and those that have commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fetchproxy.serving.standalone.groups import GroupState
+from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from protocol.apis import ApiKey
+from protocol.message_tables import LIST_GROUPS_REQUEST, LIST_GROUPS_RESPONSE
+from protocol.messages import elements
+from protocol.primitives import Buffer
+
+_CLASSIC = "classic"
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    asked = request.read(LIST_GROUPS_REQUEST)
+    states = {state.lower() for state in elements(asked["states_filter"])}
+    types = {kind.lower() for kind in elements(asked["types_filter"])}
+    found = {
+        group_id: ("consumer", GroupState.EMPTY) for group_id in sorted(parts.offsets.groups())
+    }
+    for group in parts.groups.groups():
+        found[group.group_id] = (group.protocol_type or "", group.state)
+    groups = [
+        {
+            "group_id": group_id,
+            "protocol_type": protocol_type,
+            "group_state": state.value,
+            "group_type": _CLASSIC,
+        }
+        for group_id, (protocol_type, state) in found.items()
+        if request.may_join(group_id)
+        and (not states or state.value.lower() in states)
+        and (not types or _CLASSIC in types)
+    ]
+    return request.respond(LIST_GROUPS_RESPONSE, {"groups": groups})
+
+
+LIST_GROUPS = ServedApi(ApiKey.LIST_GROUPS, 0, 5, answer)

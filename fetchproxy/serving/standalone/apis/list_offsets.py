@@ -1,0 +1,129 @@
+"""ListOffsets: where the archive begins and ends, and where a time is.
+
+    -1 latest            the archive's end, at either isolation level: it holds what was stable
+    -2 earliest          the archive's beginning
+    -3 max timestamp     the record with the largest timestamp
+    -4 earliest local    the archive's end: nothing is on a local disk
+    -5 latest tiered     the last archived offset, -1 where there is none
+    -6 earliest pending  the archive's end: nothing waits to be uploaded
+
+A time later than all records is answered with offset -1, as by a broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fetchproxy.errors import CorruptSegment, RemoteStorageError
+from fetchproxy.metadata.lineage import epoch_of
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.runtime.loop import each_of
+from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.topics import log_edges
+from protocol import list_offsets as wire
+from protocol.apis import ApiKey, ErrorCode
+from protocol.message_tables import LIST_OFFSETS_RESPONSE
+from protocol.primitives import Buffer
+
+# From which version on each of the negative timestamps has a meaning.
+_KNOWN_FROM = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, wire.EARLIEST_PENDING_UPLOAD: 11}
+_ENDS = (wire.LATEST, wire.EARLIEST_LOCAL, wire.EARLIEST_PENDING_UPLOAD)
+
+# Partitions whose records are looked for side by side; reads are bounded by the fetchers.
+LOOKED_UP_AT_ONCE = 32
+
+Found = tuple[int, int, int]  # timestamp, offset, leader epoch
+_NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
+
+
+async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    payload = request.take_payload()
+    asked = wire.parse_request(payload, request.head.body_position, request.version).asked
+    del payload
+    catalogue = parts.archive.catalogue
+    tips = [
+        catalogue.partition(one.topic, one.partition) if request.may_read(one.topic) else None
+        for one in asked
+    ]
+    views = await parts.archive.views(tip for tip in tips if tip is not None)
+    waiting = [
+        (one, None if tip is None else views[tip]) for one, tip in zip(asked, tips, strict=True)
+    ]
+    results: dict[tuple[str, int], tuple[ErrorCode, Found]] = {}
+
+    async def look_some_up() -> None:
+        while waiting:
+            one, view = waiting.pop()
+            key = (one.topic, one.partition)
+            if request.may_read(one.topic):
+                results[key] = await _look_up(parts, one, view, request.version)
+            else:
+                results[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED, _NONE
+            await asyncio.sleep(0)  # what is in memory is found without waiting
+
+    async with asyncio.TaskGroup() as looking:
+        for _ in range(min(len(waiting), LOOKED_UP_AT_ONCE)):
+            looking.create_task(look_some_up(), name="look-up")
+    topics: dict[str, list[dict[str, Any]]] = {}
+    async for one in each_of(asked):
+        error, (timestamp, offset, epoch) = results[one.topic, one.partition]
+        topics.setdefault(one.topic, []).append(
+            {
+                "partition_index": one.partition,
+                "error_code": error,
+                "timestamp": timestamp,
+                "offset": offset,
+                "leader_epoch": epoch,
+            }
+        )
+    values = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+    return request.respond(LIST_OFFSETS_RESPONSE, {"topics": values})
+
+
+async def _look_up(
+    parts: ArchiveOnlyParts,
+    asked: wire.AskedOffset,
+    view: PartitionView | RemoteStorageError | None,
+    version: int,
+) -> tuple[ErrorCode, Found]:
+    if view is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _NONE
+    if asked.timestamp < 0 and version < _KNOWN_FROM.get(asked.timestamp, version + 1):
+        return ErrorCode.UNSUPPORTED_VERSION, _NONE
+    try:
+        if isinstance(view, RemoteStorageError):
+            raise view
+        return ErrorCode.NONE, await _find(parts, view, asked.timestamp)
+    except (RemoteStorageError, CorruptSegment):
+        return ErrorCode.KAFKA_STORAGE_ERROR, _NONE  # retriable: the client asks again
+
+
+async def _find(parts: ArchiveOnlyParts, view: PartitionView, timestamp: int) -> Found:
+    if not view.segments and view.unreadable:
+        raise CorruptSegment(f"{view.tip}: no segment's metadata can be read")
+    start, end = log_edges(view)
+    if timestamp == wire.EARLIEST:
+        return _edge(view, start, start)
+    if timestamp in _ENDS:
+        return _edge(view, end, end - 1)
+    latest_ms = view.segments.max_timestamp_ms()
+    if latest_ms is None:
+        return _NONE
+    if timestamp == wire.LATEST_TIERED:
+        return _edge(view, end - 1, end - 1)
+    if timestamp == wire.MAX_TIMESTAMP:
+        timestamp = latest_ms
+    found = await parts.purgatory.first_offset_at_or_after(view.tip, timestamp)
+    if found is None:
+        return _NONE
+    offset, found_ms, epoch = found
+    return found_ms, offset, epoch
+
+
+def _edge(view: PartitionView, offset: int, epoch_at: int) -> Found:
+    return wire.UNKNOWN_TIMESTAMP, offset, epoch_of(view, epoch_at)
+
+
+LIST_OFFSETS = ServedApi(ApiKey.LIST_OFFSETS, 1, 11, answer)

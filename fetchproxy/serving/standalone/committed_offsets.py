@@ -1,0 +1,241 @@
+"""How far each group has read: in memory, and in a file where one is configured.
+
+A commit is acknowledged when it is on disk: the file is written anew beside the old one, synced,
+and put in its place, so that a crash leaves either. Commits that come while it is written share the
+next writing. Knows nothing of members and generations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from sys import getsizeof
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.serving.standalone.groups import OFFSET_BYTES, GroupMemory
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+FORMAT = 1
+
+
+class OffsetsFull(Exception):
+    """The key of `archive_only` that is the limit; nothing was changed."""
+
+
+class OffsetKey(NamedTuple):
+    group: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """Of one incarnation of a topic: one that is created again begins without commits."""
+
+    topic_id: UUID
+    offset: int
+    leader_epoch: int
+    metadata: str | None
+
+
+Offsets = Mapping[OffsetKey, CommittedOffset]
+Changes = Mapping[OffsetKey, CommittedOffset | None]  # None: forget it
+
+
+@dataclass(eq=False)
+class _Commit:
+    changes: Changes
+    refused: str | None = None  # the limit that it would be above
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Commits that are written together."""
+
+    commits: list[_Commit] = field(default_factory=list)
+    done: bool = False
+    error: OSError | None = None
+
+
+class CommittedOffsets:
+    """An async context manager. Raises ConfigError where the file cannot be read.
+
+    What the file holds is kept, whatever the limits are.
+    """
+
+    def __init__(self, file: Path | None, offsets_max: int, memory: GroupMemory) -> None:
+        self._file = file
+        self._offsets_max = offsets_max
+        self._memory = memory
+        self._offsets: dict[OffsetKey, CommittedOffset] = {}
+        self._keys: dict[str, list[OffsetKey]] = {}  # by group
+        self._next = _Batch()
+        self._writing = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="offsets-file")
+
+    async def __aenter__(self) -> Self:
+        if self._file is None:
+            log.warning(
+                "offsets_in_memory_only", hint="set archive_only.offsets_file to keep commits"
+            )
+        else:
+            self._replace(await self._in_thread(partial(_read_file, self._file)))
+            self._memory.take(sum(_size_bytes(*item) for item in self._offsets.items()))
+            # Now rather than at the first commit: a folder that cannot be written to is a mistake.
+            try:
+                await self._in_thread(partial(_write_file, self._file, self._offsets))
+            except OSError as error:
+                raise ConfigError(
+                    f"archive_only.offsets_file = {self._file}: cannot write: {error.strerror}"
+                ) from error
+            log.info("offsets_loaded", file=str(self._file), offsets=len(self._offsets))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown()
+
+    def get(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
+        return self._offsets.get(OffsetKey(group, topic, partition))
+
+    def of_group(self, group: str) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
+        return ((key, self._offsets[key]) for key in self._keys.get(group, ()))
+
+    def groups(self) -> Set[str]:
+        return self._keys.keys()
+
+    def has_group(self, group: str) -> bool:
+        return group in self._keys
+
+    async def commit(self, changes: Changes) -> None:
+        """All of them or none. Raises OffsetsFull, OSError (the file could not be written)."""
+        commit, batch = _Commit(changes), self._next
+        batch.commits.append(commit)
+        async with self._writing:
+            # Not done: nobody has written it yet, or whoever began to has gone.
+            if not batch.done:
+                if self._next is batch:
+                    self._next = _Batch()
+                await self._write(batch)
+        if batch.error is not None:
+            raise batch.error
+        if commit.refused is not None:
+            raise OffsetsFull(commit.refused)
+
+    async def _write(self, batch: _Batch) -> None:
+        changed = dict(self._offsets)
+        taken = 0
+        for commit in batch.commits:
+            more = _growth_bytes(commit.changes, changed)
+            commit.refused = self._limit_reached(commit.changes, changed, more)
+            if commit.refused is None:
+                _change(changed, commit.changes)
+                self._memory.take(more)
+                taken += more
+        try:
+            if self._file is not None:
+                await self._in_thread(partial(_write_file, self._file, changed))
+            self._replace(changed)
+        except OSError as error:
+            batch.error = error
+            self._memory.take(-taken)
+        except BaseException:  # whoever writes goes: the next one writes all of it anew
+            self._memory.take(-taken)
+            raise
+        batch.done = True
+
+    def _limit_reached(self, changes: Changes, offsets: Offsets, more_bytes: int) -> str | None:
+        """What is kept already may be committed anew, however many offsets there are."""
+        new = sum(value is not None and key not in offsets for key, value in changes.items())
+        if new and len(offsets) + new > self._offsets_max:
+            return "offsets_max"
+        return None if self._memory.has_room(more_bytes) else "groups_bytes_max"
+
+    def _replace(self, offsets: dict[OffsetKey, CommittedOffset]) -> None:
+        self._offsets, self._keys = offsets, {}
+        for key in offsets:
+            self._keys.setdefault(key.group, []).append(key)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _size_bytes(key: OffsetKey, value: CommittedOffset | None) -> int:
+    """Each commit brings its own copies of its group's and topic's names."""
+    if value is None:
+        return 0
+    names = getsizeof(key.group) + getsizeof(key.topic)
+    return OFFSET_BYTES + names + getsizeof(value.metadata)
+
+
+def _growth_bytes(changes: Changes, offsets: Offsets) -> int:
+    return sum(
+        _size_bytes(key, value) - _size_bytes(key, offsets.get(key))
+        for key, value in changes.items()
+    )
+
+
+def _change(offsets: dict[OffsetKey, CommittedOffset], changes: Changes) -> None:
+    for key, value in changes.items():
+        if value is None:
+            offsets.pop(key, None)
+        else:
+            offsets[key] = value
+
+
+def _read_file(file: Path) -> dict[OffsetKey, CommittedOffset]:
+    try:
+        content = json.loads(file.read_bytes())
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']} is not {FORMAT}")
+        return {
+            OffsetKey(group, topic, int(partition)): CommittedOffset(
+                UUID(topic_id), int(offset), int(epoch), metadata
+            )
+            for group, topic, partition, topic_id, offset, epoch, metadata in content["offsets"]
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"archive_only.offsets_file = {file}: cannot be read: {error}") from error
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _write_file(file: Path, offsets: Offsets) -> None:
+    """Durable when it returns; the name always leads to a whole file. Raises OSError."""
+    rows = [
+        [*key, str(value.topic_id), value.offset, value.leader_epoch, value.metadata]
+        for key, value in sorted(offsets.items(), key=lambda item: item[0])
+    ]
+    beside = file.with_name(file.name + ".new")
+    with open(beside, "w", encoding="utf-8", opener=_for_its_owner) as out:
+        json.dump({"format": FORMAT, "offsets": rows}, out)
+        out.flush()
+        os.fsync(out.fileno())
+    beside.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

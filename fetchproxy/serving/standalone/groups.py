@@ -1,0 +1,762 @@
+"""The consumer groups of an archive without brokers: each a state machine, and who gives time
+to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from sys import getsizeof
+from typing import cast
+
+from fetchproxy.config.schema import ArchiveOnlyConfig
+from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
+from protocol.apis import ErrorCode
+
+# Which assignment protocol a group uses: one that all its members know. Pure.
+
+Protocols = tuple[tuple[str, bytes], ...]  # (name, metadata), the preferred one first
+
+
+def common_names(protocols: Iterable[Protocols]) -> set[str]:
+    """Names that every member has."""
+    names = [{name for name, _ in member} for member in protocols]
+    return set.intersection(*names) if names else set()
+
+
+def select_protocol(protocols: Sequence[Protocols]) -> str | None:
+    """Each member votes for the first of its protocols that all have; None without members."""
+    common = common_names(protocols)
+    votes = Counter(next(name for name, _ in member if name in common) for member in protocols)
+    return votes.most_common(1)[0][0] if votes else None
+
+
+# What goes into a classic group and comes out of it, as values. No behaviour.
+#
+# Times are seconds: points in time are loop times, as given by the caller. A `Ticket` stands for
+# a request that is answered later; the caller makes them, all different.
+
+Ticket = int
+NO_GENERATION = -1
+
+
+class GroupState(Enum):
+    """The values are what DescribeGroups and ListGroups show."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """`protocols` are (name, metadata) in the member's order of preference."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_s: float
+    rebalance_timeout_s: float
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    requires_member_id: bool  # v4+: a first join is answered with an id to join with (KIP-394)
+    can_skip_assignment: bool  # v9+ (KIP-814)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinReply:
+    """`members` are (member id, instance id, metadata), for the leader alone."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    member_id: str = ""
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = ""
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    skip_assignment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """How a member names itself in every request after its join."""
+
+    member_id: str
+    group_instance_id: str | None
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """`assignments` come from the leader; protocol type and name from v5 on."""
+
+    member: Membership
+    assignments: tuple[tuple[str, bytes], ...] = ()
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReply:
+    error_code: ErrorCode = ErrorCode.NONE
+    assignment: bytes = b""
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+
+
+Reply = JoinReply | SyncReply
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    members_max: int
+    initial_rebalance_delay_s: float
+
+
+@dataclass(slots=True)
+class Member:
+    """`join_ticket`, `sync_ticket`: the request that waits for the others, if any."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_s: float
+    rebalance_timeout_s: float
+    protocols: tuple[tuple[str, bytes], ...]
+    session_ends_at: float
+    assignment: bytes = b""
+    join_ticket: Ticket | None = None
+    sync_ticket: Ticket | None = None
+
+    @classmethod
+    def joining(cls, member_id: str, now: float, request: JoinRequest) -> Member:
+        return cls(
+            member_id=member_id,
+            group_instance_id=request.group_instance_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            session_timeout_s=request.session_timeout_s,
+            rebalance_timeout_s=request.rebalance_timeout_s,
+            protocols=request.protocols,
+            session_ends_at=now + request.session_timeout_s,
+        )
+
+    @property
+    def waits(self) -> bool:
+        """A member that waits for us cannot be late itself."""
+        return self.join_ticket is not None or self.sync_ticket is not None
+
+    def metadata(self, protocol_name: str | None) -> bytes:
+        return next((data for name, data in self.protocols if name == protocol_name), b"")
+
+
+# One group of the classic protocol as a state machine: requests and times in, replies out. Pure.
+#
+#     EMPTY ─join─► PREPARING_REBALANCE ─all joined─► COMPLETING_REBALANCE ─leader's sync─► STABLE
+#
+# Joins, leaves and silent members lead back to PREPARING_REBALANCE, from there to EMPTY when
+# nobody is left. Rules: Kafka's GroupMetadataManager (ClassicGroup). Whoever calls hands in the
+# time, sends what `take_replies` gives, and calls `advance` when `next_deadline` has come.
+
+NewMemberId = Callable[[str], str]  # from a client id or an instance id
+
+_PREPARING = GroupState.PREPARING_REBALANCE
+_COMPLETING = GroupState.COMPLETING_REBALANCE
+
+
+class ClassicGroup:
+    def __init__(self, group_id: str, limits: GroupLimits, new_member_id: NewMemberId) -> None:
+        self.group_id = group_id
+        self.state = GroupState.EMPTY
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader: str | None = None
+        self.members: dict[str, Member] = {}
+        self.pending: dict[str, float] = {}  # ids that were given out, until when they are good
+        self._limits = limits
+        self._new_member_id = new_member_id
+        self._static: dict[str, str] = {}  # instance id -> member id
+        self._joins_from = self._joins_until = 0.0  # when a rebalance may end, and when it must
+        self._not_synced: set[str] = set()
+        self._syncs_until = 0.0
+        self._replies: list[tuple[Ticket, Reply]] = []
+
+    def take_replies(self) -> list[tuple[Ticket, Reply]]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def next_deadline(self) -> float | None:
+        """When `advance` must be called, if nothing else happens before."""
+        times = [m.session_ends_at for m in self.members.values() if not m.waits]
+        times += self.pending.values()
+        if self.state is _PREPARING:
+            waits = self._joins_from if self._all_joined() else self._joins_until
+            times.append(max(waits, self._joins_from))
+        if self.state is _COMPLETING:
+            times.append(self._syncs_until)
+        return min(times, default=None)
+
+    @property
+    def unused(self) -> bool:
+        """Nobody is in it or about to come. (Its commits are kept elsewhere.)"""
+        return self.state is GroupState.EMPTY and not self.pending
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def join(self, now: float, ticket: Ticket, request: JoinRequest) -> None:
+        """Answered with `ticket`, at once or when the others have joined."""
+        error = self._join_error(request)
+        if error is not ErrorCode.NONE:
+            self._refuse_join(ticket, request.member_id, error)
+        elif not request.member_id:
+            self._join_first(now, ticket, request)
+        elif self.pending.pop(request.member_id, None) is not None:
+            self._add(now, ticket, request, request.member_id)
+        else:
+            self._join_again(now, ticket, request, self.members[request.member_id])
+
+    def sync(self, now: float, ticket: Ticket, request: SyncRequest) -> None:
+        """Answered with `ticket`: the member's assignment, when the leader has sent it."""
+        error = self._member_error(request.member)
+        if error is ErrorCode.NONE and self.state is _PREPARING:
+            error = ErrorCode.REBALANCE_IN_PROGRESS
+        if error is ErrorCode.NONE and self._other_protocol(request):
+            error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if error is not ErrorCode.NONE:
+            self._replies.append((ticket, SyncReply(error)))
+            return
+        member = self.members[request.member.member_id]
+        self._note_life(now, member.member_id)
+        if self.state is GroupState.STABLE:
+            self._replies.append((ticket, self._synced(member)))
+            return
+        self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an earlier one of its own
+        member.sync_ticket = ticket
+        self._not_synced.discard(member.member_id)
+        if member.member_id == self.leader:
+            assigned = dict(request.assignments)
+            for other in self.members.values():
+                other.assignment = assigned.get(other.member_id, b"")
+            self.state = GroupState.STABLE
+            self._not_synced.clear()
+            for other in self.members.values():
+                self._note_life(now, other.member_id)
+                self._answer_sync(other, ErrorCode.NONE)
+
+    def heartbeat(self, now: float, member: Membership) -> ErrorCode:
+        error = self._member_error(member)
+        if error is ErrorCode.NONE:
+            self._note_life(now, member.member_id)
+            if self.state is _PREPARING:
+                return ErrorCode.REBALANCE_IN_PROGRESS
+        return error
+
+    def leave(self, now: float, member_id: str, group_instance_id: str | None) -> ErrorCode:
+        """A static member may leave without its member id (an administrator removes it)."""
+        if group_instance_id is not None:
+            known = self._static.get(group_instance_id)
+            if known is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if member_id not in ("", known):
+                return ErrorCode.FENCED_INSTANCE_ID
+            member_id = known
+        if self.pending.pop(member_id, None) is not None:
+            self._maybe_complete_join(now)
+            return ErrorCode.NONE
+        if member_id not in self.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        self._remove(now, [self.members[member_id]])
+        return ErrorCode.NONE
+
+    def check_commit(self, now: float, member: Membership) -> ErrorCode:
+        """Whether it may commit offsets now; a sign of life."""
+        if member.generation < 0 and not member.member_id and self.state is GroupState.EMPTY:
+            return ErrorCode.NONE  # a reader that assigns itself its partitions
+        error = self._member_error(member)
+        if error is ErrorCode.NONE:
+            self._note_life(now, member.member_id)
+            if self.state is _COMPLETING:
+                return ErrorCode.REBALANCE_IN_PROGRESS
+        return error
+
+    def advance(self, now: float) -> None:
+        """Do what is due: sessions that end, joins and syncs that have waited long enough."""
+        expired = [m for m in self.members.values() if not m.waits and m.session_ends_at <= now]
+        for member_id in [m for m, until in self.pending.items() if until <= now]:
+            del self.pending[member_id]
+        self._remove(now, expired)
+        if self.state is _COMPLETING and self._syncs_until <= now:
+            self._remove(now, [self.members[member_id] for member_id in self._not_synced])
+        if self.state is _PREPARING and max(self._joins_until, self._joins_from) <= now:
+            self._complete_join(now)
+        self._maybe_complete_join(now)
+
+    def kill(self) -> None:
+        """Deleted, or its owner closes: whoever waits is told to look for the coordinator."""
+        self.state = GroupState.DEAD
+        for member in self.members.values():
+            self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
+            self._drop_join(member, ErrorCode.NOT_COORDINATOR)
+        self.members.clear()
+        self.pending.clear()
+        self._static.clear()
+
+    # --- joining ----------------------------------------------------------------------------------
+
+    def _join_error(self, request: JoinRequest) -> ErrorCode:
+        member_id, instance = request.member_id, request.group_instance_id
+        if not request.protocol_type or not request.protocols:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if member_id and member_id not in self.pending:
+            error = self._identity_error(member_id, instance)
+            if error is not ErrorCode.NONE:
+                return error
+        if self.members and not self._has_protocol_for(request):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        known = member_id in self.members or member_id in self.pending or instance in self._static
+        if not known and len(self.members) + len(self.pending) >= self._limits.members_max:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        return ErrorCode.NONE
+
+    def _has_protocol_for(self, request: JoinRequest) -> bool:
+        replaced = request.member_id
+        if not replaced and request.group_instance_id is not None:
+            replaced = self._static.get(request.group_instance_id, "")
+        others = [m.protocols for m in self.members.values() if m.member_id != replaced]
+        if others and request.protocol_type != self.protocol_type:
+            return False
+        return bool(common_names([*others, request.protocols]))
+
+    def _join_first(self, now: float, ticket: Ticket, request: JoinRequest) -> None:
+        instance = request.group_instance_id
+        member_id = self._new_member_id(request.client_id if instance is None else instance)
+        if instance is not None and instance in self._static:
+            self._replace_static(now, ticket, request, member_id)
+        elif instance is None and request.requires_member_id:
+            self.pending[member_id] = now + request.session_timeout_s
+            self._refuse_join(ticket, member_id, ErrorCode.MEMBER_ID_REQUIRED)
+        else:
+            self._add(now, ticket, request, member_id)
+
+    def _add(self, now: float, ticket: Ticket, request: JoinRequest, member_id: str) -> None:
+        member = Member.joining(member_id, now, request)
+        if not self.members:
+            self.protocol_type = request.protocol_type
+        self.members[member_id] = member
+        if member.group_instance_id is not None:
+            self._static[member.group_instance_id] = member_id
+        member.join_ticket = ticket
+        if self.state is _PREPARING and self._joins_from > now:
+            # A group's first rebalance: where one comes, others may be coming.
+            self._joins_from = min(now + self._limits.initial_rebalance_delay_s, self._joins_until)
+        self._rebalance(now)
+
+    def _join_again(self, now: float, ticket: Ticket, request: JoinRequest, member: Member) -> None:
+        same = member.protocols == request.protocols
+        if same and self.state is _COMPLETING:
+            self._replies.append((ticket, self._joined(member)))  # it lost the answer
+            return
+        if same and self.state is GroupState.STABLE and member.member_id != self.leader:
+            self._replies.append((ticket, self._joined(member)))
+            return
+        self._drop_join(member, ErrorCode.REBALANCE_IN_PROGRESS)
+        member.protocols = request.protocols
+        member.session_timeout_s = request.session_timeout_s
+        member.rebalance_timeout_s = request.rebalance_timeout_s
+        member.join_ticket = ticket
+        self._rebalance(now)
+
+    def _replace_static(
+        self, now: float, ticket: Ticket, request: JoinRequest, member_id: str
+    ) -> None:
+        """A static member came back (KIP-345): it keeps its place, its former self is fenced."""
+        instance = request.group_instance_id
+        assert instance is not None
+        old = self.members[self._static[instance]]
+        self._answer_sync(old, ErrorCode.FENCED_INSTANCE_ID)
+        self._drop_join(old, ErrorCode.FENCED_INSTANCE_ID)
+        member = Member.joining(member_id, now, request)
+        member.assignment = old.assignment
+        self.members = {
+            (member_id if m is old else key): (member if m is old else m)
+            for key, m in self.members.items()
+        }
+        self._static[instance] = member_id
+        former_leader = self.leader
+        if self.leader == old.member_id:
+            self.leader = member_id
+        if self.state is not GroupState.STABLE or self._select_protocol() != self.protocol_name:
+            member.join_ticket = ticket
+            self._rebalance(now)
+            return
+        leads = self.leader == member_id and request.can_skip_assignment
+        reply = JoinReply(
+            member_id=member_id,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            # An older client that read its own id here would assign anew, and wait for syncs.
+            leader=(self.leader if request.can_skip_assignment else former_leader) or "",
+            members=self._roll() if leads else (),
+            skip_assignment=leads,
+        )
+        self._replies.append((ticket, reply))
+
+    def _refuse_join(self, ticket: Ticket, member_id: str, error: ErrorCode) -> None:
+        self._replies.append((ticket, JoinReply(error, member_id)))
+
+    def _drop_join(self, member: Member, error: ErrorCode) -> None:
+        ticket, member.join_ticket = member.join_ticket, None
+        if ticket is not None:
+            self._refuse_join(ticket, member.member_id, error)
+
+    # --- rebalance --------------------------------------------------------------------------------
+
+    def _rebalance(self, now: float) -> None:
+        """Begin one, unless it is under way; end it where all are there already."""
+        if self.state is not _PREPARING:
+            first = self.state is GroupState.EMPTY
+            if self.state is _COMPLETING:
+                for member in self.members.values():
+                    if member.waits:
+                        self._note_life(now, member.member_id)  # it could give no sign meanwhile
+                    self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
+                    member.assignment = b""
+            self.state = _PREPARING
+            longest = self._longest_rebalance_s()
+            delay = self._limits.initial_rebalance_delay_s if first else 0.0
+            self._joins_from = now + min(delay, longest)
+            self._joins_until = now + longest
+        self._maybe_complete_join(now)
+
+    def _maybe_complete_join(self, now: float) -> None:
+        if self.state is _PREPARING and self._joins_from <= now and self._all_joined():
+            self._complete_join(now)
+
+    def _all_joined(self) -> bool:
+        return not self.pending and all(m.join_ticket is not None for m in self.members.values())
+
+    def _complete_join(self, now: float) -> None:
+        for member in list(self.members.values()):
+            if member.join_ticket is None and member.group_instance_id is None:
+                del self.members[member.member_id]  # it did not come in time
+        joined = [m for m in self.members.values() if m.join_ticket is not None]
+        if self.members and not joined:
+            # Static members alone, none of which came: until their sessions end, they have a place.
+            self._joins_until = now + self._longest_rebalance_s()
+            return
+        self.generation += 1
+        if not self.members:
+            self.state = GroupState.EMPTY
+            self.protocol_name = self.leader = None
+            return
+        if self.leader not in self.members or self.members[self.leader].join_ticket is None:
+            self.leader = joined[0].member_id
+        self.protocol_name = self._select_protocol()
+        self.state = _COMPLETING
+        self._not_synced = set(self.members)
+        self._syncs_until = now + self._longest_rebalance_s()
+        for member in joined:
+            ticket, member.join_ticket = member.join_ticket, None
+            self._note_life(now, member.member_id)
+            assert ticket is not None
+            self._replies.append((ticket, self._joined(member)))
+
+    def _remove(self, now: float, gone: Sequence[Member]) -> None:
+        """Members that left or went silent; the others share what they had."""
+        for member in gone:
+            self._drop_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
+            self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
+            del self.members[member.member_id]
+            self._not_synced.discard(member.member_id)
+            if member.group_instance_id is not None:
+                self._static.pop(member.group_instance_id, None)
+        if gone:
+            self._rebalance(now)
+
+    def _select_protocol(self) -> str | None:
+        return select_protocol([m.protocols for m in self.members.values()])
+
+    def _note_life(self, now: float, member_id: str) -> None:
+        member = self.members[member_id]
+        member.session_ends_at = now + member.session_timeout_s
+
+    def _longest_rebalance_s(self) -> float:
+        return max((m.rebalance_timeout_s for m in self.members.values()), default=0.0)
+
+    # --- replies ----------------------------------------------------------------------------------
+
+    def _joined(self, member: Member) -> JoinReply:
+        return JoinReply(
+            member_id=member.member_id,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            leader=self.leader or "",
+            members=self._roll() if member.member_id == self.leader else (),
+        )
+
+    def _roll(self) -> tuple[tuple[str, str | None, bytes], ...]:
+        return tuple(
+            (m.member_id, m.group_instance_id, m.metadata(self.protocol_name))
+            for m in self.members.values()
+        )
+
+    def _synced(self, member: Member) -> SyncReply:
+        return SyncReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol_name)
+
+    def _answer_sync(self, member: Member, error: ErrorCode) -> None:
+        ticket, member.sync_ticket = member.sync_ticket, None
+        if ticket is not None:
+            reply = SyncReply(error) if error else self._synced(member)
+            self._replies.append((ticket, reply))
+
+    def _identity_error(self, member_id: str, instance: str | None) -> ErrorCode:
+        if instance is not None and self._static.get(instance, member_id) != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        if member_id not in self.members or (instance is not None and instance not in self._static):
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE
+
+    def _member_error(self, member: Membership) -> ErrorCode:
+        error = self._identity_error(member.member_id, member.group_instance_id)
+        if error is ErrorCode.NONE and member.generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        return error
+
+    def _other_protocol(self, request: SyncRequest) -> bool:
+        kind, name = request.protocol_type, request.protocol_name
+        return (kind is not None and kind != self.protocol_type) or (
+            name is not None and name != self.protocol_name
+        )
+
+
+# What groups and their commits hold in memory: one limit, `archive_only.groups_bytes_max`.
+#
+# All that clients send and that stays is counted, names as much as what they name: Kafka lets an
+# id have 32 KiB. Pure.
+
+# What comes with each, however short its names are, measured on 64-bit Python 3.11 and rounded up.
+GROUP_BYTES = 2_048
+MEMBER_BYTES = 1_024
+PROTOCOL_BYTES = 64
+OFFSET_BYTES = 512
+
+
+class GroupMemory:
+    """`held_bytes` of `bytes_max`. Whoever takes gives back."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.held_bytes = 0
+
+    def has_room(self, more_bytes: int) -> bool:
+        return more_bytes <= 0 or self.held_bytes + more_bytes <= self._bytes_max
+
+    def take(self, size_bytes: int) -> None:
+        """Negative: what is given back."""
+        self.held_bytes += size_bytes
+
+
+def group_bytes(group: ClassicGroup) -> int:
+    names = [group.group_id, group.protocol_type or "", *group.pending]
+    members = sum(member_bytes(member) for member in group.members.values())
+    return GROUP_BYTES + texts_bytes(names) + members
+
+
+def member_bytes(member: Member) -> int:
+    names = [member.member_id, member.client_id, member.client_host, member.group_instance_id or ""]
+    brought = protocols_bytes(member.protocols)
+    return MEMBER_BYTES + texts_bytes(names) + brought + getsizeof(member.assignment)
+
+
+def join_bytes(request: JoinRequest) -> int:
+    """What a member holds that joins with it; its id is made of its instance's or client's."""
+    instance = request.group_instance_id or ""
+    names = [request.client_id, request.client_host, instance, instance or request.client_id]
+    names.append(request.protocol_type)
+    return MEMBER_BYTES + texts_bytes(names) + protocols_bytes(request.protocols)
+
+
+def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
+    return sum(PROTOCOL_BYTES + getsizeof(name) + getsizeof(data) for name, data in protocols)
+
+
+def texts_bytes(texts: Iterable[str]) -> int:
+    return sum(getsizeof(text) for text in texts)
+
+
+# The groups of this node: gives each request to its group, and time to the groups.
+#
+# Decides nothing about membership (`groups`) and keeps no offsets (`committed_offsets`).
+# Has no tasks: whoever asks waits on a future, and one timer per group brings the next deadline.
+
+
+class GroupCoordinator:
+    """`new_member_id(prefix)` makes an id that was never used before."""
+
+    def __init__(
+        self,
+        config: ArchiveOnlyConfig,
+        memory: GroupMemory,
+        new_member_id: Callable[[str], str],
+    ) -> None:
+        self._groups_max = config.groups_max
+        self._memory = memory
+        delay_s = config.group_initial_rebalance_delay_ms / 1000
+        self._limits = GroupLimits(config.group_members_max, delay_s)
+        self._new_member_id = new_member_id
+        self._groups: dict[str, ClassicGroup] = {}
+        self._sizes: dict[str, int] = {}  # bytes, by group
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tickets = count(1)
+        self._waiting: dict[Ticket, asyncio.Future[Reply]] = {}
+
+    def close(self) -> None:
+        """No timer outlives its owner; whoever waits is told to look for a coordinator."""
+        for group in list(self._groups.values()):
+            group.kill()
+            self._settle(group)
+
+    def groups(self) -> Iterable[ClassicGroup]:
+        return self._groups.values()
+
+    def group(self, group_id: str) -> ClassicGroup | None:
+        return self._groups.get(group_id)
+
+    async def join(self, group_id: str, request: JoinRequest) -> JoinReply:
+        """When all members have joined, or the request's rebalance timeout is over."""
+        group = self._groups.get(group_id)
+        if group is None:
+            if request.member_id:
+                return JoinReply(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+            if len(self._groups) >= self._groups_max:
+                LIMITS_REACHED.labels("groups_max").inc()
+                return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+            group = ClassicGroup(group_id, self._limits, self._new_member_id)
+        if self._is_full(self._more_bytes(group, request)):
+            return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
+        self._groups[group_id] = group
+        ticket, reply = self._expect()
+        group.join(self._now(), ticket, request)
+        self._note_size(group)
+        return cast(JoinReply, await self._answered(group, ticket, reply))
+
+    async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
+        """When the leader has sent everybody's assignment."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)
+        given = sum(len(data) for _, data in request.assignments)
+        had = sum(len(member.assignment) for member in group.members.values())
+        if self._is_full(given - had):
+            return SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
+        ticket, reply = self._expect()
+        group.sync(self._now(), ticket, request)
+        del request  # what the group has not taken of it is not kept while it waits
+        self._note_size(group)
+        return cast(SyncReply, await self._answered(group, ticket, reply))
+
+    def heartbeat(self, group_id: str, member: Membership) -> ErrorCode:
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = group.heartbeat(self._now(), member)
+        self._settle(group)
+        return error
+
+    def leave(
+        self, group_id: str, members: Sequence[tuple[str, str | None]]
+    ) -> list[ErrorCode] | None:
+        """For each (member id, instance id); None where there is no such group."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return None
+        errors = [group.leave(self._now(), *member) for member in members]
+        self._note_size(group)
+        self._settle(group)
+        return errors
+
+    def check_commit(self, group_id: str, member: Membership) -> ErrorCode:
+        group = self._groups.get(group_id)
+        if group is None:
+            # Readers that assign themselves their partitions belong to no generation.
+            return ErrorCode.NONE if member.generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        error = group.check_commit(self._now(), member)
+        self._settle(group)
+        return error
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _note_size(self, group: ClassicGroup) -> None:
+        size = group_bytes(group)
+        self._memory.take(size - self._sizes.get(group.group_id, 0))
+        self._sizes[group.group_id] = size
+
+    def _more_bytes(self, group: ClassicGroup, request: JoinRequest) -> int:
+        """What the group holds after the join beyond what it holds now, at the most."""
+        more = join_bytes(request)
+        if group.group_id not in self._sizes:
+            more += GROUP_BYTES + texts_bytes([group.group_id])
+        before = group.members.get(request.member_id)
+        return more if before is None else more - member_bytes(before)
+
+    def _is_full(self, more_bytes: int) -> bool:
+        if self._memory.has_room(more_bytes):
+            return False
+        LIMITS_REACHED.labels("groups_bytes_max").inc()
+        return True
+
+    def _expect(self) -> tuple[Ticket, asyncio.Future[Reply]]:
+        ticket = next(self._tickets)
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = reply
+        return ticket, reply
+
+    async def _answered(
+        self, group: ClassicGroup, ticket: Ticket, reply: asyncio.Future[Reply]
+    ) -> Reply:
+        self._settle(group)
+        try:
+            return await reply
+        finally:
+            self._waiting.pop(ticket, None)  # where the client has gone meanwhile
+
+    def _settle(self, group: ClassicGroup) -> None:
+        """Hand out what the group has answered, and set its timer."""
+        for ticket, reply in group.take_replies():
+            future = self._waiting.pop(ticket, None)
+            if future is not None and not future.done():
+                future.set_result(reply)
+        timer = self._timers.pop(group.group_id, None)
+        if timer is not None:
+            timer.cancel()
+        if group.unused or group.state is GroupState.DEAD:
+            self._groups.pop(group.group_id, None)
+            self._memory.take(-self._sizes.pop(group.group_id, 0))
+        else:
+            at = group.next_deadline()
+            if at is not None:
+                loop = asyncio.get_running_loop()
+                self._timers[group.group_id] = loop.call_at(at, self._advance, group)
+        ARCHIVE_ONLY_GROUPS.set(len(self._groups))
+
+    def _advance(self, group: ClassicGroup) -> None:
+        # The loop may call a timer earlier than its time, by its clock's resolution.
+        at = group.next_deadline()
+        now = self._now()
+        group.advance(now if at is None else max(now, at))
+        self._note_size(group)
+        self._settle(group)

@@ -1,0 +1,549 @@
+"""Who may read an archive without brokers: users, their file, and their logins by SASL."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+import tomllib
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+from cachetools import LRUCache
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.runtime.fairness import TokenBucket
+
+# The server's side of SCRAM (RFC 5802, RFC 7677), as functions on values. No I/O, no randomness.
+#
+# As in Kafka passwords are taken as the bytes that the client has (no SASLprep), and there is no
+# channel binding.
+
+HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+# Kafka's least (RFC 7677 too), and the most that its own tools make. It is work for each client.
+ITERATIONS_MIN = 4_096
+ITERATIONS_MAX = 1_000_000
+ITERATIONS_MADE = 16_384
+_SALT_BYTES_MIN = 8
+
+_KEYS = {"salt", "stored_key", "server_key", "iterations"}
+_FIRST = re.compile(r"(?P<header>[ny],(?:a=(?P<authzid>[^,]*))?,)(?P<bare>n=(?P<name>[^,]*),r=.+)")
+_FINAL = re.compile(r"(?P<bare>c=(?P<binding>[^,]*),r=(?P<nonce>[^,]*).*),p=(?P<proof>[^,]*)")
+_NONCE = re.compile(r"[!-+\--~]+")  # printable ASCII but a comma
+
+
+class ScramError(Exception):
+    """What the client has sent is no SCRAM, or not what it has to send now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScramCredential:
+    """Of one password: whoever reads it cannot log in with it, but can guess by it."""
+
+    salt: bytes = field(repr=False)
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+    iterations: int
+
+    def text(self) -> str:
+        """In the form of Kafka's own (ScramCredentialUtils)."""
+        salt, stored, server = (
+            b64encode(value).decode() for value in (self.salt, self.stored_key, self.server_key)
+        )
+        return f"salt={salt},stored_key={stored},server_key={server},iterations={self.iterations}"
+
+
+def credential_of(mechanism: str, password: bytes, salt: bytes, iterations: int) -> ScramCredential:
+    """Takes milliseconds, in which other threads run."""
+    name = HASHES[mechanism]
+    salted = hashlib.pbkdf2_hmac(name, password, salt, iterations)
+    stored_key = hashlib.new(name, hmac.digest(salted, b"Client Key", name)).digest()
+    return ScramCredential(salt, stored_key, hmac.digest(salted, b"Server Key", name), iterations)
+
+
+def parse_credential(mechanism: str, text: str) -> ScramCredential:
+    """`salt=…,stored_key=…,server_key=…,iterations=…`. Raises ValueError, without the text."""
+    given = dict(part.partition("=")[::2] for part in text.split(","))
+    if given.keys() != _KEYS:
+        raise ValueError("expected salt=…,stored_key=…,server_key=…,iterations=…")
+    try:
+        salt, stored, server = (
+            b64decode(given[key], validate=True) for key in ("salt", "stored_key", "server_key")
+        )
+        iterations = int(given["iterations"])
+    except ValueError:
+        raise ValueError("expected keys in base64 and iterations as a number") from None
+    size = hashlib.new(HASHES[mechanism]).digest_size
+    if (len(stored), len(server)) != (size, size) or len(salt) < _SALT_BYTES_MIN:
+        raise ValueError(
+            f"expected keys of {size} bytes and a salt of at least {_SALT_BYTES_MIN} bytes"
+        )
+    if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        raise ValueError(f"expected {ITERATIONS_MIN} to {ITERATIONS_MAX} iterations")
+    return ScramCredential(salt, stored, server, iterations)
+
+
+def has_password(credential: ScramCredential, mechanism: str, password: bytes) -> bool:
+    """For PLAIN, whose client sends the password itself. Takes milliseconds, as `credential_of`."""
+    made = credential_of(mechanism, password, credential.salt, credential.iterations)
+    return hmac.compare_digest(made.stored_key, credential.stored_key)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFirst:
+    """What a client begins with: who it says it is, and its half of the nonce."""
+
+    header: str
+    bare: str
+    name: str
+    nonce: str
+
+
+def read_first(token: bytes) -> ClientFirst:
+    """Raises ScramError."""
+    text = _text(token)
+    found = _FIRST.fullmatch(text)
+    if found is None:
+        raise ScramError("no client-first message without channel binding")
+    nonce, _, extensions = found["bare"].partition(",r=")[2].partition(",")
+    name = _name(found["name"])
+    if extensions:
+        # Kafka's `tokenauth` is one: there are no delegation tokens here.
+        raise ScramError("extensions, and none is known")
+    if not _NONCE.fullmatch(nonce):
+        raise ScramError("no nonce")
+    if found["authzid"] and _name(found["authzid"]) != name:
+        raise ScramError("another user to act as")
+    return ClientFirst(found["header"], found["bare"], name, nonce)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What the server has answered, and needs to judge what comes next."""
+
+    mechanism: str
+    first: ClientFirst
+    credential: ScramCredential
+    nonce: str
+
+    @property
+    def message(self) -> str:
+        salt = b64encode(self.credential.salt).decode()
+        return f"r={self.nonce},s={salt},i={self.credential.iterations}"
+
+
+def challenge(
+    mechanism: str, first: ClientFirst, credential: ScramCredential, own_nonce: str
+) -> Challenge:
+    """`own_nonce` is used once, and nobody can guess it."""
+    return Challenge(mechanism, first, credential, first.nonce + own_nonce)
+
+
+def server_final(asked: Challenge, token: bytes) -> bytes | None:
+    """What proves the server to the client; None: the client has another password.
+
+    Raises ScramError.
+    """
+    found = _FINAL.fullmatch(_text(token))
+    if found is None:
+        raise ScramError("no client-final message")
+    if _decoded(found["binding"]) != asked.first.header.encode() or found["nonce"] != asked.nonce:
+        raise ScramError("a client-final message of another exchange")
+    name = HASHES[asked.mechanism]
+    said = ",".join((asked.first.bare, asked.message, found["bare"])).encode()
+    signature = hmac.digest(asked.credential.stored_key, said, name)
+    proof = _decoded(found["proof"])
+    if len(proof) != len(signature):
+        raise ScramError(f"a proof of {len(proof)} bytes")
+    client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
+    stored_key = hashlib.new(name, client_key).digest()
+    if not hmac.compare_digest(stored_key, asked.credential.stored_key):
+        return None
+    return b"v=" + b64encode(hmac.digest(asked.credential.server_key, said, name))
+
+
+def _text(token: bytes) -> str:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        raise ScramError("no UTF-8") from None
+
+
+def _name(text: str) -> str:
+    """RFC 5802 writes a comma as =2C and = as =3D."""
+    if re.search("=(?!2C|3D)", text):
+        raise ScramError("a user name with a bare =")
+    return text.replace("=2C", ",").replace("=3D", "=")
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        raise ScramError("no base64") from None
+
+
+# A user, and what may be read as this user. Values; no I/O.
+
+_ANY_ENDING = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Whole names, and beginnings of names."""
+
+    whole: frozenset[str]
+    beginnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, patterns: Iterable[str]) -> Names:
+        """`orders` is that name, `orders-*` all that begin so, `*` all. Raises ValueError."""
+        whole, beginnings = set(), []
+        for pattern in patterns:
+            name = pattern.removesuffix(_ANY_ENDING)
+            if _ANY_ENDING in name:
+                raise ValueError(f"{pattern!r}: expected * at the end only")
+            if not pattern:
+                raise ValueError("an empty name: expected a name, or a beginning and *")
+            if name != pattern:
+                beginnings.append(name)
+            else:
+                whole.add(name)
+        return cls(frozenset(whole), tuple(beginnings))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.whole or name.startswith(self.beginnings)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """`credentials` by mechanism of SCRAM."""
+
+    name: str
+    topics: Names
+    groups: Names
+    credentials: Mapping[str, ScramCredential] = field(default_factory=dict, repr=False)
+
+
+_EVERYTHING = Names.of("*")
+# Everybody, where there is no file of users.
+ANYBODY = User("", _EVERYTHING, _EVERYTHING)
+# Who has not logged in.
+NOBODY = User("", Names.of(()), Names.of(()))
+
+
+# The users of an archive, as their file says: TOML, a table for each user. Pure.
+#
+# [alice] topics = ["orders", "payments-*"] groups = ["alice-*"] SCRAM-SHA-256 =
+# "salt=…,stored_key=…,server_key=…,iterations=16384"
+
+_TOPICS, _GROUPS = "topics", "groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    by_name: Mapping[str, User]
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Of SCRAM, that somebody has a password for."""
+        return tuple(
+            mechanism
+            for mechanism in HASHES
+            if any(mechanism in user.credentials for user in self.by_name.values())
+        )
+
+    def credential(self, name: str, mechanism: str, secret: bytes) -> tuple[ScramCredential, bool]:
+        """The user's, and that it is true; else one that no password fits.
+
+        Who asks cannot tell which: that would say whom there is to guess for. `secret` is this
+        process's, so that the same name is answered with the same salt.
+        """
+        user = self.by_name.get(name)
+        if user is not None and mechanism in user.credentials:
+            return user.credentials[mechanism], True
+        digest = HASHES[mechanism]
+        made = hmac.digest(secret, f"{mechanism} {name}".encode(), "sha512")
+        others = (u.credentials.get(mechanism) for u in self.by_name.values())
+        like = next((other for other in others if other is not None), None)
+        salt_bytes = len(like.salt) if like else 16
+        keys = hmac.digest(secret, made, digest)
+        return (
+            ScramCredential(
+                made[:salt_bytes], keys, keys, like.iterations if like else ITERATIONS_MADE
+            ),
+            False,
+        )
+
+
+def parse_users(text: str) -> Users:
+    """Raises ValueError, which names the user and the key and no credential."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"no TOML: {error}") from None
+    users = {name: _user(name, table) for name, table in document.items()}
+    if not users:
+        raise ValueError("no user in it, so that nobody could read anything")
+    return Users(users)
+
+
+def _user(name: str, table: object) -> User:
+    if not name or "\0" in name:
+        raise ValueError("expected a name in the head of each table")
+    if not isinstance(table, dict):
+        raise ValueError(f"{name}: expected a table for each user, [{name}]")
+    unknown = table.keys() - {_TOPICS, _GROUPS, *HASHES}
+    if unknown:
+        raise ValueError(
+            f"{name}: {', '.join(sorted(unknown))}: expected {_TOPICS}, {_GROUPS}, "
+            + ", ".join(HASHES)
+        )
+    credentials = {m: _credential(name, m, table[m]) for m in HASHES if m in table}
+    if not credentials:
+        raise ValueError(f"{name}: expected {' or '.join(HASHES)}")
+    return User(name, _names(name, _TOPICS, table), _names(name, _GROUPS, table), credentials)
+
+
+def _credential(name: str, mechanism: str, value: object) -> ScramCredential:
+    try:
+        return parse_credential(mechanism, value if isinstance(value, str) else "")
+    except ValueError as error:
+        raise ValueError(f"{name}, {mechanism}: {error}") from None
+
+
+def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
+    """Without the key: none."""
+    patterns = table.get(key, [])
+    if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
+        raise ValueError(f'{name}, {key}: expected a list such as ["orders", "payments-*"]')
+    try:
+        return Names.of(patterns)
+    except ValueError as error:
+        raise ValueError(f"{name}, {key}: {error}") from None
+
+
+# The file of users: read at the start, and again when it has changed.
+
+log = structlog.get_logger(__name__)
+
+# A user who is taken out of the file reads on for so long.
+LOOK_INTERVAL_S = 2.0
+
+Stamp = tuple[int, int, int] | None
+
+
+class UsersFile:
+    """`load` first. A file that cannot be used later leaves its users in force, which is logged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: Stamp = None
+        self._fault: str | None = None
+        self.users = Users({})
+
+    async def load(self) -> None:
+        """Raises ConfigError."""
+        self._seen, self.users = await asyncio.to_thread(self._read)
+
+    async def run(self) -> NoReturn:
+        """Follows the file."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        if self._fault is None and await asyncio.to_thread(self._stamp) == self._seen:
+            return
+        try:
+            self._seen, self.users = await asyncio.to_thread(self._read)
+        except ConfigError as error:
+            if str(error) != self._fault:
+                log.error("users_file_unusable", error=str(error), hint="its last users count on")
+            self._fault = str(error)
+            return
+        self._fault = None
+        log.info("users_file_read_again", users=len(self.users.by_name))
+
+    def _read(self) -> tuple[Stamp, Users]:
+        # The stamp from before: what changes meanwhile is seen at the next look.
+        stamp = self._stamp()
+        place = f"archive_only.users_file = {self._path}"
+        try:
+            return stamp, parse_users(self._path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{place}: cannot be read: {error.strerror}") from None
+        except ValueError as error:  # a UnicodeDecodeError is one
+            raise ConfigError(f"{place}: {error}") from None
+
+    def _stamp(self) -> Stamp:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+# Logins by SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. Before one nothing else is answered.
+#
+# A connection has one attempt, as with a broker: a failed one is answered, and the connection
+# closes. Attempts from one address are judged one after the other, and after failures not before
+# a while: clients that are let go unheard come again twenty times a second.
+
+PLAIN = "PLAIN"
+# From one address, over time; two may follow at once.
+FAILED_LOGINS_PER_S_MAX = 1
+_ADDRESSES_MAX = 10_000
+
+
+class LoginRefused(Exception):
+    """The client is told, and the connection closed. `user` is what the client has said."""
+
+    def __init__(self, reason: str, user: str = "") -> None:
+        super().__init__(reason)
+        self.user = user
+
+
+class _Address:
+    """Where attempts come from. `failures` allows one a second, and two at once."""
+
+    __slots__ = ("failures", "turn")
+
+    def __init__(self, now: float) -> None:
+        self.turn = asyncio.Lock()
+        self.failures = TokenBucket(FAILED_LOGINS_PER_S_MAX, now)
+
+
+class Logins:
+    """What all connections share: who there is, and which addresses have failed. `clock` in s."""
+
+    def __init__(self, file: UsersFile, clock: Callable[[], float]) -> None:
+        self._file = file
+        self._clock = clock
+        self._addresses: LRUCache[str, _Address] = LRUCache(_ADDRESSES_MAX)
+        # One password at a time: each costs a core some milliseconds.
+        self.checking = asyncio.Semaphore(1)
+        self.secret = secrets.token_bytes(32)
+
+    @property
+    def users(self) -> Users:
+        return self._file.users
+
+    def still(self, user: User) -> User | None:
+        """The same user by the file of now, with the same passwords."""
+        now = self.users.by_name.get(user.name)
+        return None if now is None or now.credentials != user.credentials else now
+
+    @asynccontextmanager
+    async def attempt(self, name: str) -> AsyncIterator[None]:
+        """Of address `name`: its only one now, and late enough after its last failures."""
+        address = self._addresses.get(name)
+        if address is None:
+            address = self._addresses[name] = _Address(self._clock())
+        async with address.turn:
+            while owed_s := address.failures.owed_s(self._clock()):
+                LIMITS_REACHED.labels("failed_logins_per_s_max").inc()
+                await asyncio.sleep(owed_s)
+            try:
+                yield
+            except LoginRefused:
+                address.failures.spend(1, self._clock())
+                raise
+
+
+@dataclass(slots=True)
+class _Scram:
+    asked: Challenge
+    is_true: bool
+
+
+class Login:
+    """Of one connection. `secret_path`: nobody can listen, so PLAIN may be used.
+
+    Once `step` has raised LoginRefused it is over.
+    """
+
+    def __init__(self, logins: Logins, address: str, secret_path: bool) -> None:
+        self._logins = logins
+        self._address = address
+        self._secret_path = secret_path
+        self.mechanism: str | None = None
+        self._scram: _Scram | None = None
+        self.user: User | None = None
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        scram = self._logins.users.mechanisms
+        return (PLAIN, *scram) if self._secret_path else scram
+
+    def choose(self, mechanism: str) -> bool:
+        """Whether it may be used."""
+        known = mechanism in self.mechanisms
+        self.mechanism = mechanism if known else None
+        return known
+
+    async def step(self, token: bytes) -> bytes:
+        """The client's next token. Returns the answer's; `user` is set when it was the last one."""
+        if self.mechanism is None:
+            raise LoginRefused("no mechanism was agreed on")
+        try:
+            if self.mechanism != PLAIN and self._scram is None:
+                return self._scram_challenge(self.mechanism, token)
+            async with self._logins.attempt(self._address):
+                if self._scram is None:
+                    return await self._plain(token)
+                return self._scram_proof(self._scram, token)
+        except ScramError as error:
+            raise LoginRefused(f"malformed SCRAM: {error}") from None
+
+    async def _plain(self, token: bytes) -> bytes:
+        """RFC 4616: authzid NUL authcid NUL passwd."""
+        try:
+            authzid, name, password = token.decode().split("\0")
+        except ValueError:  # a UnicodeDecodeError is one
+            raise LoginRefused("malformed PLAIN") from None
+        if authzid not in ("", name):
+            raise LoginRefused("another user to act as", name)
+        user = self._logins.users.by_name.get(name)
+        has = user.credentials if user else {}
+        mechanism = next((m for m in HASHES if m in has), next(iter(self._logins.users.mechanisms)))
+        credential, is_true = self._logins.users.credential(name, mechanism, self._logins.secret)
+        async with self._logins.checking:
+            fits = await asyncio.to_thread(has_password, credential, mechanism, password.encode())
+        self._end(name, user if fits and is_true else None)
+        return b""
+
+    def _scram_challenge(self, mechanism: str, token: bytes) -> bytes:
+        first = read_first(token)
+        credential, is_true = self._logins.users.credential(
+            first.name, mechanism, self._logins.secret
+        )
+        asked = challenge(mechanism, first, credential, secrets.token_urlsafe(24))
+        self._scram = _Scram(asked, is_true)
+        return asked.message.encode()
+
+    def _scram_proof(self, scram: _Scram, token: bytes) -> bytes:
+        asked = scram.asked
+        try:
+            final = server_final(asked, token)
+        except ScramError as error:
+            raise LoginRefused(f"malformed SCRAM: {error}", asked.first.name) from None
+        is_known = final is not None and scram.is_true
+        user = self._logins.users.by_name.get(asked.first.name) if is_known else None
+        if user is not None and user.credentials.get(asked.mechanism) != asked.credential:
+            user = None  # changed between the two messages
+        self._end(asked.first.name, user)
+        return final or b""
+
+    def _end(self, name: str, user: User | None) -> None:
+        if user is None:
+            raise LoginRefused("wrong user or password", name)
+        self.user = user

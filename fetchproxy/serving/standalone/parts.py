@@ -1,0 +1,123 @@
+"""What the APIs of archive-only mode work with: the archive, the groups, and one request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fetchproxy.config.schema import ArchiveOnlyConfig, GatewayConfig
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.admission import (
+    AnswerBudget,
+    AnswerTurns,
+    Client,
+    ClientRates,
+    ConnectionPace,
+    ConnectionTurn,
+)
+from fetchproxy.serving.relay.held_readers import SkippedOffsets
+from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
+from fetchproxy.serving.standalone.groups import GroupCoordinator
+from fetchproxy.serving.standalone.logins import Logins, User
+from fetchproxy.serving.standalone.topics import ArchiveWatch
+from fetchproxy.tls.acceptor import Warn
+from protocol.apis import ApiKey
+from protocol.headers import RequestHead
+from protocol.messages import Fields, Structure, read_request, write_response
+from protocol.primitives import Buffer
+
+# The only node there is. Clients compare it with nothing else, so any number would do.
+NODE_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOnlyParts:
+    config: ArchiveOnlyConfig
+    gateway: GatewayConfig
+    cluster_id: str
+    rlmm: RemoteLogMetadataManager
+    purgatory: RemoteFetchPurgatory
+    archive: ArchiveWatch
+    groups: GroupCoordinator
+    offsets: CommittedOffsets
+    logins: Logins | None  # None: nobody has to log in
+    answers: AnswerBudget
+    turns: AnswerTurns
+    rates: ClientRates
+    skipped: SkippedOffsets
+    warn: Warn
+    clock: Callable[[], float]
+
+
+@dataclass(slots=True)
+class Request:
+    """A whole request. `payload` is without size prefix; `host`, `port`: where clients dial us.
+
+    It is read once, and not kept while the answer is waited for: that may take minutes.
+    """
+
+    head: RequestHead
+    payload: bytes
+    client_id: str
+    client_host: str
+    user: User
+    pace: ConnectionPace
+    turn: ConnectionTurn
+    host: str
+    port: int
+
+    @property
+    def client(self) -> Client:
+        return self.client_host, self.client_id
+
+    @property
+    def version(self) -> int:
+        return self.head.api_version
+
+    def may_read(self, topic: str) -> bool:
+        return topic in self.user.topics
+
+    def may_join(self, group_id: str) -> bool:
+        return group_id in self.user.groups
+
+    def read(self, table: Structure) -> Fields:
+        """Raises WireError."""
+        head = self.head
+        return read_request(
+            table, self.take_payload(), head.body_position, head.api_key, head.api_version
+        )
+
+    def take_payload(self) -> bytes:
+        payload, self.payload = self.payload, b""
+        return payload
+
+    def respond(self, table: Structure, values: dict[str, Any]) -> Sequence[Buffer]:
+        head = self.head
+        return [write_response(table, values, head.api_key, head.api_version, head.correlation_id)]
+
+
+class RequestRefused(Exception):
+    """A request that has no answer that its client would read: the connection is closed.
+
+    `api` is its name, `hint` says to whoever reads the log why.
+    """
+
+    def __init__(self, api: str, version: int, hint: str) -> None:
+        super().__init__(api, version, hint)
+        self.api, self.version, self.hint = api, version, hint
+
+
+# A framed answer in pieces. Raises WireError, RequestRefused.
+Answer = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedApi:
+    """An API with the versions that are advertised and answered, both inclusive."""
+
+    key: ApiKey
+    lowest: int
+    highest: int
+    answer: Answer

@@ -1,0 +1,242 @@
+"""The archive's topics as a cluster would show them, and the look that keeps up with the archive.
+
+A topic that was deleted and created again is in the archive twice. Its name means the incarnation
+that was archived last; the older one can be asked for by its id alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import (
+    PARTITIONS_ALONE_MAX,
+    RemoteLogMetadataManager,
+)
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
+from fetchproxy.runtime.loop import each_of
+
+log = structlog.get_logger(__name__)
+
+RETRY_INITIAL_S = 0.5
+RETRY_MAX_S = 10.0
+VIEWS_AT_ONCE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedTopic:
+    """Partitions 0 … `partition_count` - 1; one that nothing was archived of is an empty log.
+
+    (Some clients take the number of partitions for the highest one, so there may be no holes.)
+    """
+
+    name: str
+    topic_id: UUID
+    partition_count: int
+
+    def partition(self, number: int) -> TopicIdPartition | None:
+        if 0 <= number < self.partition_count:
+            return TopicIdPartition(self.topic_id, self.name, number)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    by_name: Mapping[str, ArchivedTopic]  # sorted
+    by_id: Mapping[UUID, ArchivedTopic]
+
+    def partition(self, topic: str, number: int) -> TopicIdPartition | None:
+        found = self.by_name.get(topic)
+        return None if found is None else found.partition(number)
+
+
+def build_catalogue(tips: Iterable[TopicIdPartition], archived_at: Mapping[UUID, int]) -> Catalogue:
+    """`archived_at`: when an incarnation was last archived (ms), where a name has several."""
+    counts: dict[tuple[str, UUID], int] = {}
+    for tip in tips:
+        key = (tip.topic, tip.topic_id)
+        counts[key] = max(counts.get(key, 0), tip.partition + 1)
+    topics = [ArchivedTopic(name, topic_id, count) for (name, topic_id), count in counts.items()]
+    # The last one of a name stays.
+    topics.sort(key=lambda t: (t.name, archived_at.get(t.topic_id, 0), t.topic_id))
+    return Catalogue({t.name: t for t in topics}, {t.topic_id: t for t in topics})
+
+
+def log_edges(view: PartitionView) -> tuple[int, int]:
+    """(log start, log end); an empty log begins and ends where DeleteRecords has left it, or at 0.
+
+    Where metadata cannot be read there may be more: see `PartitionView.uncertain_at`.
+    """
+    start, end = view.log_start_offset, view.log_end_offset
+    if start is None or end is None:
+        return view.raised_log_start, view.raised_log_start
+    return start, end
+
+
+class ArchiveWatch:
+    """`load()` first; then `run()` keeps `catalogue` and the views that are waited for up to date.
+
+    `refresh_interval_s` bounds how old both may be while the store answers; while it does not, the
+    last ones stay.
+    """
+
+    def __init__(
+        self, rlmm: RemoteLogMetadataManager, refresh_interval_s: float, reads_max: int
+    ) -> None:
+        self._rlmm = rlmm
+        self._interval_s = refresh_interval_s
+        self._reads = asyncio.Semaphore(reads_max)
+        self._ends: dict[TopicIdPartition, float] = {}  # watched until (loop time)
+        self._looked = asyncio.Event()
+        self._failing = False
+        self.catalogue = Catalogue({}, {})
+
+    async def load(self) -> None:
+        """Returns when the archive has been listed. Raises RemoteStorageError if that is vain."""
+        pause_s = RETRY_INITIAL_S
+        while True:
+            try:
+                await self._list()
+                self._note(None)
+                return
+            except RemoteStorageError as error:
+                if not error.retriable:
+                    raise
+                self._note(error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self._list()
+                await self._follow_ends()
+                self._note(None)
+            except RemoteStorageError as error:
+                self._note(error)
+            self._looked.set()
+            self._looked = asyncio.Event()
+
+    async def view(self, tip: TopicIdPartition) -> PartitionView:
+        """At most the interval old; an older one where the store does not answer.
+
+        Raises RemoteStorageError where nothing was ever read.
+        """
+        try:
+            async with self._reads:
+                now = asyncio.get_running_loop().time()
+                return await self._rlmm.refresh(tip, now - self._interval_s)
+        except RemoteStorageError:
+            view = self._rlmm.view(tip)
+            if view is None:
+                raise
+            return view
+
+    async def views(
+        self, tips: Iterable[TopicIdPartition]
+    ) -> dict[TopicIdPartition, PartitionView | RemoteStorageError]:
+        """As `view`, of all of them at once; a topic of many is listed once."""
+        found: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
+        by_topic: dict[UUID, set[TopicIdPartition]] = {}
+        async for tip in each_of(tips):
+            by_topic.setdefault(tip.topic_id, set()).add(tip)
+
+        async def look(tip: TopicIdPartition) -> None:
+            try:
+                found[tip] = await self.view(tip)
+            except RemoteStorageError as error:
+                found[tip] = error
+
+        async def look_at_topic(topic_id: UUID, its: set[TopicIdPartition]) -> None:
+            # What it finds is there for each; where it fails each has the last view, if any.
+            failure = await self._read_topic(topic_id)
+            async for tip in each_of(its, VIEWS_AT_ONCE):
+                if failure is None:
+                    await look(tip)
+                else:
+                    found[tip] = self._rlmm.view(tip) or failure
+
+        async with asyncio.TaskGroup() as tasks:
+            for topic_id, its in by_topic.items():
+                if len(its) > PARTITIONS_ALONE_MAX:
+                    tasks.create_task(look_at_topic(topic_id, its))
+                else:
+                    for tip in its:
+                        tasks.create_task(look(tip))
+        return found
+
+    async def _read_topic(self, topic_id: UUID) -> RemoteStorageError | None:
+        try:
+            async with self._reads:
+                now = asyncio.get_running_loop().time()
+                await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
+        except RemoteStorageError as error:
+            return error
+        return None
+
+    def watch_ends(self, tips: Iterable[TopicIdPartition]) -> None:
+        """Somebody waits at their ends: look whether they grow, for a while."""
+        until = asyncio.get_running_loop().time() + 2 * self._interval_s
+        for tip in tips:
+            self._ends[tip] = until
+
+    async def wait_for_look(self, deadline: float) -> None:
+        """Until the next look has ended, or loop time `deadline`."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._looked.wait()
+        except TimeoutError:
+            pass
+
+    # ----------------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        tips = list(await self._rlmm.list_partitions())
+        ids: dict[str, set[UUID]] = {}
+        for tip in tips:
+            ids.setdefault(tip.topic, set()).add(tip.topic_id)
+        several = [tip for tip in tips if len(ids[tip.topic]) > 1]
+        archived_at: dict[UUID, int] = {}
+        for tip in several:
+            view = await self.view(tip)
+            times = [segment.event_timestamp_ms for segment in view.segments]
+            archived_at[tip.topic_id] = max([archived_at.get(tip.topic_id, 0), *times])
+        self.catalogue = build_catalogue(tips, archived_at)
+        ARCHIVE_ONLY_TOPICS.set(len(self.catalogue.by_name))
+
+    async def _follow_ends(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._ends = {tip: until for tip, until in self._ends.items() if until > now}
+        failures: list[RemoteStorageError] = []
+        async with asyncio.TaskGroup() as tasks:
+            for tip in self._ends:
+                tasks.create_task(self._follow_end(tip, now, failures))
+        if failures:
+            raise failures[0]
+
+    async def _follow_end(
+        self, tip: TopicIdPartition, now: float, failures: list[RemoteStorageError]
+    ) -> None:
+        async with self._reads:
+            if failures:
+                return
+            try:
+                await self._rlmm.refresh(tip, now)
+            except RemoteStorageError as error:
+                failures.append(error)
+
+    def _note(self, error: RemoteStorageError | None) -> None:
+        if error is not None and not self._failing:
+            log.warning("archive_unreachable", error=str(error))
+        elif error is None and self._failing:
+            log.info("archive_reachable_again")
+        self._failing = error is not None

@@ -1,0 +1,204 @@
+"""How bytes go in and out: one receive buffer, answers in pieces, and records that stay within
+the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import select
+from asyncio import Transport
+from asyncio.trsock import TransportSocket
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from protocol.primitives import Buffer
+
+# One receive buffer for all connections of a loop.
+#
+# asyncio asks for a buffer, fills it and hands it back in one uninterrupted step, so connections
+# can share it and an idle connection costs no buffer. What a protocol keeps it copies; what it
+# wrote to a transport that could not send at once may still be referenced there, so the buffer is
+# then given away and a new one taken (asyncio from 3.12 on, and uvloop, keep the view itself).
+
+RECEIVE_BYTES = 256 * 1024
+
+
+class ReceiveBuffer:
+    def __init__(self, size: int = RECEIVE_BYTES) -> None:
+        self._size = size
+        self.view = memoryview(bytearray(size))
+
+    def release(self, transport: asyncio.WriteTransport | None) -> None:
+        """Called after views of the buffer were written to `transport`."""
+        if transport is not None and transport.get_write_buffer_size():
+            self.view = memoryview(bytearray(self._size))
+
+
+# Records go from the broker's socket to the client's within the kernel: Linux's splice(2).
+#
+# Nobody looks at the records of an answer that passes, so they need not be copied into this
+# process and out again, which is most of what a relayed byte costs. A socket only gives its bytes
+# to a pipe, so there is one, for all connections of a loop: it is filled and emptied in one
+# uninterrupted step, and what the client would not take comes back as bytes, to wait where all
+# that is written waits.
+
+_PIPE_BYTES = 1024 * 1024  # what any user may have; a socket's pages fill it by more than that
+# What is still received beside a splice: the loop reads before it says that there is something.
+PEEK_BYTES = 4 * 1024
+
+
+class Moved(NamedTuple):
+    """`taken` bytes have left the source; `not_sent`, the last of them, not for the target."""
+
+    taken: int
+    not_sent: Buffer
+
+
+NOTHING = Moved(0, b"")
+
+
+class RecordPipe:
+    """`move` must be followed by a write of what was not sent. `bytes_min`: less is not moved."""
+
+    def __init__(self, bytes_min: int) -> None:
+        self.bytes_min = bytes_min
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with suppress(PermissionError):  # of a user with many: then it takes more steps
+            fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def close(self) -> None:
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+    def move(self, source: TransportSocket, target: TransportSocket, size: int) -> Moved:
+        """As much of `size` bytes as there is. Errors of a socket are left to its transport."""
+        if source.fileno() < 0 or target.fileno() < 0:
+            return NOTHING
+        flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+        try:
+            taken = os.splice(source.fileno(), self._write_end, min(size, _PIPE_BYTES), flags=flags)
+        except OSError:
+            return NOTHING
+        left = taken
+        with suppress(OSError):
+            while left:
+                left -= os.splice(self._read_end, target.fileno(), left, flags=flags)
+        return Moved(taken, self._rest(left))
+
+    def _rest(self, size: int) -> bytes:
+        pieces = []
+        while size:
+            pieces.append(os.read(self._read_end, size))
+            size -= len(pieces[-1])
+        return b"".join(pieces)
+
+
+def open_record_pipe(bytes_min: int) -> RecordPipe | None:
+    """None where it is not wanted (0), or the system has no splice."""
+    return RecordPipe(bytes_min) if bytes_min and hasattr(os, "splice") else None
+
+
+def plain_socket(transport: Transport) -> TransportSocket | None:
+    """Whose bytes are what the peer sees; None under TLS, and where there is no socket."""
+    if transport.get_extra_info("sslcontext") is not None:
+        return None
+    found: TransportSocket | None = transport.get_extra_info("socket")
+    return found
+
+
+# An answer in pieces: joined where they are small, and sent from where they lie.
+
+_JOINED_BYTES_MAX = 32 * 1024  # a system call costs as much as copying about this
+# In one step, well below a millisecond: an answer with 1 MiB of records, as consumers ask of a
+# partition, is one.
+SENT_BYTES_MAX = 2 * 1024 * 1024
+_GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies what it cannot send at once
+_SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
+
+
+def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes with neighbours below `_JOINED_BYTES_MAX` in one piece."""
+    small: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) < _JOINED_BYTES_MAX:
+            small.append(piece)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield piece
+    if small:
+        yield b"".join(small)
+
+
+def first_bytes(pieces: list[memoryview], size: int) -> list[memoryview]:
+    """The first `size` bytes of `pieces`."""
+    found: list[memoryview] = []
+    for piece in pieces:
+        if size <= 0:
+            break
+        found.append(piece[:size])
+        size -= len(piece)
+    return found
+
+
+def without_first(pieces: list[memoryview], size: int) -> list[memoryview]:
+    """What is left of `pieces` behind their first `size` bytes."""
+    for number, piece in enumerate(pieces):
+        if size < len(piece):
+            return [piece[size:], *pieces[number + 1 :]]
+        size -= len(piece)
+    return []
+
+
+def write_step(transport: Transport, pieces: list[memoryview]) -> list[memoryview]:
+    """Write some of `pieces` and return the others, to be written when the transport is writable.
+
+    What the socket takes of SENT_BYTES_MAX goes in one system call; where it is full, and under
+    TLS, the transport is given the next piece.
+    """
+    left = _sent_at_once(transport, pieces)
+    if left and sum(map(len, pieces)) - sum(map(len, left)) < SENT_BYTES_MAX:
+        given = left[0][:_GIVEN_BYTES_MAX]
+        transport.write(given)
+        left = without_first(left, len(given))
+    return left
+
+
+def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memoryview]:
+    """Nothing is sent in front of bytes that wait. Errors of the socket are the transport's."""
+    plain = plain_socket(transport)
+    if plain is None or transport.get_write_buffer_size():
+        return pieces
+    try:
+        sent = os.writev(plain.fileno(), first_bytes(pieces, SENT_BYTES_MAX)[:_SENT_PIECES_MAX])
+    except OSError:
+        return pieces
+    return without_first(pieces, sent)
+
+
+# Clients that have ended their sending, and those that are gone: what asyncio does not tell.
+
+
+def may_half_close(transport: asyncio.BaseTransport) -> bool:
+    """Whether answers can still be sent when the other side has ended its sending.
+
+    asyncio's TLS always ends both directions at once.
+    """
+    return transport.get_extra_info("sslcontext") is None
+
+
+def is_reset(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side is gone, of a connection that asyncio does not read, and so not watch.
+
+    One that has only ended its sending is still there.
+    """
+    found: TransportSocket | None = transport.get_extra_info("socket")
+    if found is None:
+        return False
+    look = select.poll()
+    look.register(found, 0)  # what cannot be left out: an error, a hang-up of both directions
+    return bool(look.poll(0))

@@ -1,0 +1,287 @@
+"""The objects of an archive besides segments: bytes and their names, no meaning."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from fetchproxy.errors import ObjectNotFound
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.segments.object_keys import (
+    archive_gap_key,
+    archiver_positions_key,
+    archivers_folder,
+    cluster_topics_key,
+    collected_metadata_key,
+    concern_key,
+    concerns_folder,
+    finished_offsets_key,
+    is_archiver_positions_key,
+    parse_archive_gap_key,
+    parse_concern_key,
+    partition_folder,
+    retention_step_key,
+    topic_cluster_key,
+)
+from fetchproxy.storage.measured import measured
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    SMALL_OBJECT_BYTES_MAX,
+    ObjectStore,
+    StoreClock,
+    StoredObject,
+)
+
+# The objects in which running archivers say what they are gathering. Knows nothing of segments.
+
+
+class ArchiverObjects:
+    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def key(self, archiver: UUID) -> str:
+        return archiver_positions_key(self._prefix, archiver)
+
+    @measured
+    async def put_archiver_positions(self, archiver: UUID, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(self.key(archiver), content)
+
+    async def list(self) -> AsyncIterator[StoredObject]:
+        """Of every archiver that has not taken back what it said."""
+        async for found in self._store.list(archivers_folder(self._prefix)):
+            if is_archiver_positions_key(self._prefix, found.key):
+                yield found
+
+    @measured
+    async def get_archiver_positions(self, key: str) -> bytes:
+        """`key` is one of `list`. ObjectNotFound: deleted since."""
+        return await self._store.get(key)
+
+    @measured
+    async def delete_archiver_positions(self, key: str) -> None:
+        """Absent is no error."""
+        await self._store.delete(key)
+
+
+# The object that repeats the metadata of a topic's segments; bytes, no meaning.
+
+
+class CollectedObjects:
+    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    @measured
+    async def put_collected_metadata(self, topic_id: UUID, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(collected_metadata_key(self._prefix, topic_id), content)
+
+    @measured
+    async def get_collected_metadata(self, topic_id: UUID) -> bytes | None:
+        """None: nobody has collected them."""
+        try:
+            return await self._store.get(collected_metadata_key(self._prefix, topic_id))
+        except ObjectNotFound:
+            return None
+
+
+# The objects in which archivers say what they want seen to; bytes, no meaning.
+#
+# They lie in a folder of their own: one listing tells of the whole archive, and mostly it is
+# empty.
+
+
+@dataclass(frozen=True, slots=True)
+class ConcernObject:
+    """`tip` None: it is of the archive as a whole. `name`: one of `concerns.Concern`, or newer."""
+
+    tip: TopicIdPartition | None
+    name: str
+    key: str
+    version: str  # changes with the content
+
+
+class ConcernObjects:
+    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    @measured
+    async def put_concern(self, tip: TopicIdPartition | None, name: str, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(concern_key(self._prefix, tip, name), content)
+
+    @measured
+    async def get_concern(self, found: ConcernObject) -> bytes | None:
+        """None: it was deleted since it was listed."""
+        try:
+            return await self._store.get(found.key, SMALL_OBJECT_BYTES_MAX)
+        except ObjectNotFound:
+            return None
+
+    @measured
+    async def delete_concern(self, tip: TopicIdPartition | None, name: str) -> None:
+        """Absent is no error."""
+        await self._store.delete(concern_key(self._prefix, tip, name))
+
+    @measured
+    async def list_concerns(self) -> list[ConcernObject]:
+        """Of the whole archive."""
+        return await self._listed(concerns_folder(self._prefix))
+
+    @measured
+    async def forget_concerns(self, tip: TopicIdPartition) -> None:
+        """All of a partition; may be repeated after a failure."""
+        for found in await self._listed(partition_folder(concerns_folder(self._prefix), tip)):
+            await self._store.delete(found.key)
+
+    async def _listed(self, folder: str) -> list[ConcernObject]:
+        return [
+            ConcernObject(*parsed, stored.key, stored.version)
+            async for stored in self._store.list(folder)
+            if (parsed := parse_concern_key(self._prefix, stored.key)) is not None
+        ]
+
+
+# The objects in which archivers say what a partition's archive has to hold. Decides nothing.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GapObject:
+    """Offsets that were lost before they could be copied, both inclusive."""
+
+    first_offset: int
+    last_offset: int
+    key: str
+
+
+class PartitionRecords:
+    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def folder(self, tip: TopicIdPartition) -> str:
+        """Of all objects of the partition."""
+        return partition_folder(self._prefix, tip)
+
+    def finished_offsets_key(self, tip: TopicIdPartition) -> str:
+        return finished_offsets_key(self._prefix, tip)
+
+    @measured
+    async def put_archive_gap(
+        self, tip: TopicIdPartition, first: int, last: int, content: bytes
+    ) -> None:
+        """`content` is for people: the key alone counts. May be repeated."""
+        await self._store.put(archive_gap_key(self._prefix, tip, first, last), content)
+
+    async def list_archive_gaps(self, tip: TopicIdPartition) -> AsyncIterator[GapObject]:
+        """By first offset."""
+        async for found in self._store.list(partition_folder(self._prefix, tip)):
+            gap = parse_archive_gap_key(self._prefix, found.key)
+            if gap is not None:
+                yield GapObject(*gap, found.key)
+
+    @measured
+    async def put_finished_offsets(self, tip: TopicIdPartition, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(finished_offsets_key(self._prefix, tip), content)
+
+    @measured
+    async def get_finished_offsets(self, tip: TopicIdPartition) -> bytes | None:
+        """None: nobody has stated any."""
+        try:
+            key = finished_offsets_key(self._prefix, tip)
+            return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
+        except ObjectNotFound:
+            return None
+
+    @measured
+    async def forget_records(self, tip: TopicIdPartition) -> None:
+        """Of a partition without segments; may be repeated after a failure."""
+        gaps = [gap async for gap in self.list_archive_gaps(tip)]
+        for gap in gaps:
+            await self._store.delete(gap.key)
+        await self._store.delete(finished_offsets_key(self._prefix, tip))
+
+
+# What retention and the deletion of topics keep in the store besides segments; bytes, no meaning.
+#
+# Whoever deletes says there what it is about to do, so that it is known after a restart and to
+# other archivers. And the store's own clock, where it has one.
+
+
+class RetentionObjects:
+    """`prefix` is one of `layout.normal_prefix`. `clock`: the store's own, if it tells the time.
+
+    Raises RemoteStorageError and subclasses.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str, clock: StoreClock | None) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._clock = clock
+
+    @measured
+    async def put_retention_step(self, tip: TopicIdPartition, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(retention_step_key(self._prefix, tip), content)
+
+    @measured
+    async def get_retention_step(self, tip: TopicIdPartition) -> bytes | None:
+        """None: retention has announced nothing."""
+        return await self._get(retention_step_key(self._prefix, tip), SMALL_OBJECT_BYTES_MAX)
+
+    @measured
+    async def delete_retention_step(self, tip: TopicIdPartition) -> None:
+        """Absent is no error."""
+        await self._store.delete(retention_step_key(self._prefix, tip))
+
+    @measured
+    async def put_cluster_topics(self, cluster_id: str, content: bytes) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(cluster_topics_key(self._prefix, cluster_id), content)
+
+    @measured
+    async def get_cluster_topics(self, cluster_id: str) -> bytes | None:
+        """None: nobody has looked at the cluster's topics yet."""
+        return await self._get(cluster_topics_key(self._prefix, cluster_id), OBJECT_BYTES_MAX)
+
+    @measured
+    async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
+        """The cluster in which the topic is alive."""
+        content = cluster_id.encode() + b"\n"
+        await self._store.put(topic_cluster_key(self._prefix, topic, topic_id), content)
+
+    @measured
+    async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
+        """None: no archiver has seen the topic alive, or it is forgotten."""
+        key = topic_cluster_key(self._prefix, topic, topic_id)
+        content = await self._get(key, SMALL_OBJECT_BYTES_MAX)
+        return None if content is None else content.decode(errors="replace").strip()
+
+    @measured
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """Remove what is left of a topic without partitions; may be repeated."""
+        await self._store.delete(collected_metadata_key(self._prefix, topic_id))
+        await self._store.delete(topic_cluster_key(self._prefix, topic, topic_id))
+
+    async def store_clock_ms(self) -> int | None:
+        """Epoch ms by the store's own clock; None: it has none that it tells."""
+        return None if self._clock is None else await self._clock.clock_ms(self._prefix)
+
+    async def _get(self, key: str, bytes_max: int) -> bytes | None:
+        try:
+            return await self._store.get(key, bytes_max)
+        except ObjectNotFound:
+            return None

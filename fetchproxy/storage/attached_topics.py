@@ -1,0 +1,257 @@
+"""Topics of other archives among one's own, under other names: an ObjectStore over several.
+
+To everything above it an attached topic is one of the archive: it lies in a folder of its own, and
+its metadata name it so. It has an id of its own too, so that an archive may be attached beside
+itself. Nothing is ever written there: every put and delete is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid5
+
+import structlog
+
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import parse_attachments
+from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, StorageDenied
+from fetchproxy.model import ByteRange, RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.segments.description import decode_segment, encode_segment
+from fetchproxy.segments.object_keys import (
+    SegmentFile,
+    parse_segment_key,
+    parse_topic_folder,
+    topic_cluster_key,
+    topic_folder,
+)
+from fetchproxy.storage.archive_identity import read_identity
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    Content,
+    ObjectStore,
+    StoredObject,
+)
+from fetchproxy.storage.stores.registry import open_object_store
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedTopic:
+    """`topic` of the archive in `store` below `prefix` is served as `name`."""
+
+    name: str
+    store: ObjectStore
+    prefix: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """`here` and `there` are topic folders; `hidden` is an object that is not shown."""
+
+    attached: AttachedTopic
+    here: str
+    there: str
+    hidden: str
+
+    def key_there(self, key: str) -> str:
+        return self.there + key[len(self.here) :]
+
+    def key_here(self, key: str) -> str:
+        return self.here + key[len(self.there) :]
+
+
+class AttachedObjectStore(ObjectStore):
+    """`own` below `prefix`, and the attached topics as further folders of it.
+
+    `async with` opens and closes all stores. A topic is known once the folders were listed, as
+    whoever reads an archive does first. An own topic of an attached one's name is not shown.
+    """
+
+    def __init__(self, own: ObjectStore, prefix: str, attached: Sequence[AttachedTopic]) -> None:
+        self._own = own
+        self._prefix = prefix
+        self._attached = attached
+        self._mounts: dict[str, _Mount] = {}  # by the folder here
+        self._missed: set[str] = set()  # reported as not there
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opened:
+            for store in self._stores():
+                if isinstance(store, AbstractAsyncContextManager):
+                    await opened.enter_async_context(store)
+            opened.pop_all()  # `close` closes them
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def put(self, key: str, content: bytes) -> None:
+        self._check_own(key)
+        await self._own.put(key, content)
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        self._check_own(key)
+        return await self._own.put_new(key, content)
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        self._check_own(key)
+        await self._own.put_file(key, path, settled=settled)
+
+    async def delete(self, key: str) -> None:
+        self._check_own(key)
+        await self._own.delete(key)
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        mount = self._mount(key)
+        if mount is None:
+            return await self._own.get(key, bytes_max)
+        if key == mount.hidden:
+            raise ObjectNotFound(key)
+        there = await mount.attached.store.get(mount.key_there(key), bytes_max)
+        return self._renamed(key, mount, there)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        mount = self._mount(key)
+        if mount is None:
+            return await self._own.get_range(key, byte_range)
+        return await mount.attached.store.get_range(mount.key_there(key), byte_range)
+
+    @property
+    def page_objects(self) -> int | None:
+        return next((s.page_objects for s in self._stores() if s.page_objects), None)
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        """Of an attached topic only where `prefix` lies in it: no archive is listed across topics.
+
+        The sizes of metadata objects are those in the other archive.
+        """
+        mount = self._mount(prefix)
+        if mount is None:
+            async for found in self._own.list(prefix, start_after):
+                yield found
+            return
+        there = mount.key_there(start_after) if start_after.startswith(mount.here) else ""
+        if not there and start_after > mount.here:
+            return
+        async for found in mount.attached.store.list(mount.key_there(prefix), there):
+            key = mount.key_here(found.key)
+            if key != mount.hidden:
+                yield replace(found, key=key)
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        mount = self._mount(prefix)
+        if mount is not None:
+            async for name in mount.attached.store.list_folders(mount.key_there(prefix)):
+                yield name
+            return
+        names = [name async for name in self._own.list_folders(prefix)]
+        if prefix == self._prefix:
+            taken = {attached.name for attached in self._attached}
+            names = [name for name in names if not _is_topic_of(name, taken)]
+            for attached in self._attached:
+                names += [mount.here[len(prefix) : -1] for mount in await self._look(attached)]
+            names.sort(key=lambda name: f"{name}/")
+        for name in names:
+            yield name
+
+    async def close(self) -> None:
+        for store in self._stores():
+            await store.close()
+
+    async def _look(self, attached: AttachedTopic) -> Sequence[_Mount]:
+        """Every incarnation of the topic that the other archive has now."""
+        await read_identity(attached.store, attached.prefix)  # its layout, first of all
+        found = []
+        async for name in attached.store.list_folders(attached.prefix):
+            topic = parse_topic_folder(name)
+            if topic is not None and topic[0] == attached.topic:
+                own_id = uuid5(topic[1], attached.name)
+                here = topic_folder(self._prefix, attached.name, own_id)
+                found.append(
+                    _Mount(
+                        attached,
+                        here,
+                        there=f"{attached.prefix}{name}/",
+                        # Of that cluster it says something, of ours it would say what is not so.
+                        hidden=topic_cluster_key(self._prefix, attached.name, own_id),
+                    )
+                )
+        self._mounts.update((mount.here, mount) for mount in found)
+        if not found and attached.name not in self._missed:
+            self._missed.add(attached.name)
+            log.warning("attached_topic_not_found", name=attached.name, topic=attached.topic)
+        return found
+
+    def _mount(self, key: str) -> _Mount | None:
+        if not key.startswith(self._prefix):
+            return None
+        folder, slash, _ = key[len(self._prefix) :].partition("/")
+        return self._mounts.get(f"{self._prefix}{folder}{slash}")
+
+    def _check_own(self, key: str) -> None:
+        mount = self._mount(key)
+        if mount is not None:
+            raise StorageDenied(f"{key}: the attached topic {mount.attached.name} is read-only")
+
+    def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
+        """Metadata with the name that the segment has here; what cannot be read is left so."""
+        parsed = parse_segment_key(self._prefix, key)
+        if parsed is None or parsed.file is not SegmentFile.METADATA:
+            return content
+        try:
+            metadata = decode_segment(content, key)
+        except CorruptSegment:
+            return content
+        there = parse_segment_key(mount.attached.prefix, mount.key_there(key))
+        if there is None or metadata.segment_id != there.segment_id:
+            return content  # the metadata of something else: it must not pass for this segment's
+        tip = parsed.segment_id.topic_id_partition
+        renamed = RemoteLogSegmentId(
+            TopicIdPartition(tip.topic_id, tip.topic, tip.partition), metadata.segment_id.id
+        )
+        return encode_segment(replace(metadata, segment_id=renamed))
+
+    def _stores(self) -> Sequence[ObjectStore]:
+        return (self._own, *(attached.store for attached in self._attached))
+
+
+def open_archive(
+    config: Config, *, create: bool = False, must_exist: bool = True
+) -> RemoteStorageManager:
+    """The configured archive, with the topics that are attached to it. As `storage.open`.
+
+    Its metadata manager has to be the configured one, but for those who read it without a cluster.
+    These may find none: then they know no topic, and nobody skips anything.
+    """
+    if config.store.url is None:
+        raise ConfigError("store.url is not set")
+    own, prefix = open_object_store(config.store.url, config.store, create=create)
+    manager = None if config.archive_only.enabled else config.metadata.ruling
+    must_exist = must_exist and not config.archive_only.enabled
+    wanted = parse_attachments(config.attach.archives or "")
+    if not wanted:
+        return RemoteStorageManager(own, prefix, manager=manager, must_exist=must_exist)
+    attached = [
+        AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
+        for one in wanted
+    ]
+    store = AttachedObjectStore(own, prefix, attached)
+    return RemoteStorageManager(store, prefix, manager=manager, must_exist=must_exist)
+
+
+def _is_topic_of(folder: str, names: set[str]) -> bool:
+    topic = parse_topic_folder(folder)
+    return topic is not None and topic[0] in names

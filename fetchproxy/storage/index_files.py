@@ -1,0 +1,854 @@
+"""The process's own index files: remoteLogIndex, remoteOffsetIndex and remoteTimeIndex of all
+partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import re
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from typing import IO, NamedTuple, ParamSpec, Self, TypeVar
+
+import structlog
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.metrics import (
+    LOCAL_INDEX_BYTES,
+    LOCAL_INDEX_FILES,
+    LOCAL_INDEX_READS,
+    LOCAL_INDEX_REBUILDS,
+)
+from fetchproxy.runtime.folders import LOCK as LOCK
+from fetchproxy.runtime.folders import take_folder
+from fetchproxy.segments.remote_log_index import (
+    RemoteLogIndex,
+    RemoteLogIndexEntry,
+    entry_positions,
+    read_entry,
+)
+from protocol.primitives import Buffer
+
+# The bytes of a remoteOffsetIndex: which entry of the remoteLogIndex file holds an offset. Pure.
+#
+# As Kafka's `.index`, big-endian, 8 bytes an entry, but pointing into the remoteLogIndex file
+# beside it and with one entry for each of that file's:
+#
+#     relativeOffset  int32   firstOffset of the entry, less the file's base offset
+#     position        int32   byte at which the entry begins
+#
+# Both rise strictly.
+
+RELATIVE_OFFSET_MAX = 2**31 - 1
+POSITION_MAX = 2**31 - 1
+
+_OFFSET_ENTRY = Struct(">ii")
+OFFSET_ENTRY_BYTES = _OFFSET_ENTRY.size
+
+
+def encode_offset_entries(relative_offsets: Sequence[int], positions: Iterable[int]) -> bytes:
+    pairs = zip(relative_offsets, positions, strict=True)
+    return Struct(f">{2 * len(relative_offsets)}i").pack(*chain.from_iterable(pairs))
+
+
+class RemoteOffsetIndex:
+    """Looks up in bytes that may be a mapped file; nothing is copied. A cut entry is ignored."""
+
+    __slots__ = ("_base_offset", "_entries", "_raw")
+
+    def __init__(self, raw: Buffer, base_offset: int) -> None:
+        self._raw = raw
+        self._base_offset = base_offset
+        self._entries = range(len(raw) // OFFSET_ENTRY_BYTES)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def offset(self, i: int) -> int:
+        return self._base_offset + int(
+            _OFFSET_ENTRY.unpack_from(self._raw, i * OFFSET_ENTRY_BYTES)[0]
+        )
+
+    def position(self, i: int) -> int:
+        return int(_OFFSET_ENTRY.unpack_from(self._raw, i * OFFSET_ENTRY_BYTES)[1])
+
+    def first_at_or_after(self, offset: int) -> int:
+        """The number of the first entry whose firstOffset is at or above `offset`; or `len`."""
+        return bisect_left(self._entries, offset, key=self.offset)
+
+
+# The bytes of a remoteTimeIndex: from which entry on a remoteLogIndex file is late enough. Pure.
+#
+# As Kafka's `.timeindex`, big-endian, 12 bytes an entry:
+#
+#     timestamp       int64   lastTimestamp of a remoteLogIndex entry, above that of all before it
+#     relativeOffset  int32   firstOffset of that entry, less the file's base offset
+#
+# Both rise strictly, so the first with a timestamp at or above T names the first remoteLogIndex
+# entry that holds a record at or after T. Entries whose data is no later than what came before
+# have none.
+
+_TIME_ENTRY = Struct(">qi")
+TIME_ENTRY_BYTES = _TIME_ENTRY.size
+
+
+def encode_time_entry(timestamp_ms: int, relative_offset: int) -> bytes:
+    return _TIME_ENTRY.pack(timestamp_ms, relative_offset)
+
+
+class RemoteTimeIndex:
+    """Looks up in bytes that may be a mapped file; nothing is copied. A cut entry is ignored."""
+
+    __slots__ = ("_base_offset", "_entries", "_raw")
+
+    def __init__(self, raw: Buffer, base_offset: int) -> None:
+        self._raw = raw
+        self._base_offset = base_offset
+        self._entries = range(len(raw) // TIME_ENTRY_BYTES)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def timestamp_ms(self, i: int) -> int:
+        return int(_TIME_ENTRY.unpack_from(self._raw, i * TIME_ENTRY_BYTES)[0])
+
+    def offset(self, i: int) -> int:
+        return self._base_offset + int(_TIME_ENTRY.unpack_from(self._raw, i * TIME_ENTRY_BYTES)[1])
+
+    def first_at_or_after(self, timestamp_ms: int) -> int:
+        """The number of the first entry with at least that timestamp; or `len`."""
+        return bisect_left(self._entries, timestamp_ms, key=self.timestamp_ms)
+
+    def first_with_offset(self, offset: int) -> int:
+        """The number of the first entry whose offset is at or above `offset`; or `len`."""
+        return bisect_left(self._entries, offset, key=self.offset)
+
+
+# One set of local index files: the remoteLogIndex entries of some segments, and what finds them.
+#
+#     <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one behind another
+#     <20-digit base offset>.remoteOffsetIndex   see `index_files`
+#     <20-digit base offset>.remoteTimeIndex     see `index_files`
+#
+# Where two segments share offsets, the later one counts: its first entry ends what the two tables
+# say of those before it, as a truncation does in Kafka. So the tables follow from the
+# remoteLogIndex file alone and can be made again from it; that file itself from the store.
+#
+# All of it blocks, and one thread at a time may use it. It knows no other set and no metadata.
+
+LOG_INDEX = "remoteLogIndex"
+OFFSET_INDEX = "remoteOffsetIndex"
+TIME_INDEX = "remoteTimeIndex"
+SUFFIXES = (LOG_INDEX, OFFSET_INDEX, TIME_INDEX)
+NEW = "~"  # ends the name of a file that is still being written
+
+
+def segment_mark(object_key: str) -> int:
+    """Eight bytes that stand for a segment, by the key of its `.log` object."""
+    return int.from_bytes(blake2b(object_key.encode(), digest_size=8).digest(), "big")
+
+
+class Mapped(NamedTuple):
+    """The three files in memory, for as long as a look-up takes.
+
+    The tables have no checksums. So what they lead to is compared with them, on both sides of the
+    place that a search ends at: every answer is right, or CorruptSegment is raised.
+    """
+
+    log: memoryview
+    offsets: RemoteOffsetIndex
+    times: RemoteTimeIndex
+
+    def entry(self, i: int) -> RemoteLogIndexEntry:
+        """Of the i-th entry of the offset index."""
+        if i >= len(self.offsets):
+            raise CorruptSegment(f"remoteOffsetIndex has {len(self.offsets)} entries, not {i + 1}")
+        entry = read_entry(self.log, self.offsets.position(i))
+        if entry.span.first_offset != self.offsets.offset(i):
+            raise CorruptSegment(f"remoteOffsetIndex entry {i} says {self.offsets.offset(i)}")
+        return entry
+
+    def first_entry_from(self, offset: int) -> int | None:
+        """The number, in the offset index, of the first entry that begins at or above `offset`."""
+        i = self.offsets.first_at_or_after(offset)
+        if i > 0:
+            self.entry(i - 1)
+        return i if i < len(self.offsets) else None
+
+    def segment_end(self, i: int, object_key: str) -> int:
+        """The number, in the offset index, of the first entry from `i` on of another segment."""
+        behind = range(i, len(self.offsets))
+        return i + bisect_left(behind, True, key=lambda n: self.entry(n).object_key != object_key)
+
+    def entry_for_offset(self, offset: int) -> RemoteLogIndexEntry | None:
+        """The first one that ends at or above `offset`."""
+        above = self.offsets.first_at_or_after(offset + 1)
+        for i in range(max(above - 1, 0), min(above + 1, len(self.offsets))):
+            entry = self.entry(i)
+            if entry.span.last_offset >= offset:
+                return entry
+        return None
+
+    def entry_for_timestamp(self, timestamp_ms: int) -> RemoteLogIndexEntry | None:
+        """The first one that holds a record at or after `timestamp_ms`."""
+        i = self.times.first_at_or_after(timestamp_ms)
+        if i > 0:
+            self.timed_entry(i - 1)
+        return self.timed_entry(i) if i < len(self.times) else None
+
+    def timed_entry(self, i: int) -> RemoteLogIndexEntry:
+        """Of the i-th entry of the time index."""
+        entry = self.entry(self.offsets.first_at_or_after(self.times.offset(i)))
+        told = (entry.span.first_offset, entry.span.max_timestamp_ms)
+        if told != (self.times.offset(i), self.times.timestamp_ms(i)):
+            raise CorruptSegment(f"remoteTimeIndex entry {i} leads to {told}")
+        return entry
+
+
+class _Tables:
+    """Offset and time index of a set while it is made, or made longer."""
+
+    def __init__(self, base_offset: int, offsets: bytes = b"", times: bytes = b"") -> None:
+        self._base_offset = base_offset
+        self.offsets = bytearray(offsets)
+        self.times = bytearray(times)
+        self.kept = [len(offsets), len(times)]  # bytes in front that are as they were
+
+    def add(self, index: RemoteLogIndex, positions: Iterable[int]) -> None:
+        """Raises ValueError where an entry is too far from the base offset for the tables."""
+        offsets = RemoteOffsetIndex(self.offsets, self._base_offset)
+        times = RemoteTimeIndex(self.times, self._base_offset)
+        first = index.first_offsets[0]
+        if first < self._base_offset or index.last_offset - self._base_offset > RELATIVE_OFFSET_MAX:
+            raise ValueError(f"offsets {first} to {index.last_offset} after {self._base_offset}")
+        kept = [
+            offsets.first_at_or_after(first) * OFFSET_ENTRY_BYTES,
+            times.first_with_offset(first) * TIME_ENTRY_BYTES,
+        ]
+        self.kept = [min(pair) for pair in zip(self.kept, kept, strict=True)]
+        del self.offsets[kept[0] :], self.times[kept[1] :]
+        relative_offsets = [offset - self._base_offset for offset in index.first_offsets]
+        self.offsets += encode_offset_entries(relative_offsets, positions)
+        latest = self.largest_timestamp_ms
+        for relative, timestamp_ms in zip(relative_offsets, index.max_timestamps, strict=True):
+            if latest is None or timestamp_ms > latest:
+                latest = timestamp_ms
+                self.times += encode_time_entry(latest, relative)
+
+    @property
+    def largest_timestamp_ms(self) -> int | None:
+        times = RemoteTimeIndex(self.times, self._base_offset)
+        return times.timestamp_ms(len(times) - 1) if len(times) else None
+
+
+class LocalIndexFiles:
+    """A new set is empty and has no files yet; of one that has, call `check` or `mend` first."""
+
+    def __init__(self, folder: Path, base_offset: int) -> None:
+        self.base_offset = base_offset
+        self.begun_ms: int | None = None  # when the first segment was copied; None: not known
+        self._paths = {suffix: folder / f"{base_offset:020d}.{suffix}" for suffix in SUFFIXES}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._sizes = dict.fromkeys(SUFFIXES, 0)
+        self.segments = array("Q")  # marks, in the order of their entries
+        self.last_segment_bytes = 0  # of the last one's `.log`, as far as entries cover it
+        self.largest_timestamp_ms: int | None = None
+
+    @property
+    def log_bytes(self) -> int:
+        """Of the remoteLogIndex file."""
+        return self._sizes[LOG_INDEX]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def has_room(self, index: RemoteLogIndex, size_bytes: int) -> bool:
+        """Whether positions and relative offsets of that index fit their int32s."""
+        return (
+            self.log_bytes + size_bytes <= POSITION_MAX
+            and index.last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
+        )
+
+    @contextmanager
+    def mapped(self) -> Iterator[Mapped]:
+        """Raises CorruptSegment where a file is gone or too short, OSError."""
+        with (
+            _mapped(self._paths[LOG_INDEX], self._sizes[LOG_INDEX]) as log,
+            _mapped(self._paths[OFFSET_INDEX], self._sizes[OFFSET_INDEX]) as offsets,
+            _mapped(self._paths[TIME_INDEX], self._sizes[TIME_INDEX]) as times,
+        ):
+            base = self.base_offset
+            yield Mapped(log, RemoteOffsetIndex(offsets, base), RemoteTimeIndex(times, base))
+
+    def append(self, index: RemoteLogIndex, raw: bytes) -> None:
+        """The entries of one more segment: `raw`, and the same parsed.
+
+        Raises ValueError where they do not fit: then nothing was written. CorruptSegment where the
+        files are damaged, OSError: then `mend` has to come next.
+        """
+        old = [self._read(suffix) for suffix in (OFFSET_INDEX, TIME_INDEX)]
+        tables = _Tables(self.base_offset, *old)
+        tables.add(index, (self.log_bytes + at for at in entry_positions(raw)))
+        at, (offsets_kept, times_kept) = self.log_bytes, tables.kept
+        _write_end(self._paths[LOG_INDEX], at, raw)
+        _write_end(self._paths[OFFSET_INDEX], offsets_kept, tables.offsets[offsets_kept:])
+        _write_end(self._paths[TIME_INDEX], times_kept, tables.times[times_kept:])
+        self._adopt(at + len(raw), tables)
+        self.segments.append(segment_mark(index.object_key))
+        self.last_segment_bytes = index.size_bytes
+
+    def check(self) -> bool:
+        """Is a set that was closed in order as it was left? Fast: sizes, and where segments begin.
+
+        The rest is checked when it is used. Raises OSError.
+        """
+        try:
+            self._sizes = {suffix: path.stat().st_size for suffix, path in self._paths.items()}
+            if self._sizes[OFFSET_INDEX] % OFFSET_ENTRY_BYTES:
+                return False
+            if self._sizes[TIME_INDEX] % TIME_ENTRY_BYTES:
+                return False
+            with self.mapped() as files:
+                return self._check_mapped(files)
+        except (FileNotFoundError, CorruptSegment):
+            return False
+
+    def _check_mapped(self, files: Mapped) -> bool:
+        segments = array("Q")
+        i = 0
+        while i < len(files.offsets):
+            entry = files.entry(i)
+            if entry.span.position:
+                return False
+            segments.append(segment_mark(entry.object_key))
+            i = files.segment_end(i, entry.object_key)
+        last = len(files.offsets) - 1
+        entry = files.entry(last)
+        self.segments = segments
+        self.last_segment_bytes = entry.span.end
+        latest = files.timed_entry(len(files.times) - 1)
+        self.largest_timestamp_ms = latest.span.max_timestamp_ms
+        return files.offsets.position(last) + entry.size_bytes == self.log_bytes
+
+    def mend(self, segments_max: int | None = None) -> bool:
+        """Read all of it; keep what is sound, up to the first damage and `segments_max`.
+
+        The tables are made again where they differ. Without a sound entry the files are removed.
+        True: something was not as it should be. Raises OSError.
+        """
+        path = self._paths[LOG_INDEX]
+        raw = path.read_bytes() if path.exists() else b""
+        self.segments = array("Q")
+        tables = _Tables(self.base_offset)
+        end = 0
+        while end < len(raw) and len(self.segments) != segments_max:
+            index, behind, _ = RemoteLogIndex.take(raw, end)
+            try:
+                tables.add(index, (end + at for at in entry_positions(raw[end:behind])))
+            except (ValueError, IndexError):  # too far away, or no entry
+                break
+            self.segments.append(segment_mark(index.object_key))
+            self.last_segment_bytes = index.size_bytes
+            end = behind
+        if not end:
+            self.remove()
+            return True
+        if end < len(raw):
+            os.truncate(path, end)
+        mended = [
+            _replace(self._paths[OFFSET_INDEX], tables.offsets),
+            _replace(self._paths[TIME_INDEX], tables.times),
+        ]
+        self._adopt(end, tables)
+        return end < len(raw) or any(mended)
+
+    def seal(self) -> None:
+        """Everything to the disk: a set behind which another one follows is not read whole again.
+
+        Raises OSError.
+        """
+        for path in [*self._paths.values(), self._paths[LOG_INDEX].parent]:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def remove(self) -> None:
+        """The remoteLogIndex first: without it the others count for nothing. Raises OSError."""
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+        self._forget()
+
+    def _adopt(self, log_bytes: int, tables: _Tables) -> None:
+        sizes = (log_bytes, len(tables.offsets), len(tables.times))
+        self._sizes = dict(zip(SUFFIXES, sizes, strict=True))
+        self.largest_timestamp_ms = tables.largest_timestamp_ms
+
+    def _read(self, suffix: str) -> bytes:
+        size = self._sizes[suffix]
+        if not size:
+            return b""
+        with _mapped(self._paths[suffix], size) as content:
+            return bytes(content)
+
+
+@contextmanager
+def _mapped(path: Path, size_bytes: int) -> Iterator[memoryview]:
+    try:
+        with path.open("rb") as file:
+            area = mmap.mmap(file.fileno(), size_bytes or -1, access=mmap.ACCESS_READ)
+    except (FileNotFoundError, ValueError, OverflowError):
+        raise CorruptSegment(f"{path} is gone or shorter than {size_bytes} bytes") from None
+    with area, memoryview(area) as view:
+        yield view
+
+
+def _write_end(path: Path, at: int, content: bytes | bytearray) -> None:
+    """`content` from byte `at` on, whatever a failed attempt has left there."""
+    with path.open("r+b" if at else "wb") as file:
+        if file.seek(0, os.SEEK_END) < at:
+            raise CorruptSegment(f"{path} is shorter than {at} bytes")
+        file.truncate(at)
+        file.seek(at)
+        file.write(content)
+
+
+def _replace(path: Path, content: bytes | bytearray) -> bool:
+    """Unless it is the file's content already."""
+    if path.exists() and path.read_bytes() == content:
+        return False
+    new = path.with_name(path.name + NEW)
+    new.write_bytes(content)
+    new.replace(path)
+    return True
+
+
+# A partition's local index: sets of files, each behind the one before it, and rolled like a log.
+#
+# Holds the `.index` objects of the partition's segments in their order, so that an offset or a
+# time leads to an entry, and a segment to all of its entries, without a request to the store. It
+# is a cache: everything in it can be fetched again, and whatever is doubtful is dropped. It says
+# where the bytes of an offset are; whether the offset still counts is the metadata's matter.
+#
+# All methods block, may be called by any thread, and exclude each other.
+
+log = structlog.get_logger(__name__)
+
+_NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})~?")
+
+
+class IndexedSegment(NamedTuple):
+    """What of a segment's metadata the local index goes by."""
+
+    object_key: str  # of its `.log`
+    start_offset: int
+    end_offset: int  # the last one that its objects hold, inclusive
+    size_bytes: int  # of its `.log`
+    copied_at_ms: int  # epoch
+
+
+class LocalRemoteLogIndex:
+    """The folder is made with the first segment, and goes with the last."""
+
+    def __init__(self, folder: Path, *, file_bytes_max: int, file_age_max_ms: int) -> None:
+        self._folder = folder
+        self._file_bytes_max = file_bytes_max
+        self._file_age_max_ms = file_age_max_ms
+        self._lock = threading.Lock()
+        self._opened = False
+        self._closed = False
+        self._files: list[LocalIndexFiles] = []
+        self._end_known = False  # that the last segment is whole
+        self._published = (0, 0)
+        self.losses = 0  # rises whenever something was dropped that was not asked to be
+
+    # --- the writer: one at a time, `keep` before `append` ----------------------------------------
+
+    def keep(self, wanted: Sequence[IndexedSegment]) -> int:
+        """Drop whatever is not the beginning of `wanted`; how many of them are there.
+
+        Files that only hold segments before `wanted` go: the log start has passed them. Raises
+        OSError.
+        """
+        marks = [segment_mark(segment.object_key) for segment in wanted]
+        with self._lock:
+            self._open()
+            while True:
+                held = self._marks()
+                passed, kept = _beginning(held, marks)
+                if not self._end_known and kept and passed + kept == len(held):
+                    whole = self._files[-1].last_segment_bytes == wanted[kept - 1].size_bytes
+                    kept -= not whole
+                self._end_known = True
+                if passed + kept == len(held):
+                    break
+                self._cut(passed + kept)
+            while self._files and len(self._files[0].segments) <= passed:
+                passed -= len(self._files[0].segments)
+                self._files.pop(0).remove()
+            if self._files and self._files[-1].begun_ms is None:
+                copied_at_ms = dict(zip(marks, (s.copied_at_ms for s in wanted), strict=True))
+                self._files[-1].begun_ms = copied_at_ms.get(self._files[-1].segments[0], 0)
+            self._publish()
+            return kept
+
+    def append(self, segment: IndexedSegment, raw: bytes) -> None:
+        """`raw`: the content of its `.index`. It must follow the last one in `keep`'s order.
+
+        Raises CorruptSegment where it is not that, and ValueError where it cannot be indexed here;
+        OSError. Nothing has changed then.
+        """
+        index = RemoteLogIndex.parse(raw)
+        if (index.object_key, index.size_bytes) != (segment.object_key, segment.size_bytes):
+            raise CorruptSegment(
+                f"remoteLogIndex is that of {index.size_bytes} bytes of {index.object_key}, "
+                f"not of {segment.size_bytes} bytes of {segment.object_key}"
+            )
+        with self._lock:
+            self._open()
+            try:
+                self._append(segment, index, raw)
+            except CorruptSegment as error:
+                self._opened = False
+                raise OSError(f"the local index {self._folder} is damaged: {error}") from error
+            except OSError:
+                self._opened = False  # whatever was written by half is mended by the next call
+                raise
+            self._publish()
+
+    def _append(self, segment: IndexedSegment, index: RemoteLogIndex, raw: bytes) -> None:
+        last = self._files[-1] if self._files else None
+        if last is not None and not self._is_full(last, segment, index, len(raw)):
+            last.append(index, raw)
+            return
+        if last is not None:
+            last.seal()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        files = LocalIndexFiles(self._folder, segment.start_offset)
+        files.begun_ms = segment.copied_at_ms
+        files.append(index, raw)
+        self._files.append(files)
+
+    def _is_full(
+        self, files: LocalIndexFiles, segment: IndexedSegment, index: RemoteLogIndex, more: int
+    ) -> bool:
+        if segment.start_offset <= files.base_offset:
+            return False  # there cannot be a second set of that name
+        begun_ms = segment.copied_at_ms if files.begun_ms is None else files.begun_ms
+        return (
+            files.log_bytes + more > self._file_bytes_max
+            or segment.copied_at_ms - begun_ms > self._file_age_max_ms
+            or not files.has_room(index, more)
+        )
+
+    # --- readers ----------------------------------------------------------------------------------
+
+    def segment_index(self, segment: IndexedSegment) -> RemoteLogIndex | None:
+        """All entries of a segment, in the bytes of its `.index`; None: they are not here.
+
+        Raises CorruptSegment where they are, but damaged; OSError.
+        """
+        mark = segment_mark(segment.object_key)
+        with self._lock:
+            self._open()
+            files = self._files_at(segment.start_offset)
+            if files is None or mark not in files.segments:
+                return None
+            with files.mapped() as mapped:
+                i = mapped.first_entry_from(segment.start_offset)
+                if i is None or mapped.entry(i).object_key != segment.object_key:
+                    return None  # a later segment has its offsets
+                j = mapped.offsets.first_at_or_after(segment.end_offset + 1)
+                begin = mapped.offsets.position(i)
+                end = mapped.offsets.position(j) if j < len(mapped.offsets) else files.log_bytes
+                raw = bytes(mapped.log[begin:end])
+        # Entries of later segments that begin before this one ends may follow in `raw`.
+        index, behind, error = RemoteLogIndex.take(raw)
+        if index.size_bytes != segment.size_bytes:
+            why = error or "it is missing"
+            raise CorruptSegment(
+                f"remoteLogIndex entry {len(index)} at byte {begin + behind}: {why}"
+            )
+        return index
+
+    def entry_for_offset(self, offset: int) -> RemoteLogIndexEntry | None:
+        """The first entry that ends at or above `offset`; None: there is none.
+
+        Raises CorruptSegment, OSError.
+        """
+        with self._lock:
+            self._open()
+            first = self._files_at(offset)
+            begin = self._files.index(first) if first is not None else 0
+            for files in self._files[begin : begin + 2]:
+                with files.mapped() as mapped:
+                    entry = mapped.entry_for_offset(offset)
+                if entry is not None:
+                    return entry
+        return None
+
+    def entry_for_timestamp(self, timestamp_ms: int) -> RemoteLogIndexEntry | None:
+        """The first entry that holds a record at or after `timestamp_ms`; None: there is none.
+
+        Raises CorruptSegment, OSError.
+        """
+        with self._lock:
+            self._open()
+            for files in self._files:
+                if files.largest_timestamp_ms is None or files.largest_timestamp_ms < timestamp_ms:
+                    continue
+                with files.mapped() as mapped:
+                    return mapped.entry_for_timestamp(timestamp_ms)
+        return None
+
+    def drop_from(self, segment: IndexedSegment) -> None:
+        """What is held of it is damaged: it and what follows it are to be fetched again."""
+        mark = segment_mark(segment.object_key)
+        with self._lock:
+            self._open()
+            marks = self._marks()
+            if mark in marks:
+                self._cut(marks.index(mark))
+                self.losses += 1
+                LOCAL_INDEX_REBUILDS.inc()
+            self._publish()
+
+    def close(self) -> None:
+        """Later calls raise OSError: another process may have the folder by then."""
+        with self._lock:
+            self._closed = True
+            self._files = []
+            self._publish()
+
+    # --- with the lock held -----------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Read what a former process left; only the last set can be in the middle of something."""
+        if self._closed:
+            raise OSError(f"the local index {self._folder} is closed")
+        if self._opened:
+            return
+        self._files, self._end_known = [], False
+        found = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        names = [(path, match) for path in found if (match := _NAME.fullmatch(path.name))]
+        bases = [int(match[1]) for path, match in names if path.suffix == f".{LOG_INDEX}"]
+        for path, match in names:
+            if int(match[1]) not in bases or path.name.endswith("~"):
+                path.unlink()
+        for base in bases:
+            files = LocalIndexFiles(self._folder, base)
+            if (base == bases[-1] or not files.check()) and files.mend():
+                log.info("local_index_mended", path=str(self._folder), base_offset=base)
+                LOCAL_INDEX_REBUILDS.inc()
+            if files.log_bytes:
+                self._files.append(files)
+        self._opened = True
+        self._publish()
+
+    def _marks(self) -> list[int]:
+        return [mark for files in self._files for mark in files.segments]
+
+    def _files_at(self, offset: int) -> LocalIndexFiles | None:
+        """The set that an offset would be in, if it is in any."""
+        i = bisect_right(self._files, offset, key=lambda files: files.base_offset)
+        return self._files[i - 1] if i else None
+
+    def _cut(self, segments: int) -> None:
+        """Keep so many segments. The newest files go first, so that a crash leaves no hole."""
+        held = len(self._marks())
+        while self._files and held - len(self._files[-1].segments) >= segments:
+            held -= len(self._files[-1].segments)
+            self._files.pop().remove()
+        if held > segments:
+            last = self._files[-1]
+            last.mend(len(last.segments) - (held - segments))
+
+    def _publish(self) -> None:
+        if not self._files and not self._closed:
+            remove_if_empty(self._folder)
+            remove_if_empty(self._folder.parent)
+        now = (sum(files.size_bytes for files in self._files), 3 * len(self._files))
+        LOCAL_INDEX_BYTES.inc(now[0] - self._published[0])
+        LOCAL_INDEX_FILES.inc(now[1] - self._published[1])
+        self._published = now
+
+
+def _beginning(held: Sequence[int], wanted: Sequence[int]) -> tuple[int, int]:
+    """(how many of `held` come before the first of `wanted`, how many are equal from there on)."""
+    if not wanted or wanted[0] not in held:
+        return (len(held), 0) if not wanted else (0, 0)
+    passed = held.index(wanted[0])
+    kept = 0
+    while kept < min(len(held) - passed, len(wanted)) and held[passed + kept] == wanted[kept]:
+        kept += 1
+    return passed, kept
+
+
+def remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not there, or something is in it
+        folder.rmdir()
+
+
+# The local indexes of all partitions: one folder, one process, and threads for the disk.
+#
+# The folder is locked as Kafka locks its log.dirs: two processes that wrote the same files would
+# undo each other's. The event loop never waits for a disk here, and a read never waits for long:
+# who does not get an answer asks the store.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A look-up takes well below a millisecond, mending a set of files some 30.
+READ_MAX_S = 0.25
+_THREADS = 2
+
+
+class LocalIndexes:
+    """`async with`: locks the folder and gives it back.
+
+    `partition_folder`: a partition's folder in it; `log_key`: the key of a segment's `.log`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        partition_folder: Callable[[TopicIdPartition], str],
+        log_key: Callable[[RemoteLogSegmentMetadata], str],
+        *,
+        file_bytes_max: int,
+        file_age_max_ms: int,
+    ) -> None:
+        self._folder = folder
+        self._partition_folder = partition_folder
+        self._log_key = log_key
+        self._new = partial(
+            LocalRemoteLogIndex, file_bytes_max=file_bytes_max, file_age_max_ms=file_age_max_ms
+        )
+        self._partitions: dict[TopicIdPartition, LocalRemoteLogIndex] = {}
+        self._lock: IO[bytes] | None = None
+        self._failing = False  # the disk, at the last read
+
+    async def __aenter__(self) -> Self:
+        """Raises ConfigError where the folder cannot be had."""
+        self._lock = await asyncio.to_thread(take_folder, self._folder, "archive.local_index_dir")
+        self._threads = ThreadPoolExecutor(_THREADS, "local-index")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What is still being written ends first; nothing is written afterwards."""
+        partitions, self._partitions = self._partitions, {}
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(_close_all, partitions.values())
+        if self._lock is not None:
+            self._lock.close()
+
+    def partition(self, tip: TopicIdPartition) -> LocalRemoteLogIndex:
+        """No I/O; its methods block, see `in_thread`."""
+        if tip not in self._partitions:
+            self._partitions[tip] = self._new(self._folder / self._partition_folder(tip))
+        return self._partitions[tip]
+
+    def describe(self, metadata: RemoteLogSegmentMetadata) -> IndexedSegment:
+        return IndexedSegment(
+            object_key=self._log_key(metadata),
+            start_offset=metadata.start_offset,
+            end_offset=metadata.stored_end_offset,
+            size_bytes=metadata.segment_size_bytes,
+            copied_at_ms=metadata.event_timestamp_ms,
+        )
+
+    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
+
+    async def read(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex | None:
+        """A segment's index as its `.index` object has it; None: ask the store.
+
+        What is damaged is dropped, for `LocalIndexRefresher` to fetch again. Raises nothing.
+        """
+        tip = metadata.topic_id_partition
+        index = self.partition(tip)
+        outcome, found = "failed", None
+        try:
+            async with asyncio.timeout(READ_MAX_S):
+                found = await self.in_thread(self._read, index, metadata)
+                outcome = "absent" if found is None else "hit"
+        except CorruptSegment as error:
+            outcome = "damaged"
+            log.warning("local_index_damaged", **_named(metadata), error=str(error))
+            await self._drop(index, metadata)
+        except (OSError, TimeoutError) as error:
+            if not self._failing:  # once per outage
+                log.warning("local_index_read_failed", **_named(metadata), error=repr(error))
+        self._failing = outcome == "failed"
+        LOCAL_INDEX_READS.labels(outcome).inc()
+        return found
+
+    def _read(
+        self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata
+    ) -> RemoteLogIndex | None:
+        found = index.segment_index(self.describe(metadata))
+        if found is not None:
+            found.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
+        return found
+
+    async def _drop(self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata) -> None:
+        try:
+            async with asyncio.timeout(READ_MAX_S):
+                await self.in_thread(index.drop_from, self.describe(metadata))
+        except (OSError, TimeoutError) as error:
+            log.warning("local_index_not_dropped", **_named(metadata), error=repr(error))
+
+    async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
+        """Remove what is there of any other partition. Raises OSError."""
+        tips = set(tips)
+        kept = {self._folder / self._partition_folder(tip) for tip in tips}
+        for tip in [tip for tip in self._partitions if tip not in tips]:
+            await self.in_thread(self._partitions.pop(tip).keep, ())
+        await self.in_thread(self._remove_others, kept)
+
+    def _remove_others(self, kept: set[Path]) -> None:
+        for folder in [path for path in self._folder.glob("*/*") if path.is_dir()]:
+            if folder not in kept:
+                index = self._new(folder)
+                index.keep(())
+                index.close()
+        for folder in self._folder.iterdir():
+            remove_if_empty(folder)
+
+
+def _close_all(indexes: Iterable[LocalRemoteLogIndex]) -> None:
+    for index in indexes:
+        index.close()
+
+
+def _named(metadata: RemoteLogSegmentMetadata) -> dict[str, str | int]:
+    return {
+        "topic": metadata.topic_id_partition.topic,
+        "partition": metadata.topic_id_partition.partition,
+        "segment_id": str(metadata.segment_id.id),
+        "base_offset": metadata.start_offset,
+    }

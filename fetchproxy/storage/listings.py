@@ -1,0 +1,231 @@
+"""What listings of the store say: which partitions there are, and what each of them has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.segments.object_keys import (
+    PartitionNote,
+    SegmentFile,
+    parse_log_start_key,
+    parse_partition_folder,
+    parse_partition_note_key,
+    parse_segment_key,
+    parse_topic_folder,
+    partition_note_key,
+    topic_folder,
+)
+from fetchproxy.storage.measured import measured
+from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
+
+# What a listing of a partition finds beside the objects of segments, and the notes among them.
+#
+# Knows names, not contents: these are `description`.
+
+_METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
+_OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartObject:
+    """Everything below `offset` was deleted (DeleteRecords), of the history after that epoch."""
+
+    offset: int
+    key: str
+    after_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMetadataObject:
+    segment_id: RemoteLogSegmentId
+    base_offset: int
+    stored: StoredObject
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionNoteObject:
+    note: PartitionNote
+    stored: StoredObject
+
+
+Standing = SegmentMetadataObject | LogStartObject | PartitionNoteObject
+
+
+def standing(prefix: str, found: StoredObject) -> Standing | None:
+    """What an object says of how its partition stands; None: nothing."""
+    # Of four or more objects a segment one is of interest: the others are not parsed.
+    if found.key.endswith(_METADATA_SUFFIX):
+        parsed = parse_segment_key(prefix, found.key)
+        if parsed is not None:
+            return SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
+    elif found.key.endswith(_OTHER_SUFFIXES):
+        return None
+    elif (log_start := parse_log_start_key(prefix, found.key)) is not None:
+        return LogStartObject(log_start[0], found.key, log_start[1])
+    elif (note := parse_partition_note_key(prefix, found.key)) is not None:
+        return PartitionNoteObject(note, found)
+    return None
+
+
+class PartitionNotes:
+    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    @measured
+    async def put_partition_note(
+        self, tip: TopicIdPartition, note: PartitionNote, content: bytes
+    ) -> None:
+        """Create or replace, atomically."""
+        await self._store.put(partition_note_key(self._prefix, tip, note), content)
+
+
+# Which partitions an archive has: one listing of the top level, and one of each topic's folder.
+
+# A store 40 ms away would take 400 s for ten thousand topics, one after the other.
+LISTINGS_AT_ONCE = 16
+
+
+async def listed_partitions(
+    store: ObjectStore, prefix: str, topic_id: UUID | None, it_came: Callable[[], None]
+) -> list[TopicIdPartition]:
+    """Of all topics, or of one; sorted. `it_came` is called with each listing that has ended.
+
+    Raises RemoteStorageError.
+    """
+    topics = [
+        topic
+        async for name in store.list_folders(prefix)
+        if (topic := parse_topic_folder(name)) is not None and topic_id in (None, topic[1])
+    ]
+    found: list[TopicIdPartition] = []
+    failures: list[RemoteStorageError] = []
+
+    async def list_some() -> None:
+        # The first failure ends it; raised in here, the TaskGroup would wrap it.
+        while topics and not failures:
+            folder = topic_folder(prefix, *topics.pop())
+            try:
+                async for name in store.list_folders(folder):
+                    tip = parse_partition_folder(prefix, f"{folder}{name}/")
+                    if tip is not None:
+                        found.append(tip)
+            except RemoteStorageError as error:
+                failures.append(error)
+            it_came()
+
+    async with asyncio.TaskGroup() as listing:
+        for _ in range(min(len(topics), LISTINGS_AT_ONCE)):
+            listing.create_task(list_some())
+    if failures:
+        raise failures[0]
+    return sorted(found)
+
+
+# All objects of a topic's partitions, where a listing comes in pages: several side by side.
+#
+# A page says where the next one begins, so that pages of one listing come one after the other: 40
+# trips for 10,000 partitions. But partitions' folders are numbers. Behind each page what is left
+# is divided by the next digit, and each part is a listing of its own.
+
+PAGES_AT_ONCE = 32
+# Objects between two breaths of the event loop: each is taken apart, below 1 ms for all.
+_TAKEN_AT_ONCE = 100
+
+
+async def take_topic_objects(
+    store: ObjectStore,
+    prefix: str,
+    topic: str,
+    topic_id: UUID,
+    take: Callable[[TopicIdPartition, Standing], None],
+) -> bool:
+    """`take` is called with each object that says how a partition of the topic stands.
+
+    Those of one partition come in their order, partitions in any. False: the topic has no object
+    at all. Raises RemoteStorageError.
+    """
+    seen = False
+
+    def take_found(found: StoredObject) -> None:
+        nonlocal seen
+        seen = True
+        said = standing(prefix, found)
+        if said is not None:
+            tip = parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
+            if tip is not None:
+                take(tip, said)
+
+    await _Listing(store, topic_folder(prefix, topic, topic_id), take_found).run()
+    return seen
+
+
+class _Listing:
+    def __init__(
+        self, store: ObjectStore, folder: str, take: Callable[[StoredObject], None]
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._take = take
+        self._failures: list[RemoteStorageError] = []
+        self._at_once = asyncio.Semaphore(PAGES_AT_ONCE)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as listing:
+            self._begin(listing, "", "")
+        if self._failures:
+            raise self._failures[0]
+
+    def _begin(self, listing: asyncio.TaskGroup, digits: str, after: str) -> None:
+        listing.create_task(self._list(listing, digits, after), name=f"list {digits}")
+
+    async def _list(self, listing: asyncio.TaskGroup, digits: str, after: str) -> None:
+        """Partitions whose numbers begin with `digits`, behind the key `after`."""
+        async with self._at_once:
+            # The first failure ends it; raised in here, the TaskGroup would wrap it.
+            if self._failures:
+                return
+            try:
+                await self._take_or_divide(listing, digits, after)
+            except RemoteStorageError as error:
+                self._failures.append(error)
+
+    async def _take_or_divide(self, listing: asyncio.TaskGroup, digits: str, after: str) -> None:
+        page, number = self._store.page_objects, 0
+        every = self._store.list(self._folder + digits, after)
+        async for found in every:
+            self._take(found)
+            number += 1
+            if page is not None and not number % page:
+                reached, parts = divided(digits, found.key[len(self._folder) :])
+                if parts:
+                    for part in parts:
+                        self._begin(listing, part, "")
+                    self._begin(listing, reached, found.key)
+                    break
+            if not number % _TAKEN_AT_ONCE:
+                await asyncio.sleep(0)
+        if isinstance(every, AsyncGenerator):
+            await every.aclose()  # its next page is not asked for
+
+
+def divided(digits: str, key: str) -> tuple[str, list[str]]:
+    """What is left behind `key` of the partitions that begin with `digits`. Pure.
+
+    The rest of those that begin as `key` does, and the beginnings of all others; none of these:
+    `key` lies in the partition `digits` itself. What is no number is left out.
+    """
+    reached = key.partition("/")[0]
+    if not reached.isdecimal():
+        return digits, []
+    if len(reached) == len(digits):
+        return digits, []
+    at = len(digits)
+    return reached[: at + 1], [digits + str(digit) for digit in range(int(reached[at]) + 1, 10)]

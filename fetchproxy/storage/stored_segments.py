@@ -1,0 +1,114 @@
+"""What a segment's `.log` object says by itself: everything that the other objects repeat of it.
+
+Reads only. The log is believed where each batch passes its own CRC and follows the one before it;
+nothing is derived from one that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
+from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
+from fetchproxy.segments.check import TxnEvent
+from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import Content
+from protocol.apis import WireError
+from protocol.record_batch import BatchHeader, check_crc, control_type, walk
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedSegment:
+    """`segment.aborted` is empty: a transaction may end in a later segment (`check`)."""
+
+    segment: GatheredSegment
+    txn_events: tuple[TxnEvent, ...]
+    newest: tuple[tuple[int, int], ...]  # (base offset, timestamp) of each newest batch so far
+
+    def max_timestamp_ms(self, end_offset: int) -> int:
+        """Of the batches that begin at or below `end_offset`."""
+        return max((time for base, time in self.newest if base <= end_offset), default=-1)
+
+
+async def derive_segment(
+    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, chunk_bytes: int
+) -> DerivedSegment:
+    """From the whole `.log`; of `metadata` only id and start offset count, which its key has.
+
+    Memory: two chunks, or the largest batch. Raises CorruptSegment, CompactedLog, ObjectNotFound,
+    RemoteStorageError.
+    """
+    summary = SegmentSummary(metadata.topic_id_partition, metadata.start_offset)
+    events: list[TxnEvent] = []
+    newest: list[tuple[int, int]] = []
+    async for data, headers in checked_batches(rsm, metadata, chunk_bytes):
+        for header in headers:
+            _check_follows(header, summary)
+            summary.add(data, header)
+            if not newest or header.max_timestamp > newest[-1][1]:
+                newest.append((header.base_offset, header.max_timestamp))
+            if header.is_transactional:
+                # A marker that cannot be read was refused by the summary.
+                control = control_type(data, header) if header.is_control else None
+                events.append(TxnEvent(header.producer_id, header.base_offset, control))
+        summary.add_bytes(memoryview(data)[: headers[-1].end])
+    if summary.size_bytes == 0:
+        raise CorruptSegment("the log is empty")
+    key = rsm.object_key(metadata, SegmentFile.LOG)
+    return DerivedSegment(summary.close(Path(key), settled=True), tuple(events), tuple(newest))
+
+
+def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
+    """Neither base offset nor leader epoch is covered by the batch's CRC: of the one the batch
+    before it tells, of the other that it is none or a number from 0 on.
+
+    The first batch may begin below the segment, as DeleteRecords can trim a log inside a batch.
+    """
+    base, expected = header.base_offset, summary.position
+    is_first = summary.first_timestamp_ms is None
+    if base < expected and not (is_first and header.last_offset >= expected):
+        raise CorruptSegment(f"batch begins at offset {base}, expected {expected}")
+    if header.partition_leader_epoch < -1:
+        raise CorruptSegment(
+            f"batch at offset {base} has leader epoch {header.partition_leader_epoch}"
+        )
+
+
+async def checked_batches(
+    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, chunk_bytes: int
+) -> AsyncIterator[tuple[bytes, list[BatchHeader]]]:
+    """The log's bytes in order, each time some whole batches from byte 0 of `data` on.
+
+    Raises CorruptSegment at a batch that fails its CRC, or at bytes that are none.
+    """
+    data, position = b"", 0  # the bytes at hand, and where they begin
+    while more := await _range(rsm, metadata, position + len(data), max(chunk_bytes, len(data))):
+        data += more
+        try:
+            headers = list(walk(data))
+        except WireError as error:
+            raise CorruptSegment(f"from byte {position} on: {error}") from None
+        for header in headers:
+            if not check_crc(data, header):
+                raise CorruptSegment(
+                    f"CRC-32C of the batch at byte {position + header.position} does not match"
+                )
+        if headers:
+            yield data, headers
+            position += headers[-1].end
+            data = data[headers[-1].end :]
+    if data:
+        raise CorruptSegment(f"{len(data)} bytes at byte {position} are no batch")
+
+
+async def _range(
+    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, start: int, length: int
+) -> Content:
+    try:
+        return await rsm.fetch_log_segment(metadata, ByteRange(start, start + length))
+    except RangeNotSatisfiable:
+        return b""

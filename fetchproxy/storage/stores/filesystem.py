@@ -1,0 +1,634 @@
+"""Objects as files below one folder, local or mounted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.errors import (
+    DamagedObject,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageUnavailable,
+    too_large,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    ObjectStore,
+    StoredObject,
+    UnfinishedUploads,
+)
+
+# Regular files and folders below one root, and nothing else that may lie there. Blocking.
+#
+# A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
+# files of this host, or to a folder that is empty while something is not mounted. None is
+# followed or waited for; it is a DamagedObject, or an error of the whole listing where it stands
+# for a folder. The root itself may be a link: that is for its owner to say.
+
+# Not waiting: opening a FIFO would last until somebody writes to it.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_KINDS = {
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFBLK: "device",
+    stat.S_IFCHR: "device",
+    stat.S_IFLNK: "symbolic link",
+}
+
+
+def check_no_link(root: Path, key: str) -> None:
+    """Raises RemoteStorageError where a folder on the way from `root` to `key` is a link."""
+    path = str(root)
+    for part in key.split("/")[:-1]:
+        path = f"{path}/{part}"
+        try:
+            mode = os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return  # not there yet, or not any more: the call itself tells
+        if stat.S_ISLNK(mode):
+            raise RemoteStorageError(
+                f"{path} is a symbolic link, and links below the store's folder are not "
+                "followed: mount the folder there instead"
+            )
+
+
+def open_plain(root: Path, key: str) -> int:
+    """A descriptor to read from. Raises OSError; ObjectNotFound for a folder; DamagedObject for
+    what is neither; RemoteStorageError as `check_no_link`."""
+    check_no_link(root, key)
+    try:
+        fd = os.open(root / key, _READ)
+    except OSError as error:
+        if error.errno == ELOOP:
+            raise DamagedObject(f"{key} is a symbolic link: not followed") from error
+        kind = _kind_of(root / key)
+        if kind is not None:  # a socket cannot be opened, nor a device without a driver
+            raise DamagedObject(f"{key} is a {kind}: not read") from error
+        raise
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise ObjectNotFound(key)
+    raise DamagedObject(f"{key} is a {_KINDS.get(stat.S_IFMT(mode), 'special file')}: not read")
+
+
+def scan(root: Path, folder: str) -> list[tuple[str, bool]]:
+    """(name, is it a folder) of all but the store's own files. A link that does not lead to a file
+    counts as a folder: its owner takes it for one. Raises as `check_no_link`, OSError."""
+    check_no_link(root, folder)
+    with os.scandir(root / folder) as entries:
+        return [(e.name, _is_folder(e)) for e in entries if "~" not in e.name]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and not entry.is_file())
+
+
+def _kind_of(path: Path) -> str | None:
+    """What stands there where a file should; None: a file, a folder, or nothing."""
+    try:
+        return _KINDS.get(stat.S_IFMT(os.lstat(path).st_mode))
+    except OSError:
+        return None
+
+
+def new_file(path: Path, permissions: int) -> int:
+    """A descriptor to write to. Raises FileExistsError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.open(path, flags, permissions & 0o666)
+
+
+def make_private(path: Path, permissions: int) -> None:
+    """Take from a file of our own what `permissions` do not give. Others' are left as they are:
+    with a second name it may be a broker's."""
+    status = os.lstat(path)
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_nlink == 1 and status.st_uid == os.geteuid() and mode & ~permissions:
+        os.chmod(path, mode & permissions)
+
+
+class NameTaken(Exception):
+    """There is something of the name that a new file was to have."""
+
+
+def move_to_free_name(path: Path, target: Path) -> None:
+    """By a link, since a rename replaces. Raises NameTaken, OSError."""
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        raise NameTaken from None
+    except OSError:
+        # A file system without links: of two at the same moment the later one replaces the other.
+        if os.path.lexists(target):
+            raise NameTaken from None
+        path.replace(target)
+    else:
+        path.unlink()
+
+
+def write_all(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def read_exactly(fd: int, start: int, end: int) -> bytes:
+    parts: list[bytes] = []
+    while start < end:
+        part = os.pread(fd, end - start, start)
+        if not part:
+            raise StorageUnavailable("a file became shorter while it was read")
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
+    """The content of a local file in parts. Raises RemoteStorageError if it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while part := file.read(part_bytes):
+                yield part
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+
+
+def sync(path: Path) -> None:
+    """To disk: the content of a file, the names in a folder (a new one is there only then)."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# Objects as files below one folder: the blocking half of `FilesystemObjectStore`.
+#
+# Everything here may block for as long as the disk does, so it must only run on that store's own
+# threads. It decides one thing besides moving bytes: whether "no such file" means that an object
+# is absent or that the whole store is away. A store that is away must never look like an empty
+# one, since a reader who believes in an empty archive is told to skip data.
+
+T = TypeVar("T")
+
+# Names with "~" are no legal keys (`storage.keys`), so these are never taken for objects.
+OWN_MARK = "~"
+MARKER_NAME = "~fetchproxy-store"
+TEMPORARY_START = "~put-"
+OWNER_ONLY = 0o700  # of a root that is made here
+
+_FOLDER_RACES_MAX = 8
+_NUMBERS = count()
+
+
+class Abandoned(Exception):
+    """The caller of a put has gone before its object became visible."""
+
+
+class Commit:
+    """Decides once between "becomes visible" and "the caller has gone", from two threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held for an assignment only, never during I/O
+        self._decided: str | None = None
+
+    def abandon(self) -> None:
+        self._decide("abandoned")
+
+    def claim(self) -> None:
+        """Raises Abandoned if the caller was faster."""
+        if self._decide("claimed") != "claimed":
+            raise Abandoned
+
+    def check(self) -> None:
+        if self._decided == "abandoned":
+            raise Abandoned
+
+    def _decide(self, decision: str) -> str:
+        with self._lock:
+            if self._decided is None:
+                self._decided = decision
+            return self._decided
+
+
+class FileTree:
+    """`create`: the first put makes the folder, once; until then its absence is an empty store.
+
+    Once it was seen, its absence is an outage.
+    """
+
+    def __init__(self, root: Path, create: bool) -> None:
+        self._root = root.absolute()
+        self._marker = self._root / MARKER_NAME
+        self._create = create
+        self._marker_seen = False
+        self._opening = threading.Lock()
+
+    def put(self, key: str, parts: Iterable[bytes], commit: Commit) -> None:
+        """Write `parts` one after the other. Raises Abandoned, leaving nothing."""
+        self._put(key, parts, commit, Path.replace)
+
+    def put_new(self, key: str, content: bytes, commit: Commit) -> bool:
+        """False: there is one already. Raises Abandoned, leaving nothing."""
+        try:
+            self._put(key, (content,), commit, move_to_free_name)
+        except NameTaken:
+            return False
+        return True
+
+    def _put(
+        self,
+        key: str,
+        parts: Iterable[bytes],
+        commit: Commit,
+        move: Callable[[Path, Path], object],
+    ) -> None:
+        target = self._root / key
+        with self._translated(key, absent=StorageUnavailable):
+            self._check_writable()
+            check_no_link(self._root, key)
+            make = partial(new_file, permissions=self._permissions())
+            temporary, fd = self._create_temporary(target.parent, make)
+            try:
+                with open(fd, "wb", buffering=0) as file:
+                    for part in parts:
+                        commit.check()
+                        write_all(file.fileno(), part)
+                    os.fsync(file.fileno())
+                commit.claim()
+                move(temporary, target)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
+            sync(target.parent)
+
+    def link(self, key: str, path: Path, commit: Commit) -> bool:
+        """The file at `path` becomes the object itself: not a byte is copied.
+
+        False, and nothing has happened: it cannot, as a rule because that is another file system.
+        Raises Abandoned, leaving nothing.
+        """
+        target = self._root / key
+        with self._translated(key, absent=StorageUnavailable):
+            self._check_writable()
+            check_no_link(self._root, key)
+            try:
+                sync(path)
+                make_private(path, self._permissions())
+                temporary, _ = self._create_temporary(target.parent, partial(os.link, path))
+            except OSError:
+                return False  # if anything is wrong, the copy tells
+            try:
+                commit.claim()
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)  # a second name of `target` stays in a rename
+            sync(target.parent)
+            return True
+
+    def get(self, key: str, bytes_max: int) -> bytes:
+        with self._translated(key), self._opened(key) as (fd, size):
+            if size > bytes_max:
+                raise too_large(key, size, bytes_max)
+            return read_exactly(fd, 0, size)
+
+    def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        with self._translated(key), self._opened(key) as (fd, size):
+            if byte_range.start >= size:
+                raise RangeNotSatisfiable(
+                    f"{key}: range starts at {byte_range.start}, object has {size} bytes"
+                )
+            return read_exactly(fd, byte_range.start, min(byte_range.end, size))
+
+    def delete(self, key: str) -> None:
+        path = self._root / key
+        with self._translated(key):
+            check_no_link(self._root, key)
+            try:
+                self._certain(path.unlink)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return
+            # Object stores have no empty folders; a put that races with this makes them again.
+            for folder in path.relative_to(self._root).parents[:-1]:
+                try:
+                    (self._root / folder).rmdir()
+                except OSError:
+                    return
+
+    def walk(self, prefix: str, start_after: str) -> Iterator[StoredObject]:
+        """Objects in the order of their keys."""
+        folder, slash, name_start = prefix.rpartition("/")
+        with self._translated(prefix):
+            self.check_present()
+            yield from self._walk(folder + slash, name_start, start_after)
+            # Gone meanwhile: then files that vanished under the walk were not deleted.
+            self.check_present()
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Names of the folders below `prefix` that hold an object, in the order of keys."""
+        with self._translated(prefix):
+            self.check_present()
+            for name, is_folder in self._entries(prefix):
+                if is_folder and self._holds_object(prefix + name + "/"):
+                    yield name
+            self.check_present()
+
+    def remove_temporaries(self, prefix: str, older_than_epoch_ms: int) -> int:
+        """Remove the files that killed puts left behind; returns how many."""
+        removed = 0
+        with self._translated(prefix):
+            self.check_present()
+            start = self._root / prefix.rpartition("/")[0]
+            for folder, _, names in os.walk(start):
+                for name in names:
+                    path = Path(folder, name)
+                    if name.startswith(TEMPORARY_START) and _older(path, older_than_epoch_ms):
+                        path.unlink(missing_ok=True)
+                        removed += 1
+        return removed
+
+    def check_present(self) -> None:
+        """Raises StorageUnavailable if the folder is away."""
+        # Before the look: a put in another thread may be making it.
+        seen, may_be_absent = self._marker_seen, self._may_be_absent
+        try:
+            self._marker.stat()
+        except FileNotFoundError:
+            # An empty mount point is a folder too: once seen, the marker has to be there.
+            if seen or not (may_be_absent or self._root.is_dir()):
+                raise StorageUnavailable(f"the folder {self._root} is not there") from None
+        except OSError as error:
+            raise StorageUnavailable(f"cannot read {self._root}: {error}") from error
+        else:
+            self._marker_seen = True
+
+    def _check_writable(self) -> None:
+        """Makes the folder, if it has to be made and was never seen. Raises StorageUnavailable,
+        StorageDenied."""
+        if self._may_be_absent:
+            self._make_root()
+        self.check_present()
+
+    @property
+    def _may_be_absent(self) -> bool:
+        return self._create and not self._marker_seen
+
+    def _make_root(self) -> None:
+        with self._opening:
+            if not self._create:
+                return
+            try:
+                self._root.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
+                if not self._marker.exists():
+                    self._marker.touch()
+            except PermissionError as error:
+                raise StorageDenied(f"cannot make {self._root}: {error}") from error
+            except OSError as error:
+                raise StorageUnavailable(f"cannot make {self._root}: {error}") from error
+            self._create = False
+
+    def _create_temporary(self, folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
+        for _ in range(_FOLDER_RACES_MAX):
+            try:
+                return _new_name(folder, make)
+            except FileNotFoundError:
+                self._make_folders(folder)
+        raise StorageUnavailable(f"{folder} is removed again and again")
+
+    def _permissions(self) -> int:
+        """Those of the root: whom its owner lets into the archive may read what is new in it."""
+        return stat.S_IMODE(self._root.stat().st_mode)
+
+    def _make_folders(self, folder: Path) -> None:
+        """Never makes the root: if that is missing, the store is away."""
+        path = self._root
+        for part in folder.relative_to(self._root).parts:
+            parent, path = path, path / part
+            try:
+                path.mkdir(self._permissions())
+            except FileExistsError:
+                continue
+            except FileNotFoundError:  # removed by a delete just now, or the root is away
+                self.check_present()
+                return
+            sync(parent)
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, int]]:
+        """Descriptor and size of an object."""
+        if not self._marker_seen:
+            self.check_present()
+        fd = self._certain(lambda: open_plain(self._root, key))
+        try:
+            yield fd, os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
+    def _walk(self, folder: str, name_start: str, start_after: str) -> Iterator[StoredObject]:
+        for name, is_folder in self._entries(folder):
+            key = folder + name
+            if not name.startswith(name_start):
+                continue
+            if is_folder:
+                below = key + "/"
+                if below > start_after or start_after.startswith(below):
+                    yield from self._walk(below, "", start_after)
+            elif key > start_after:
+                with suppress(FileNotFoundError):  # deleted since
+                    status = os.lstat(f"{self._root}/{key}")  # joining paths takes longer than it
+                    version = f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+                    yield StoredObject(key, status.st_size, version)
+
+    def _entries(self, folder: str) -> Iterator[tuple[str, bool]]:
+        """(name, is it a folder), in the order of the keys: a folder sorts as `name/`."""
+        try:
+            entries = self._certain(lambda: scan(self._root, folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return iter(())
+        return iter(sorted(entries, key=lambda entry: entry[0] + "/" * entry[1]))
+
+    def _holds_object(self, folder: str) -> bool:
+        """A link counts as one that does: who looks into it is told that it is one."""
+        if (self._root / folder).is_symlink():
+            return True
+        entries = list(self._entries(folder))
+        return any(not is_folder for _, is_folder in entries) or any(
+            self._holds_object(f"{folder}{name}/") for name, is_folder in entries if is_folder
+        )
+
+    def _certain(self, call: Callable[[], T]) -> T:
+        """`call`, whose "no such file" counts only with the store seen to be there."""
+        try:
+            return call()
+        except (FileNotFoundError, NotADirectoryError):
+            self.check_present()
+            return call()
+
+    @contextmanager
+    def _translated(
+        self, what: str, absent: type[RemoteStorageError] = ObjectNotFound
+    ) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (ENOENT, ENOTDIR, EACCES, EPERM):
+                self._check_readable()
+            raise storage_error(error, what, absent) from error
+
+    def _check_readable(self) -> None:
+        """Raises StorageUnavailable if it is the whole store that cannot be read."""
+        may_be_absent = self._may_be_absent
+        try:
+            with os.scandir(self._root):
+                pass
+        except OSError as error:
+            if may_be_absent and isinstance(error, FileNotFoundError):
+                return
+            raise StorageUnavailable(f"cannot read {self._root}: {error}") from error
+
+
+def storage_error(
+    error: OSError, what: str, absent: type[RemoteStorageError] = ObjectNotFound
+) -> RemoteStorageError:
+    """The domain's error for one of the operating system, the store itself being there."""
+    text = f"{what}: {error.strerror or error}"
+    if error.errno in (ENOENT, ENOTDIR):
+        return absent(text)
+    if error.errno in (EACCES, EPERM):
+        return StorageDenied(text)
+    if error.errno in (ENAMETOOLONG, EISDIR):
+        return RemoteStorageError(text)  # no retry makes a name shorter
+    return StorageUnavailable(text)
+
+
+def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
+    """A new file of a name of its own; processes on other hosts may write to the same folder."""
+    while True:
+        path = folder / f"{TEMPORARY_START}{os.getpid()}-{next(_NUMBERS)}"
+        try:
+            return path, make(path)
+        except FileExistsError:
+            continue
+
+
+def _older(path: Path, epoch_ms: int) -> bool:
+    try:
+        return path.stat().st_mtime_ns < epoch_ms * 1_000_000
+    except FileNotFoundError:
+        return False
+
+
+# Objects as files below one folder, local or mounted.
+#
+# Every call runs on threads of the store's own: a disk or NFS server that hangs may stop all of
+# them, never the event loop. What happens on those threads is `filesystem`.
+
+
+_LIST_PAGE_OBJECTS = 1000
+
+
+class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
+    """`create`: the first put makes `root`; without it a missing root is StorageUnavailable.
+
+    In either case a root that goes missing later is StorageUnavailable, never an empty store.
+    Names longer than the file system takes (255 bytes; a topic of more than 232 characters)
+    are refused with RemoteStorageError.
+    """
+
+    def __init__(
+        self, root: Path, *, create: bool = False, config: StoreConfig | None = None
+    ) -> None:
+        config = config or StoreConfig()
+        self._tree = FileTree(root, create)
+        self._part_bytes = config.part_bytes
+        self._threads = ThreadPoolExecutor(config.threads_max, thread_name_prefix="file-store")
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def put(self, key: str, content: bytes) -> None:
+        await self._put(key, partial(self._tree.put, key, (content,)))
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        return await self._put(key, partial(self._tree.put_new, key, content))
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        if not (settled and await self._put(key, partial(self._tree.link, key, path))):
+            parts = read_parts(path, self._part_bytes)
+            await self._put(key, partial(self._tree.put, key, parts))
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        return await self._run(partial(self._tree.get, check_key(key), bytes_max))
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        return await self._run(partial(self._tree.get_range, check_key(key), byte_range))
+
+    def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        return self._pages(self._tree.walk(check_prefix(prefix), start_after))
+
+    def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        return self._pages(self._tree.folders(check_folder_prefix(prefix)))
+
+    async def delete(self, key: str) -> None:
+        await self._run(partial(self._tree.delete, check_key(key)))
+
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Its temporary files have names of its own: those of others are never seen."""
+        check_prefix(prefix)
+        work = partial(self._tree.remove_temporaries, prefix, older_than_epoch_ms)
+        return await self._run(work)
+
+    async def close(self) -> None:
+        """Does not wait for calls that a disk holds: they would hold the caller too."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _put(self, key: str, work: Callable[[Commit], T]) -> T:
+        check_key(key)
+        commit = Commit()
+        try:
+            return await self._run(partial(work, commit))
+        finally:
+            # The thread cannot be interrupted. If the caller goes, it must not commit later.
+            commit.abandon()
+
+    async def _pages(self, items: Iterator[T]) -> AsyncIterator[T]:
+        while page := await self._run(lambda: tuple(islice(items, _LIST_PAGE_OBJECTS))):
+            for item in page:
+                yield item
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise RemoteStorageError("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -1,0 +1,402 @@
+"""Objects as files below one folder of an HDFS, by WebHDFS.
+
+An object is written under a temporary name in its own folder and renamed over the one it replaces,
+which HDFS does in one step. Needs WebHDFS of the NameNode (Hadoop 3), which is on by default; of
+HttpFS, which knows no such rename, an archive can only be read. Kerberos is not spoken here: a
+cluster that wants it is used with a delegation token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+from uuid import uuid4
+
+import structlog
+
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.errors import (
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageUnavailable,
+    too_large,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START, read_parts
+from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    ObjectStore,
+    StoreClock,
+    StoredObject,
+    UnfinishedUploads,
+    http_date_ms,
+)
+from fetchproxy.storage.stores.webhdfs import (
+    NOT_FOUND,
+    TAKEN,
+    FileStatus,
+    KeyOrder,
+    LongerThanWanted,
+    RemoteFault,
+    WebHdfsClient,
+    file_status,
+    list_after,
+    listed_page,
+    translated,
+)
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+Names = list[str]  # within the class `list` is a method
+Statuses = list[FileStatus]
+
+_FILE_THREADS = 2  # read the parts of local files
+_SEND_BYTES = 1024 * 1024  # of an object in memory, at once
+_CLEAN_UP_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
+_LATE_FILE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
+_FOLDERS_AT_ONCE = 16
+# A folder with more entries than this is believed to hold an object: HDFS would list a page of a
+# thousand of them to say so, and what killed uploads leave behind is never so much.
+_CHILDREN_IN_DOUBT_MAX = 64
+
+
+class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
+    """`create`: the first put makes the location's folder; later its absence is an outage."""
+
+    def __init__(
+        self,
+        location: HdfsLocation,
+        *,
+        create: bool = False,
+        config: StoreConfig | None = None,
+    ) -> None:
+        self._config = config or StoreConfig()
+        self._folder = location.folder
+        self._client = WebHdfsClient(location, self._config)
+        self._create = create
+        self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="hdfs-store")
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def put(self, key: str, content: bytes) -> None:
+        await self._put(key, len(content), _slices(content))
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        try:
+            await self._put(key, len(content), _slices(content), self._rename_to_free_name)
+        except RemoteStorageError as error:
+            if isinstance(error.__cause__, RemoteFault) and error.__cause__.exception == TAKEN:
+                return False
+            raise
+        return True
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        """Bytes in memory: about two parts."""
+        check_key(key)
+        size_bytes = await self._in_thread(partial(_size_bytes, path))
+        await self._put(key, size_bytes, self._file_content(path, size_bytes))
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        try:
+            return await self._read(key, f"get {check_key(key)}", bytes_max)
+        except LongerThanWanted as longer:
+            raise too_large(key, longer.size_bytes, bytes_max) from None
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        start, length = byte_range.start, byte_range.length
+        what = f"get {check_key(key)} bytes {start} to {byte_range.end}"
+        try:
+            content = await self._read(key, what, length, offset=str(start), length=str(length))
+        except LongerThanWanted as longer:
+            raise StorageUnavailable(f"{what}: {longer.size_bytes} bytes came") from None
+        except StorageUnavailable as error:
+            # Past the end, HDFS answers with an exception of no particular kind.
+            if not isinstance(error.__cause__, RemoteFault):
+                raise
+            if start < (await self._status(key, what)).size_bytes:
+                raise
+            raise RangeNotSatisfiable(f"{what}: the object ends before that") from None
+        if not content:
+            raise RangeNotSatisfiable(f"{what}: the object ends before that")
+        return content
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        folder, slash, name_start = check_prefix(prefix).rpartition("/")
+        await self._check_present()
+        async for key, found in self._walk(folder + slash, name_start, start_after):
+            yield StoredObject(key, found.size_bytes, found.version)
+        # Gone meanwhile: then what vanished under the walk was not deleted.
+        await self._check_present()
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        check_folder_prefix(prefix)
+        await self._check_present()
+        waiting: Statuses = []
+        async for entry in self._entries(prefix):
+            if entry.is_folder and entry.children:
+                waiting.append(entry)
+            if len(waiting) == _FOLDERS_AT_ONCE:
+                for name in await self._with_objects(prefix, waiting):
+                    yield name
+                waiting = []
+        for name in await self._with_objects(prefix, waiting):
+            yield name
+        await self._check_present()
+
+    async def delete(self, key: str) -> None:
+        if not await self._delete(check_key(key)):
+            await self._check_present()
+
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Its temporary files have names of its own: those of others are never seen."""
+        folder, slash, _ = check_prefix(prefix).rpartition("/")
+        await self._check_present()
+        removed = 0
+        async for path, found in self._walk(folder + slash, "", "", temporaries=True):
+            if found.modified_epoch_ms < older_than_epoch_ms:
+                removed += await self._delete(path)
+        return removed
+
+    async def clock_ms(self, prefix: str) -> int | None:
+        """The NameNode's."""
+        await self._check_present()
+        return http_date_ms(self._client.date)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._client.close()
+
+    async def _put(
+        self,
+        key: str,
+        size_bytes: int,
+        content: AsyncIterator[bytes],
+        rename: Callable[[str, str], Awaitable[None]] | None = None,
+    ) -> None:
+        folder, slash, _ = check_key(key).rpartition("/")
+        await self._check_writable()
+        temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"
+        with translated(f"put {key}"):
+            place = await self._client.place_for(temporary)
+            try:
+                await self._client.create(place, size_bytes, content)
+                await (rename or self._rename_over)(temporary, key)
+            except BaseException:
+                await self._remove_after_failure(temporary)
+                raise
+
+    async def _rename_over(self, temporary: str, key: str) -> None:
+        """In one step, also where the name is taken (FileContext.rename with OVERWRITE)."""
+        answer = await self._client.ask(
+            "PUT",
+            "RENAME",
+            temporary,
+            destination=self._client.absolute(key),
+            renameoptions="OVERWRITE",
+        )
+        if answer.get("boolean") is False:
+            raise RemoteStorageError(
+                f"put {key}: not renamed; HttpFS cannot replace a file, use a NameNode's WebHDFS"
+            )
+
+    async def _rename_to_free_name(self, temporary: str, key: str) -> None:
+        """Raises RemoteFault of the name TAKEN."""
+        destination = self._client.absolute(key)
+        await self._client.ask(
+            "PUT", "RENAME", temporary, destination=destination, renameoptions="NONE"
+        )
+
+    async def _remove_after_failure(self, temporary: str) -> None:
+        """A DataNode may make the file after its client has left: looked for more than once."""
+        try:
+            async with asyncio.timeout(_CLEAN_UP_MAX_S):
+                for pause_s in _LATE_FILE_PAUSES_S:
+                    if await self._delete(temporary):
+                        return
+                    await asyncio.sleep(pause_s)
+                await self._delete(temporary)
+        except (RemoteStorageError, TimeoutError) as error:
+            log.warning("temporary_not_removed", key=temporary, error=str(error))
+
+    async def _read(self, key: str, what: str, bytes_max: int, **span: str) -> bytes:
+        self._check_open()
+        try:
+            with translated(what, may_be_absent=True):
+                content = await self._client.read(key, bytes_max, **span)
+                self._create = False
+                return content
+        except ObjectNotFound:
+            await self._check_present()
+            raise
+
+    async def _status(self, path: str, what: str) -> FileStatus:
+        with translated(what, may_be_absent=True):
+            return file_status(await self._client.ask("GET", "GETFILESTATUS", path), what)
+
+    async def _delete(self, path: str) -> bool:
+        """A file, and the folders that it leaves empty. False: it was not there."""
+        self._check_open()
+        with translated(f"delete {path}"):
+            if not await self._delete_one(path):
+                return False
+            # Object stores have no empty folders; a put that races with this makes them again.
+            while path := path.rpartition("/")[0]:
+                if not await self._delete_one(path):
+                    break
+        return True
+
+    async def _delete_one(self, path: str) -> bool:
+        try:
+            answer = await self._client.ask("DELETE", "DELETE", path, recursive="false")
+        except RemoteFault as fault:
+            if fault.exception in NOT_FOUND | {"PathIsNotEmptyDirectoryException"}:
+                return False
+            raise
+        return answer.get("boolean") is True
+
+    async def _check_present(self) -> None:
+        """Raises StorageUnavailable if the folder is away."""
+        self._check_open()
+        what = f"look for {self._folder}"
+        may_be_absent = self._create  # before the look: another put may be making it
+        try:
+            status = await self._status("", what)
+        except ObjectNotFound:
+            if may_be_absent:
+                return
+            raise StorageUnavailable(f"the folder {self._folder} is not there") from None
+        if not status.is_folder:
+            raise StorageUnavailable(f"{self._folder} is a file")
+        self._create = False
+
+    async def _check_writable(self) -> None:
+        """Makes the folder, if it has to be made and was never seen. Raises StorageUnavailable."""
+        await self._check_present()
+        if self._create:
+            with translated(f"make {self._folder}"):
+                await self._client.ask("PUT", "MKDIRS", "")
+            self._create = False
+
+    async def _walk(
+        self, folder: str, name_start: str, start_after: str, *, temporaries: bool = False
+    ) -> AsyncIterator[tuple[str, FileStatus]]:
+        """(key, status) of the files below, in the order of keys; of objects or of temporaries."""
+        after = start_after.removeprefix(folder) if start_after.startswith(folder) else ""
+        if not after and start_after > folder:
+            return
+        async for entry in self._entries(folder, name_start, after, temporaries):
+            key = folder + entry.name
+            if not entry.is_folder:
+                if key > start_after:
+                    yield key, entry
+            elif f"{key}/" > start_after or start_after.startswith(f"{key}/"):
+                below = self._walk(f"{key}/", "", start_after, temporaries=temporaries)
+                async for found in below:
+                    yield found
+
+    async def _entries(
+        self, folder: str, name_start: str = "", start_after: str = "", temporaries: bool = False
+    ) -> AsyncIterator[FileStatus]:
+        """A folder's entries whose names begin so, in the order of keys; none if it is absent."""
+        order = KeyOrder()
+        after = list_after(start_after, name_start)
+        more = True
+        while more:
+            page, more = await self._page(folder, after)
+            for entry in page:
+                after = entry.name
+                if name_start and after > name_start and not after.startswith(name_start):
+                    more = False
+                    break
+                is_own = OWN_MARK in entry.name
+                wanted = (entry.is_folder and not is_own) or is_own is temporaries
+                if wanted and entry.name.startswith(name_start):
+                    for ready in order.add(entry):
+                        yield ready
+        for ready in order.rest():
+            yield ready
+
+    async def _page(self, folder: str, after: str) -> tuple[Statuses, bool]:
+        self._check_open()
+        what = f"list {folder}"
+        try:
+            with translated(what, may_be_absent=True):
+                answer = await self._client.ask("GET", "LISTSTATUS_BATCH", folder, startAfter=after)
+        except ObjectNotFound:
+            return [], False
+        return listed_page(answer, after, what)
+
+    async def _with_objects(self, prefix: str, folders: Statuses) -> Names:
+        """The names of those that hold an object, in their order."""
+        holds: dict[str, bool] = {}
+
+        async def look(entry: FileStatus) -> None:
+            holds[entry.name] = await self._holds_object(f"{prefix}{entry.name}/", entry)
+
+        try:
+            async with asyncio.TaskGroup() as looks:
+                for entry in folders:
+                    looks.create_task(look(entry))
+        except ExceptionGroup as failures:
+            # They fail together when the store does: the first stands for all.
+            raise failures.exceptions[0] from failures
+        return [entry.name for entry in folders if holds[entry.name]]
+
+    async def _holds_object(self, folder: str, status: FileStatus) -> bool:
+        if status.children > _CHILDREN_IN_DOUBT_MAX:
+            return True
+        async for entry in self._entries(folder):
+            if not entry.is_folder or await self._holds_object(f"{folder}{entry.name}/", entry):
+                return True
+        return False
+
+    async def _file_content(self, path: Path, size_bytes: int) -> AsyncIterator[bytes]:
+        parts = read_parts(path, self._config.part_bytes)
+        left = size_bytes
+        while part := await self._in_thread(partial(next, parts, b"")):
+            left -= len(part)
+            yield part
+        if left:
+            raise RemoteStorageError(f"{path} changed while it was stored")
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RemoteStorageError("the store is closed")
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+
+
+async def _slices(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), _SEND_BYTES):
+        yield content[start : start + _SEND_BYTES]

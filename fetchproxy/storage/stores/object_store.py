@@ -1,0 +1,178 @@
+"""What a store must do, and what some stores can do besides. Interfaces, and no store."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange
+from fetchproxy.segments.object_keys import SegmentFile
+
+# What a store that can be left with half-done uploads offers besides `ObjectStore`.
+
+
+class UnfinishedUploads(ABC):
+    """A killed process leaves temporary files or multipart uploads: never visible, but stored."""
+
+    @abstractmethod
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Remove uploads to keys below `prefix` that were begun before a wall-clock time.
+
+        Those to a key that is not ours stay: a bucket may be shared. Returns how many. Choose the
+        time well below now: an upload that somebody is still at fails when it is removed.
+        """
+
+
+# A store that tells the time: of another machine than ours, so a second opinion on our clock.
+
+
+class StoreClock(ABC):
+    @abstractmethod
+    async def clock_ms(self, prefix: str) -> int | None:
+        """Epoch ms now, to about a second; None: it has not said. Raises RemoteStorageError.
+
+        `prefix`: below it we may list.
+        """
+
+
+def http_date_ms(date: str | None) -> int | None:
+    """Of an answer's header; None: it has none that can be read."""
+    try:
+        return None if date is None else round(parsedate_to_datetime(date).timestamp() * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+# How large an object may be that is read whole. Pure.
+#
+# A store may hold anything under the archive's names. What is larger than all that was ever
+# written there is damaged, and refused before a byte of it is read (`errors.DamagedObject`). Logs
+# are read in ranges alone.
+
+KiB = 1024
+MiB = 1024 * KiB
+
+# Of what says a few values: `.metadata` objects of 10,000 leader epochs, notes, records, concerns.
+SMALL_OBJECT_BYTES_MAX = MiB
+# Of what names every topic of a cluster or every partition of an archiver: some two million.
+OBJECT_BYTES_MAX = 64 * MiB
+
+# An index has an entry for every 64 KiB of the log: the log's key and less than this. Beside that a
+# small log may have one for each batch.
+_INDEX_BYTES = 8 * MiB
+_INDEX_INTERVAL_BYTES = 64 * KiB
+_INDEX_ENTRY_BYTES = 80
+# A marker that aborts a transaction takes 78 bytes of the log, its entry 34. 200,000 more may have
+# begun before the segment and end behind it.
+_ABORTED_AROUND_BYTES = 8 * MiB
+# One line for each election of the partition's leader, ever.
+_EPOCHS_BYTES = 8 * MiB
+# A broker makes its index files this large and cuts them when it rolls the segment. With
+# `index.interval.bytes = 0` each batch has an entry: 12 bytes of no less than 61.
+_KAFKA_INDEX_BYTES = 16 * MiB
+
+
+def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
+    """Of an object beside a log of that size; `key` is its own."""
+    log_bytes = min(log_bytes, SEGMENT_BYTES_MAX)
+    entries = log_bytes // _INDEX_INTERVAL_BYTES
+    limits: Mapping[SegmentFile, int] = {
+        SegmentFile.METADATA: SMALL_OBJECT_BYTES_MAX,
+        SegmentFile.INDEX: _INDEX_BYTES + entries * (len(key) + _INDEX_ENTRY_BYTES),
+        SegmentFile.TXN: _ABORTED_AROUND_BYTES + log_bytes // 2,
+        SegmentFile.EPOCHS: _EPOCHS_BYTES,
+        SegmentFile.OFFSET_INDEX: _KAFKA_INDEX_BYTES + log_bytes // 5,
+        SegmentFile.TIME_INDEX: _KAFKA_INDEX_BYTES + log_bytes // 5,
+        SegmentFile.PRODUCER_SNAPSHOT: OBJECT_BYTES_MAX,
+    }
+    return limits[file]
+
+
+# What a store must do. Two interfaces, as bytes and segments are two concerns.
+#
+# `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
+# name and verbs) moves segments; it is one class over any `ObjectStore`, so every backend lays
+# out the same objects. `tests/contracts/` holds the suite that every backend passes.
+#
+# All methods raise `fetchproxy.errors.RemoteStorageError` and its subclasses only (an illegal key
+# is a ValueError: a bug of the caller), may be cancelled at any await without leaving a readable
+# half-object, and take no time-out: callers use `asyncio.timeout`. A store that is away (bucket
+# or folder missing, nobody there) raises StorageUnavailable everywhere: it never looks like an
+# empty one.
+
+Content = bytes | bytearray  # of an object, as it was received; nobody changes it
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    key: str
+    size_bytes: int
+    version: str  # changes whenever the content does (ETag; mtime and inode for files)
+
+
+class ObjectStore(ABC):
+    """Keys are relative, `/`-separated, without `.`/`..` parts (alphabet: `storage.keys`).
+
+    Sorted means by the bytes of the key. A key that is also a folder of other keys is legal for
+    some backends only: do not use one.
+    """
+
+    @abstractmethod
+    async def put(self, key: str, content: bytes) -> None:
+        """Create or replace atomically: a reader sees the old or the new content, whole."""
+
+    @abstractmethod
+    async def put_new(self, key: str, content: bytes) -> bool:
+        """As `put`, where there is no such object yet; False: there is one, and it is as it was.
+
+        Of several at once one makes it. An S3 server that does not know conditions may let the
+        last one win: look again.
+        """
+
+    @abstractmethod
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        """As `put`, from a local file, in memory bounded by the backend's part size.
+
+        `settled`: nobody will ever write to that file again, so a store on the same file system
+        may take it itself (a hard link); the caller may remove its name as soon as it likes.
+        """
+
+    @abstractmethod
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        """Whole. Raises ObjectNotFound; DamagedObject above `bytes_max`, before it is read."""
+
+    @abstractmethod
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        """The bytes of the range, fewer where the object ends inside it.
+
+        Raises ObjectNotFound; RangeNotSatisfiable where the range starts at or past the end.
+        """
+
+    @property
+    def page_objects(self) -> int | None:
+        """A listing comes in pages of so many objects, each one a request; None: it does not."""
+        return None
+
+    @abstractmethod
+    def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        """Objects whose key starts with `prefix` and sorts after `start_after`, sorted by key."""
+
+    @abstractmethod
+    def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        """The distinct next path parts below `prefix` (which ends in `/` or is empty).
+
+        Only those with objects below; sorted as their keys are, that is with a `/` at the end.
+        """
+
+    @abstractmethod
+    async def delete(self, key: str) -> None:
+        """Absent keys are no error."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Idempotent."""

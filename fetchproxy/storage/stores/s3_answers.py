@@ -1,0 +1,201 @@
+"""What an S3 server says: is it the answer that was asked for, and if not, what is it in the
+domain's words?
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from fetchproxy.errors import (
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageThrottled,
+    StorageUnavailable,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.stores.object_store import StoredObject, http_date_ms
+
+# Is this answer of an S3 server the one that was asked for? Pure checks, before bytes are used.
+#
+# Servers, proxies and caches in between get these wrong in practice: a range that is ignored, a
+# listing in another order, a page of something that is no S3 server. None may pass as data, and
+# none as "there is nothing".
+
+# The client's answers are untyped dictionaries, made from the service's description at run time.
+Answer = Mapping[str, Any]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+def object_length(answer: Answer, what: str) -> int:
+    """Bytes of a whole object. Raises StorageUnavailable if the answer does not say."""
+    length = answer.get("ContentLength")
+    if answer["ResponseMetadata"]["HTTPStatusCode"] != 200 or length is None:
+        raise StorageUnavailable(f"{what}: no whole object of a stated length")
+    return int(length)
+
+
+def range_length(answer: Answer, byte_range: ByteRange, what: str) -> int:
+    """Bytes of the part that was asked for. Raises StorageUnavailable if it is another part."""
+    length = int(answer.get("ContentLength") or 0)
+    if answer["ResponseMetadata"]["HTTPStatusCode"] == 200:
+        # RFC 9110 lets a server ignore Range: right only where the whole object was asked for.
+        if byte_range.start == 0 and 0 < length <= byte_range.length:
+            return length
+        raise StorageUnavailable(f"{what}: the store ignores ranges")
+    match = _CONTENT_RANGE.fullmatch(str(answer.get("ContentRange", "")))
+    if match is None:
+        raise StorageUnavailable(f"{what}: the answer does not say which range it is")
+    first, last, size = int(match[1]), int(match[2]), match[3]
+    end = byte_range.end if size == "*" else min(byte_range.end, int(size))
+    if (first, last + 1, length) != (byte_range.start, end, end - byte_range.start):
+        raise StorageUnavailable(f"{what}: answered with {match[0]}, {length} bytes")
+    return length
+
+
+def whole(content: bytes, length: int, what: str) -> bytes:
+    """`content`. Raises StorageUnavailable if it is not `length` bytes."""
+    if len(content) != length:
+        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
+    return content
+
+
+def listed_objects(page: Answer, after: str, what: str) -> Iterable[StoredObject]:
+    """The objects of one page, all after the key `after`. Raises StorageUnavailable otherwise."""
+    for entry in page.get("Contents", ()):
+        key = str(entry["Key"])
+        if key <= after:
+            raise StorageUnavailable(f"{what}: {key} is listed after {after}")
+        after = key
+        if not key.endswith("/"):  # consoles put empty objects of this name for a folder
+            yield StoredObject(key, int(entry["Size"]), str(entry["ETag"]).strip('"'))
+
+
+def next_page(page: Answer, what: str) -> str | None:
+    """The token of the next page, None after the last. Raises StorageUnavailable if unclear."""
+    if "IsTruncated" not in page:
+        raise StorageUnavailable(f"{what}: the answer is no listing")
+    if not page["IsTruncated"]:
+        return None
+    if not page.get("NextContinuationToken"):
+        raise StorageUnavailable(f"{what}: the listing breaks off")
+    return str(page["NextContinuationToken"])
+
+
+def answered_at_ms(answer: Answer) -> int | None:
+    """Epoch ms by the server's clock; None: its answer has no Date that can be read."""
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return http_date_ms(headers.get("date"))
+
+
+# What the S3 client says, in the domain's words. Decides nothing about retries beyond the class.
+#
+# The S3 client is asked not to retry, so that one back-off (the fetcher's, the archiver's) does.
+
+# Codes that say more than their status does (S3 API reference, "Error responses").
+_BY_CODE: dict[str, type[RemoteStorageError]] = {
+    "NoSuchKey": ObjectNotFound,
+    "InvalidRange": RangeNotSatisfiable,
+    # An archive whose bucket is missing is not an empty archive.
+    "NoSuchBucket": StorageUnavailable,
+    # Somebody took the upload for a stale one; a new attempt starts a new upload.
+    "NoSuchUpload": StorageUnavailable,
+    "SlowDown": StorageThrottled,
+    "Throttling": StorageThrottled,
+    "ThrottlingException": StorageThrottled,
+    "RequestLimitExceeded": StorageThrottled,
+    "RequestThrottled": StorageThrottled,
+    "TooManyRequests": StorageThrottled,
+    "AccessDenied": StorageDenied,
+    "ExpiredToken": StorageDenied,
+    "InvalidToken": StorageDenied,
+    "InvalidAccessKeyId": StorageDenied,
+    "SignatureDoesNotMatch": StorageDenied,
+    "AuthorizationHeaderMalformed": StorageDenied,
+    # Status 400, but a matter of what happened on the way.
+    "RequestTimeout": StorageUnavailable,
+    "BadDigest": StorageUnavailable,
+    "IncompleteBody": StorageUnavailable,
+    "InternalError": StorageUnavailable,
+}
+
+_UNAVAILABLE = (
+    boto.HTTPClientError,  # connection closed, streaming broke off
+    boto.ConnectionError,  # refused, reset, unresolved, connect time-out, TLS, proxy
+    boto.IncompleteReadError,
+    boto.ChecksumError,
+    boto.FlexibleChecksumError,
+    boto.CredentialRetrievalError,  # the service that hands out credentials is away
+    boto.MetadataRetrievalError,
+    aiohttp.ClientError,  # the body's own reader does not translate all of them
+    ResponseParserError,  # an answer cut short, or of something that is no S3 server
+    OSError,  # with TimeoutError among them
+)
+_DENIED = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.ProfileNotFound,
+    boto.NoAuthTokenError,
+    boto.TokenRetrievalError,
+    boto.SSOError,
+)
+
+
+def client_error(error: boto.ClientError, what: str) -> RemoteStorageError:
+    """By the answer's code where that is telling, else by its status."""
+    code = error_code(error)
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    kind = _BY_CODE.get(code) or by_status(status)
+    return kind(f"{what}: {error}")
+
+
+def error_code(error: BaseException | None) -> str:
+    """As the server named it; empty: it named none."""
+    response = error.response if isinstance(error, boto.ClientError) else {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def by_status(status: int) -> type[RemoteStorageError]:
+    if status == 404:
+        return ObjectNotFound
+    if status == 416:
+        return RangeNotSatisfiable
+    if status in (401, 403):
+        return StorageDenied
+    if status in (429, 503):
+        return StorageThrottled
+    # S3 reports some errors within an answer of status 200, after it has begun to answer.
+    if status in (408, 409) or status >= 500 or status < 300:
+        return StorageUnavailable
+    return RemoteStorageError  # a request that this store does not understand
+
+
+@contextmanager
+def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
+    """Raise the domain's errors for the client's; `what` begins their text.
+
+    `may_be_absent`: the call reads one object. For all others a 404 says that the store is not
+    as it should be, which must not be taken for an absent object.
+    """
+    try:
+        yield
+    except boto.ClientError as error:
+        mapped = client_error(error, what)
+        if isinstance(mapped, ObjectNotFound) and not may_be_absent:
+            mapped = StorageUnavailable(str(mapped))
+        raise mapped from error
+    except _UNAVAILABLE as error:
+        raise StorageUnavailable(f"{what}: {error or type(error).__name__}") from error
+    except _DENIED as error:
+        raise StorageDenied(f"{what}: {error}") from error
+    except boto.BotoCoreError as error:
+        raise RemoteStorageError(f"{what}: {error}") from error

@@ -1,0 +1,442 @@
+"""Ranges of S3 objects by plain HTTP/1.1, received where they are to lie: the S3 client only
+signs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from ssl import SSLContext, SSLError
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+import structlog
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
+from cachetools import TTLCache
+
+from fetchproxy import __version__
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.stores.s3_answers import by_status
+
+# GETs of byte ranges over HTTP/1.1, received where they are to lie.
+#
+# An HTTP library hands a body over in pieces, to be joined by one more copy, and an S3 library
+# makes and takes apart each request in two milliseconds of Python: for a replay, more than half
+# of what a byte cost (ADR 0031). This client knows one kind of exchange, the one that every byte
+# of a replay comes by. Any other answer is OtherAnswer; what it means is for the store's own
+# client to find out.
+
+# An S3 server's head has half a KiB; what comes of the body with it is copied once more.
+HEAD_BYTES_MAX = 16 * 1024
+# A connection that was idle for longer is not used again: servers shut them after 5 s and more.
+IDLE_MAX_S = 4.0
+
+_STATUS = re.compile(rb"HTTP/1\.1 (\d{3})[ \r]")
+_CONTENT_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(\d+|\*)")
+# With any of these the body is not the stored bytes as they are, or not this long.
+_RECODED = (b"transfer-encoding", b"content-encoding")
+
+Address = tuple[str, int, bool]  # host, port, whether by TLS
+
+
+class OtherAnswer(Exception):
+    """The server answered, with something else than the part that was asked for.
+
+    `status`: 0 where it is no answer of HTTP/1.1.
+    """
+
+    def __init__(self, what: str, status: int = 0) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`to_end`: the object may end inside the range, and then that is all there is of it."""
+
+    byte_range: ByteRange
+    to_end: bool = False
+
+    def is_part(self, first: int, end: int, total: bytes) -> bool:
+        if first != self.byte_range.start or end > self.byte_range.end:
+            return False
+        return b"%d" % end == total if self.to_end else end == self.byte_range.end
+
+
+class Part(NamedTuple):
+    length: int
+    kept: bool  # the connection may be used again
+
+
+def part_of(head: bytes, wanted: Wanted) -> Part:
+    """`head` is that of an answer with just what is wanted.
+
+    Raises OtherAnswer where it is not, beyond doubt, that one part, as long as it must be.
+    """
+    match = _STATUS.match(head)
+    status = int(match[1]) if match else 0
+    headers: dict[bytes, bytes] = {}
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name in headers and name.startswith(b"content-"):
+            raise OtherAnswer(f"{name.decode('latin-1')} twice", status)
+        headers[name] = value.strip()
+    part = _CONTENT_RANGE.fullmatch(headers.get(b"content-range", b""))
+    if part is not None and status == 206:
+        first, end = int(part[1]), int(part[2]) + 1
+        if (
+            wanted.is_part(first, end, part[3])
+            and headers.get(b"content-length") == b"%d" % (end - first)
+            and not any(name in headers for name in _RECODED)
+        ):
+            return Part(end - first, headers.get(b"connection", b"").lower() != b"close")
+    raise OtherAnswer(f"answered {head[:40]!r}", status)
+
+
+def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
+    """Whom to send it to, and its bytes. The default port is not named, as in what is signed."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    default = 443 if secure else 80
+    named = parts.netloc.removesuffix(f":{default}")
+    lines = [
+        f"GET {parts._replace(scheme='', netloc='').geturl()} HTTP/1.1",
+        f"Host: {named}",
+        f"User-Agent: fetchproxy/{__version__}",
+        f"Range: bytes={byte_range.start}-{byte_range.end - 1}",
+        "Accept-Encoding: identity",
+    ]
+    address = (parts.hostname or "", parts.port or default, secure)
+    return address, "\r\n".join([*lines, "", ""]).encode("ascii")
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One exchange at a time. Until its head is there an answer takes no memory of its own."""
+
+    def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
+        self._on_lost = on_lost
+        self._clock = asyncio.get_running_loop().time
+        self._transport: asyncio.Transport | None = None
+        self._head = bytearray(HEAD_BYTES_MAX)
+        self._head_bytes = 0
+        self._body: bytearray | None = None
+        self._room = memoryview(b"")  # the rest of the body
+        self._wanted = Wanted(ByteRange(0, 1))
+        self._answer: asyncio.Future[bytearray] | None = None
+        self.heard_at = 0.0  # loop time, s; also when it was asked
+        self.heard = False  # anything since it was asked
+        self.kept = False  # ready for another exchange
+
+    def begin(self, request: bytes, wanted: Wanted) -> asyncio.Future[bytearray]:
+        """Send `request`. The future raises OtherAnswer, or ConnectionError where it is lost.
+
+        Raises ConnectionResetError where it was lost before.
+        """
+        self._wanted, self._head_bytes = wanted, 0
+        self.heard = self.kept = False
+        if self._transport is None:
+            raise ConnectionResetError("the connection was lost before it was used")
+        self.heard_at = self._clock()
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
+
+    @property
+    def lost(self) -> bool:
+        return self._transport is None
+
+    def shut(self) -> None:
+        """Whatever is still to come is not wanted."""
+        self.kept = False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionAbortedError("the connection was shut"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- called by the transport ------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.heard_at = self._clock()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room if self._body is not None else memoryview(self._head)[self._head_bytes :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard, self.heard_at = True, self._clock()
+        if self._answer is None or self._answer.done():
+            self.shut()  # nobody has asked for this
+        elif self._body is None:
+            self._head_bytes += nbytes
+            try:
+                self._take_head(self._answer)
+            except OtherAnswer as error:
+                self._answer.set_exception(error)
+                self.shut()
+        else:
+            self._room = self._room[nbytes:]
+            self._finish_if_whole(self._answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport, self.kept = None, False
+        self._body, self._room = None, memoryview(b"")
+        if self._answer is not None and not self._answer.done():
+            lost = f"the connection was lost: {exc or 'closed by the store'}"
+            self._answer.set_exception(ConnectionResetError(lost))
+        self._on_lost(self)
+
+    def _take_head(self, answer: asyncio.Future[bytearray]) -> None:
+        end = self._head.find(b"\r\n\r\n", 0, self._head_bytes)
+        if end < 0:
+            if self._head_bytes == HEAD_BYTES_MAX:
+                raise OtherAnswer(f"a head of more than {HEAD_BYTES_MAX} bytes")
+            return
+        length, self.kept = part_of(bytes(self._head[:end]), self._wanted)
+        come = self._head_bytes - end - 4
+        if come > length:
+            raise OtherAnswer("more came than was asked for")
+        self._body = bytearray(length)
+        self._body[:come] = memoryview(self._head)[end + 4 : self._head_bytes]
+        self._room = memoryview(self._body)[come:]
+        self._finish_if_whole(answer)
+
+    def _finish_if_whole(self, answer: asyncio.Future[bytearray]) -> None:
+        if not self._room and self._body is not None:
+            answer.set_result(self._body)
+            self._body, self._head_bytes = None, 0
+
+
+class RangeRequests:
+    """An async context manager that shuts its connections, of which it keeps idle ones.
+
+    `silence_max_s`: longest within an answer.
+    """
+
+    def __init__(
+        self,
+        connections_max: int,
+        connect_max_s: float,
+        silence_max_s: float,
+        tls: SSLContext | None = None,
+    ) -> None:
+        self._places = asyncio.Semaphore(connections_max)
+        self._connect_max_s = connect_max_s
+        self._silence_max_s = silence_max_s
+        self._tls = tls
+        self._idle: dict[Address, list[_Connection]] = {}  # the last used one last
+        self._open: dict[_Connection, Address] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def get(self, url: str, wanted: Wanted) -> bytearray:
+        """All bytes that are wanted of what is at `url`.
+
+        Raises OtherAnswer; OSError where the server is not there, falls silent or breaks off.
+        """
+        address, request = _request(url, wanted.byte_range)
+        async with self._places:
+            while (connection := self._idle_one(address)) is not None:
+                try:
+                    return await self._exchange(connection, request, wanted)
+                except ConnectionError:
+                    if connection.heard:
+                        raise  # else the server had shut it before it was asked
+            return await self._exchange(await self._connect(address), request, wanted)
+
+    async def _exchange(self, connection: _Connection, request: bytes, wanted: Wanted) -> bytearray:
+        clock = asyncio.get_running_loop().time
+        answer = connection.begin(request, wanted)
+        try:
+            while not answer.done():
+                left_s = connection.heard_at + self._silence_max_s - clock()
+                if left_s <= 0:
+                    raise TimeoutError(f"the store was silent for {self._silence_max_s} s")
+                await asyncio.wait([answer], timeout=left_s)
+            return answer.result()
+        finally:
+            if connection.kept and answer.done():
+                self._idle.setdefault(self._open[connection], []).append(connection)
+            else:
+                connection.shut()
+                answer.exception()  # seen, also where the caller was cancelled
+
+    def _idle_one(self, address: Address) -> _Connection | None:
+        idle = self._idle.get(address, [])
+        oldest = asyncio.get_running_loop().time() - IDLE_MAX_S
+        while idle:
+            connection = idle.pop()
+            if connection.heard_at >= oldest:
+                return connection
+            connection.shut()
+        return None
+
+    async def _connect(self, address: Address) -> _Connection:
+        """By a task of its own, whose connection is kept idle where the caller was cancelled.
+
+        Cancelled in the moment in which one of its attempts wins, asyncio would lose the socket.
+        """
+        if self._tasks is None:
+            raise ConnectionAbortedError("the store is closed")
+        outcome: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+        self._tasks.create_task(self._open_one(address, outcome), name="connect to the store")
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            outcome.add_done_callback(self._keep)
+            raise
+
+    async def _open_one(self, address: Address, outcome: asyncio.Future[_Connection]) -> None:
+        host, port, secure = address
+        try:
+            async with asyncio.timeout(self._connect_max_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(self._forget),
+                    host,
+                    port,
+                    ssl=self._tls if secure else None,
+                    happy_eyeballs_delay=0.25,
+                )
+        except TimeoutError:
+            late = f"no connection to {host}:{port} in {self._connect_max_s} s"
+            outcome.set_exception(TimeoutError(late))
+        except SSLError as error:
+            outcome.set_exception(error)
+        except OSError as error:
+            outcome.set_exception(ConnectionError(f"no connection to {host}:{port}: {error}"))
+        except Exception as error:  # noqa: BLE001 - it is raised again in who waits
+            outcome.set_exception(error)
+        else:
+            if connection.lost:  # at once, by a server that is going down
+                outcome.set_exception(ConnectionResetError(f"{host}:{port} has hung up"))
+            else:
+                self._open[connection] = address
+                outcome.set_result(connection)
+        finally:
+            if not outcome.done():
+                outcome.set_exception(ConnectionAbortedError("the store is closed"))
+
+    def _keep(self, outcome: asyncio.Future[_Connection]) -> None:
+        if outcome.exception() is None and (address := self._open.get(outcome.result())):
+            self._idle.setdefault(address, []).append(outcome.result())
+
+    def _forget(self, connection: _Connection) -> None:
+        address = self._open.pop(connection, None)
+        if address is not None and connection in (idle := self._idle.get(address, [])):
+            idle.remove(connection)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        tasks, self._tasks = self._tasks, None
+        for connection in list(self._open):
+            connection.shut()
+        if tasks is not None:
+            # Attempts end by themselves, within `connect_max_s`; they never raise.
+            await tasks.__aexit__(None, None, None)
+        for connection in list(self._open):
+            connection.shut()
+
+
+# Ranges of S3 objects, read past the S3 client: it only signs, once for all reads of an object.
+#
+# Whatever is not just the part that was asked for is not judged here but asked for again, through
+# the client: it knows redirects, regions, and what an error means. Where a store takes no signed
+# URLs (a bucket policy may say so), that is noticed and they are not tried any more.
+
+log = structlog.get_logger(__name__)
+
+# A URL is used for a minute and is good for ten: clocks may differ by the rest.
+URL_AGE_MAX_S = 60
+_URL_VALID_S = 600
+_URLS_MAX = 10_000  # half a KiB each
+# After so many in a row that were refused, where the client's own request then was not.
+NEEDLESS_MAX = 3
+
+
+class S3RangeReads:
+    def __init__(self, client: Any, bucket: str, requests: RangeRequests) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._requests = requests
+        self._urls: TTLCache[str, str] = TTLCache(
+            _URLS_MAX, URL_AGE_MAX_S, timer=asyncio.get_running_loop().time
+        )
+        self._needless = 0
+
+    async def get(self, key: str, wanted: Wanted, what: str) -> bytearray | None:
+        """None: the client is to be asked.
+
+        Raises the error of a store in trouble, which has no time for a second request; OSError and
+        the client's errors where it cannot be asked.
+        """
+        if self._needless >= NEEDLESS_MAX:
+            return None
+        try:
+            content = await self._requests.get(await self.signed_url(key), wanted)
+        except OtherAnswer as error:
+            if error.status == 429 or error.status >= 500:
+                raise by_status(error.status)(f"{what}: {error}") from error
+            return None
+        self._needless = 0
+        return content
+
+    async def signed_url(self, key: str) -> str:
+        """Raises the client's errors."""
+        url: str | None = self._urls.get(key)
+        if url is None:
+            url = await self._client.generate_presigned_url(
+                "get_object", {"Bucket": self._bucket, "Key": key}, ExpiresIn=_URL_VALID_S
+            )
+            self._urls[key] = url
+        return url
+
+    def was_needless(self, key: str) -> None:
+        """The client's own request had the very part."""
+        self._urls.pop(key, None)
+        self._needless += 1
+        if self._needless == NEEDLESS_MAX:
+            log.warning("s3_signed_urls_refused", bucket=self._bucket, key=key)
+
+
+async def open_range_reads(
+    resources: AsyncExitStack, session: Any, client: Any, bucket: str, config: StoreConfig
+) -> S3RangeReads | None:
+    """None where an HTTP proxy stands before the store: that is for the client. Raises OSError."""
+    endpoint = client.meta.endpoint_url
+    if get_environ_proxies(endpoint):
+        return None
+    # Else botocore signs URLs with version 2, which newer buckets refuse, and for the endpoint of
+    # all regions, which a network may have no way to.
+    client.meta.events.register_first("choose-signer.s3.GetObject", _version_4)
+    client.meta.events.register_first("before-endpoint-resolution.s3", _regional)
+    tls = None
+    if endpoint.startswith("https:"):
+        bundle = get_cert_path(session.get_config_variable("ca_bundle") or True)
+        tls = await asyncio.to_thread(ssl.create_default_context, cafile=bundle)
+    requests = RangeRequests(
+        config.connections_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
+    )
+    return S3RangeReads(client, bucket, await resources.enter_async_context(requests))
+
+
+def _regional(context: dict[str, Any], **_: Any) -> None:
+    context["use_global_endpoint"] = False
+
+
+def _version_4(signature_version: str, **_: Any) -> str | None:
+    return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None

@@ -1,0 +1,471 @@
+"""WebHDFS: the requests of one HDFS, what its answers say, and its errors in the domain's
+words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from yarl import URL
+
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.values import secret_from
+from fetchproxy.errors import (
+    ConfigError,
+    ObjectNotFound,
+    RemoteStorageError,
+    StorageDenied,
+    StorageThrottled,
+    StorageUnavailable,
+)
+from fetchproxy.storage.stores.client_sockets import ClientSockets
+from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+
+# What an HDFS says, in the domain's words. Decides nothing about retries beyond the class.
+#
+# A NameNode names the Java exception in its answer, which is told by: nearly all of them come
+# with status 403, from a missing permission to a DataNode that is away. An answer without a name
+# is not a NameNode's, so that even its 404 says nothing about an object.
+
+NOT_FOUND = frozenset(
+    {
+        "FileNotFoundException",
+        "ParentNotDirectoryException",  # a part of the path is a file
+    }
+)
+TAKEN = "FileAlreadyExistsException"
+# Another NameNode of the same cluster may be the one that answers.
+STANDBY = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
+
+_DENIED = frozenset(
+    {
+        "AccessControlException",
+        "AuthorizationException",
+        "AuthenticationException",
+        "SecurityException",
+        "InvalidToken",
+    }
+)
+_THROTTLED = frozenset({"ServerTooBusyException", "RetriableException"})
+# No retry mends these; everything else that HDFS throws comes and goes with its nodes.
+_LASTING = frozenset(
+    {
+        "IllegalArgumentException",
+        "InvalidPathException",
+        "UnsupportedOperationException",
+        "PathComponentTooLongException",
+        "MaxDirectoryItemsExceededException",
+        TAKEN,
+        "NSQuotaExceededException",
+        "DSQuotaExceededException",
+        "QuotaByStorageTypeExceededException",
+    }
+)
+
+
+_TOKEN = re.compile(r"(delegation(?:=|%3d))[^&\s\"'<>)]+", re.IGNORECASE)
+
+
+def without_token(text: str) -> str:
+    """Errors of the HTTP client, and servers' pages, repeat the URL that was asked for."""
+    return _TOKEN.sub(r"\1...", text)
+
+
+class RemoteFault(Exception):
+    """An answer that is none: `exception` is Java's name for it, empty where it has none."""
+
+    def __init__(self, status: int, exception: str, message: str) -> None:
+        first_line = message.strip().splitlines()[:1]
+        super().__init__(without_token(": ".join([exception or f"status {status}", *first_line])))
+        self.status = status
+        self.exception = exception
+
+
+def remote_fault(status: int, body: bytes) -> RemoteFault:
+    """From an answer whose status is not the one that was asked for."""
+    try:
+        said = json.loads(body)["RemoteException"]
+        return RemoteFault(status, str(said["exception"]), str(said.get("message", "")))
+    except (ValueError, KeyError, TypeError):
+        return RemoteFault(status, "", body[:200].decode("ascii", "replace"))
+
+
+def storage_error(fault: RemoteFault, what: str) -> RemoteStorageError:
+    return _kind(fault)(f"{what}: {fault}")
+
+
+def _kind(fault: RemoteFault) -> type[RemoteStorageError]:
+    name, status = fault.exception, fault.status
+    if name in NOT_FOUND:
+        return ObjectNotFound
+    if name in _DENIED or status == 401 or (status == 403 and not name):
+        return StorageDenied
+    if name in _THROTTLED or (not name and status in (429, 503)):
+        return StorageThrottled
+    return RemoteStorageError if name in _LASTING else StorageUnavailable
+
+
+@contextmanager
+def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
+    """Raise the domain's errors for the client's; `what` begins their text.
+
+    `may_be_absent`: the call reads one object. For all others "not found" says that the store is
+    not as it should be, which must not be taken for an absent object.
+    """
+    try:
+        yield
+    except RemoteFault as fault:
+        mapped = storage_error(fault, what)
+        if isinstance(mapped, ObjectNotFound) and not may_be_absent:
+            mapped = StorageUnavailable(str(mapped))
+        raise mapped from fault
+    except (aiohttp.ClientError, OSError) as error:  # with TimeoutError among them
+        said = str(error) or type(error).__name__
+        told = without_token(said)
+        raise StorageUnavailable(f"{what}: {told}") from (error if told == said else None)
+
+
+# What the JSON answers of a NameNode say, and the order of a folder's entries. Pure.
+#
+# HDFS lists a folder by the names of its entries. Keys sort as whole paths, so that a folder
+# counts as `name/`: `a-/x` comes before `a/x`, though `a` comes before `a-`.
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """`name` is empty where the status is that of the path itself that was asked for."""
+
+    name: str
+    is_folder: bool
+    size_bytes: int
+    version: str
+    modified_epoch_ms: int
+    children: int  # entries of a folder
+
+    @property
+    def place(self) -> str:
+        """By which it sorts among the other entries of its folder."""
+        return f"{self.name}/" if self.is_folder else self.name
+
+
+def decoded(body: bytes, what: str) -> Mapping[str, Any]:
+    """Raises StorageUnavailable for what no NameNode says."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise StorageUnavailable(f"{what}: the answer is no JSON object: {body[:100]!r}")
+    return answer
+
+
+def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
+    """Of GETFILESTATUS. Raises StorageUnavailable."""
+    try:
+        return _status(answer["FileStatus"])
+    except (KeyError, TypeError, ValueError):
+        raise StorageUnavailable(f"{what}: the answer is no FileStatus") from None
+
+
+def listed_page(answer: Mapping[str, Any], after: str, what: str) -> tuple[list[FileStatus], bool]:
+    """Entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow.
+
+    Raises StorageUnavailable where it is no such page.
+    """
+    try:
+        listing = answer["DirectoryListing"]
+        page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]
+        more = int(listing["remainingEntries"]) > 0
+    except (KeyError, TypeError, ValueError):
+        raise StorageUnavailable(f"{what}: the answer is no listing") from None
+    if [entry.name for entry in page] == [""]:
+        return [], False  # a file, not a folder
+    for entry in page:
+        if entry.name <= after:
+            raise StorageUnavailable(f"{what}: {entry.name} is listed after {after}")
+        after = entry.name
+    if more and not page:
+        raise StorageUnavailable(f"{what}: the listing breaks off")
+    return page, more
+
+
+def _status(fields: Mapping[str, Any]) -> FileStatus:
+    size_bytes, modified = int(fields["length"]), int(fields["modificationTime"])
+    return FileStatus(
+        name=str(fields["pathSuffix"]),
+        is_folder=fields["type"] == "DIRECTORY",
+        size_bytes=size_bytes,
+        # A renamed file keeps its id and time, and what it replaces goes with its own.
+        version=f"{int(fields.get('fileId', 0)):x}-{modified:x}-{size_bytes:x}",
+        modified_epoch_ms=modified,
+        children=int(fields.get("childrenNum", 0)),
+    )
+
+
+class KeyOrder:
+    """Puts entries that come by their names into the order of keys, holding back few."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[str, FileStatus]] = []
+
+    def add(self, entry: FileStatus) -> list[FileStatus]:
+        """The entries that nothing after `entry` can precede."""
+        ready = self._up_to(entry.name)
+        heappush(self._held, (entry.place, entry))
+        return ready
+
+    def rest(self) -> list[FileStatus]:
+        return self._up_to(None)
+
+    def _up_to(self, name: str | None) -> list[FileStatus]:
+        ready: list[FileStatus] = []
+        while self._held and (name is None or self._held[0][0] < name):
+            ready.append(heappop(self._held)[1])
+        return ready
+
+
+def list_after(start_after: str, name_start: str) -> str:
+    """After which name to list a folder, so that no entry with a key above is passed over.
+
+    `start_after` is relative to the folder; wanted names begin with `name_start`. A folder `a` is
+    wanted after `a-b` too, since its keys are `a/…`: hence from the shortest such name on.
+    """
+    part = start_after.partition("/")[0]
+    for length in range(1, len(part)):
+        if part[length] < "/":
+            part = part[:length]
+            break
+    return max(part[:-1], name_start[:-1])
+
+
+# WebHDFS: the requests of one HDFS, with the way to its DataNodes and to its other NameNode.
+#
+# Raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not:
+# `webhdfs` translates both. Every request is tried once, but for a NameNode that cannot have
+# acted on it: nobody there, or a standby. Back-off is the caller's.
+#
+# Bytes come from and go to DataNodes: a NameNode answers with an address, which is followed.
+
+_REDIRECTS = frozenset({301, 302, 307, 308})
+_NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken"})
+# Of an answer without data: a page of a listing has a thousand names.
+_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+_FAULT_BYTES_MAX = 64 * 1024
+
+
+class LongerThanWanted(Exception):
+    """`size_bytes` would come, or did until it was enough."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"{size_bytes} bytes")
+        self.size_bytes = size_bytes
+
+
+class WebHdfsClient:
+    """Use it on one loop. Paths are relative to the location's folder, which is the path ""."""
+
+    def __init__(self, location: HdfsLocation, config: StoreConfig) -> None:
+        self._location = location
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+        self._sockets = ClientSockets(config.write_max_ms)
+        self._active = 0  # the NameNode that answered last
+        self.date: str | None = None  # as that one's last answer says, of HTTP
+        self._token: str | None = None
+
+    async def close(self) -> None:
+        if self._session is None:
+            return
+        await self._session.close()
+        await self._sockets.shut()
+
+    async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
+        """The answer of a request that moves no data."""
+        try:
+            _, body = await self._ask_namenode(method, op, path, parameters)
+        except LongerThanWanted as longer:
+            raise StorageUnavailable(f"{op}: an answer of {longer}") from None
+        return decoded(body, op) if body else {}
+
+    async def read(self, path: str, bytes_max: int, **parameters: str) -> bytes:
+        """OPEN. Raises an error where the connection ends before the stated length.
+
+        LongerThanWanted where more than `bytes_max` would come: nothing is read then.
+        """
+        address, body = await self._ask_namenode("GET", "OPEN", path, parameters, bytes_max)
+        if address is None:
+            return body
+        async with self._opened().get(address, allow_redirects=False) as answer:
+            await _check(answer, 200)
+            if answer.content_length is None:
+                raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
+            return await _body(answer, bytes_max)
+
+    async def place_for(self, path: str) -> URL:
+        """Where a DataNode awaits a new file's content. Nothing is made yet."""
+        address, _ = await self._ask_namenode("PUT", "CREATE", path, {"overwrite": "false"})
+        if address is None:
+            raise StorageUnavailable("CREATE: the NameNode names no DataNode")
+        return address
+
+    async def create(self, place: URL, size_bytes: int, content: AsyncIterator[bytes]) -> None:
+        """A new file; the folders above it are made. TimeoutError where one part takes too long."""
+        headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
+        part_max_s = self._config.write_max_ms / 1000
+        failures: list[RemoteStorageError] = []  # of the content itself, which aiohttp would wrap
+        async with asyncio.timeout(part_max_s) as limit:
+
+            async def timed() -> AsyncIterator[bytes]:
+                try:
+                    async for part in content:
+                        limit.reschedule(asyncio.get_running_loop().time() + part_max_s)
+                        yield part
+                except RemoteStorageError as error:
+                    failures.append(error)
+                    raise
+
+            try:
+                request = self._opened().put(
+                    place, data=timed(), headers=headers, allow_redirects=False
+                )
+                async with request as answer:
+                    await _check(answer, 201)
+            except aiohttp.ClientError:
+                if failures:
+                    raise failures[0] from None
+                raise
+
+    async def _ask_namenode(
+        self,
+        method: str,
+        op: str,
+        path: str,
+        parameters: Mapping[str, str],
+        bytes_max: int = _ANSWER_BYTES_MAX,
+    ) -> tuple[URL | None, bytes]:
+        """(the DataNode's address, b"") or (None, the answer's body)."""
+        tries_left = len(self._location.addresses)
+        token_is_fresh = False
+        while True:
+            asked = self._active
+            try:
+                if self._config.hdfs_token_file is not None and self._token is None:
+                    self._token = await asyncio.to_thread(self._read_token)
+                    token_is_fresh = True
+                url = self._url(asked, op, path, parameters)
+                return await self._ask_once(method, url, op, bytes_max)
+            except RemoteFault as fault:
+                if fault.exception in _NO_SUCH_TOKEN and self._token and not token_is_fresh:
+                    self._token = None  # somebody may have put a new one into the file
+                    continue
+                if fault.exception not in STANDBY or tries_left <= 1:
+                    raise
+            except aiohttp.ServerTimeoutError:
+                self._pass_over(asked)  # it may have acted on the request
+                raise
+            except aiohttp.ClientConnectorError:
+                if tries_left <= 1:
+                    raise
+            tries_left -= 1
+            self._pass_over(asked)
+
+    async def _ask_once(
+        self, method: str, url: URL, op: str, bytes_max: int
+    ) -> tuple[URL | None, bytes]:
+        async with self._request(method, url) as answer:
+            self.date = answer.headers.get("Date")
+            if answer.status in _REDIRECTS and "Location" in answer.headers:
+                return _place(answer.headers["Location"], op), b""
+            await _check(answer, 200)
+            return None, await _body(answer, bytes_max)
+
+    def _request(
+        self, method: str, url: URL
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._opened().request(method, url, allow_redirects=False)
+
+    def _pass_over(self, asked: int) -> None:
+        if self._active == asked:
+            self._active = (asked + 1) % len(self._location.addresses)
+
+    def _url(self, asked: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
+        query = {"op": op, **parameters}
+        if self._token is not None:
+            query["delegation"] = self._token
+        elif self._location.user is not None:
+            query["user.name"] = self._location.user
+        scheme = "https" if self._location.tls else "http"
+        place = quote(f"/webhdfs/v1{self.absolute(path)}")
+        address = self._location.addresses[asked]
+        return URL(f"{scheme}://{address}{place}?{urlencode(query)}", encoded=True)
+
+    def absolute(self, path: str) -> str:
+        """As HDFS names it."""
+        folder = self._location.folder
+        return f"{folder}/{path}".rstrip("/") if path else folder or "/"
+
+    def _read_token(self) -> str | None:
+        try:
+            return secret_from(None, self._config.hdfs_token_file, "store.hdfs_token_file")
+        except ConfigError as error:
+            raise StorageDenied(str(error)) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=self._config.connections_max, socket_factory=self._sockets.new
+                ),
+                timeout=aiohttp.ClientTimeout(
+                    total=None,
+                    sock_connect=self._config.connect_max_ms / 1000,
+                    sock_read=self._config.read_max_ms / 1000,
+                ),
+                auto_decompress=False,
+            )
+        return self._session
+
+
+async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
+    if answer.status != status:
+        raise remote_fault(answer.status, await _received(answer, _FAULT_BYTES_MAX))
+
+
+async def _body(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Raises LongerThanWanted: before anything is read, where the answer states its length."""
+    stated = answer.content_length
+    if stated is not None and stated > bytes_max:
+        raise LongerThanWanted(stated)
+    body = await _received(answer, bytes_max)
+    if len(body) > bytes_max:
+        raise LongerThanWanted(len(body))
+    return body
+
+
+async def _received(answer: aiohttp.ClientResponse, enough_bytes: int) -> bytes:
+    """All of it, or a little more than is enough."""
+    parts: list[bytes] = []
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        enough_bytes -= len(part)
+        if enough_bytes < 0:
+            break
+    return b"".join(parts)
+
+
+def _place(location: str, op: str) -> URL:
+    """Where a NameNode sends us. What it says may hold a token, so no error repeats it."""
+    with suppress(ValueError):
+        place = URL(location, encoded=True)
+        if place.scheme in ("http", "https") and place.host and place.port:
+            return place
+    raise StorageUnavailable(f"{op}: the NameNode names no address that can be used")

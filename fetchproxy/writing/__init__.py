@@ -1,0 +1,1 @@
+"""The write side of the archive: RemoteLogManager, copies, leadership, deletion."""

@@ -1,0 +1,249 @@
+"""What is to be known of a partition's archive by what lies in the store: lost, missing, put
+aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import (
+    MetadataProblem,
+    RemoteLogMetadataManager,
+)
+from fetchproxy.model import (
+    FIRST_HISTORY,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
+from fetchproxy.storage.archive_objects import PartitionRecords
+from fetchproxy.writing.concerns import (
+    Finding,
+    StoredConcern,
+    in_order,
+    lost,
+    missing,
+    not_known,
+    put_aside,
+    unreadable,
+)
+from fetchproxy.writing.published import read_finished_offsets
+
+# Which offsets a partition's archive has to hold, and which of them it does not. Pure.
+#
+# A raised log start has deleted all below it. From `recorded_from` on, up to the end that was
+# stated, every offset was archived or is on record as a gap. Below `recorded_from` there are no
+# records: nobody can tell whether an offset there is lost.
+
+Offsets = tuple[int, int]  # first and last, both inclusive
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the archive has of a partition.
+
+    `segments`: the offsets of each. `uncertain`: base offsets of segments whose metadata cannot be
+    read, which may reach up to the next one. `newest_epoch`: of all segments, -1: none.
+    """
+
+    segments: Sequence[Offsets]
+    uncertain: Sequence[int]
+    log_start_offset: int  # as raised by DeleteRecords or retention; 0: never
+    newest_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotHeld:
+    """Offsets in no segment: `missing` were archived, `gaps` were lost before they could be."""
+
+    missing: tuple[Offsets, ...] = ()
+    gaps: tuple[Offsets, ...] = ()
+    not_known: tuple[Offsets, ...] = ()
+
+
+def not_held(
+    held: Held, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
+) -> NotHeld:
+    """`stated` None: nothing was recorded of the partition."""
+    first, last = _expected(held, stated)
+    recorded_from = 2**63 if stated is None else stated.recorded_from
+    found: list[Offsets] = []
+    gaps: list[Offsets] = []
+    recorded = sorted(recorded_gaps)
+    for hole in _without(first, last, sorted(held.segments)):
+        certain = _before_uncertain(hole, held.uncertain)
+        if certain is not None:
+            gaps += _shared(*certain, recorded)
+            found += _without(*certain, recorded)
+    return NotHeld(
+        missing=tuple((max(a, recorded_from), b) for a, b in found if b >= recorded_from),
+        gaps=tuple(gaps),
+        not_known=tuple((a, min(b, recorded_from - 1)) for a, b in found if a < recorded_from),
+    )
+
+
+def _expected(held: Held, stated: FinishedOffsets | None) -> Offsets:
+    """Where the archive has to begin, and up to where it has to go."""
+    first = min((start for start, _ in held.segments), default=2**63)
+    last = max((end for _, end in held.segments), default=-1)
+    if stated is not None:
+        first = min(first, stated.recorded_from)
+        if _end_stands(held, stated):
+            last = max(last, stated.end_offset)
+    return max(first, held.log_start_offset), last
+
+
+def _end_stands(held: Held, stated: FinishedOffsets) -> bool:
+    """False: a newer leader's log has taken the place of the one whose end was stated."""
+    return stated.end_offset != NOT_STATED and held.newest_epoch <= stated.leader_epoch
+
+
+def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None:
+    """Without what a segment may hold whose metadata cannot be read: that is told by itself."""
+    first, last = hole
+    begins = [base for base in uncertain if first <= base <= last]
+    last = min([last, *(base - 1 for base in begins)])
+    return (first, last) if first <= last else None
+
+
+def _without(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
+    """The parts of `first` … `last` that are in none of `rising`, which may overlap."""
+    for start, end in rising:
+        if start > last:
+            break
+        if start > first:
+            yield first, start - 1
+        first = max(first, end + 1)
+    if first <= last:
+        yield first, last
+
+
+def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
+    """The parts of `first` … `last` that are in any of `rising`."""
+    at = first
+    for hole in _without(first, last, rising):
+        if at < hole[0]:
+            yield at, hole[0] - 1
+        at = hole[1] + 1
+    if at <= last:
+        yield at, last
+
+
+# What is to be known of a partition's archive by what lies in the store: lost, missing, put
+# aside.
+#
+# Reads no log and asks no broker. `verify` and `segments` look at every partition, the status
+# page at those with holes alone: each look is a listing and a small read.
+
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsLook:
+    """`stated`: what archivers put on record; None: nothing, or it is `damaged`, in words."""
+
+    stated: FinishedOffsets | None
+    damaged: str | None
+    found: NotHeld
+
+
+async def look_at_offsets(
+    records: PartitionRecords,
+    rlmm: RemoteLogMetadataManager,
+    tip: TopicIdPartition,
+    refresh: Callable[[], Awaitable[PartitionView]],
+    also: Callable[[], Iterable[Offsets]] = tuple,
+) -> OffsetsLook:
+    """Which offsets are in no segment, and what is on record of them.
+
+    `also`: offsets that are known to be there otherwise. Raises RemoteStorageError.
+    """
+    look = await _look(records, rlmm, tip, refresh, also)
+    if look.found.missing:
+        # Truncated or deleted meanwhile? Then the second look finds them in order.
+        look = await _look(records, rlmm, tip, refresh, also)
+    if look.found.missing:
+        now = asyncio.get_running_loop().time()
+        if await rlmm.partition_deletion(tip, now) is not None:
+            look = replace(look, found=replace(look.found, missing=()))
+    return look
+
+
+async def _look(
+    records: PartitionRecords,
+    rlmm: RemoteLogMetadataManager,
+    tip: TopicIdPartition,
+    refresh: Callable[[], Awaitable[PartitionView]],
+    also: Callable[[], Iterable[Offsets]],
+) -> OffsetsLook:
+    """What must be there before what is, and its gaps last: a copy under way is no fault."""
+    stated, damaged = None, None
+    try:
+        stated = await read_finished_offsets(records, tip)
+    except CorruptSegment as error:
+        damaged = str(error)
+    view = await refresh()
+    done = [s for s in rlmm.list_remote_log_segments(tip) if s.state is FINISHED]
+    held = Held(
+        segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
+        uncertain=view.unreadable,
+        log_start_offset=view.raised_log_start,
+        newest_epoch=max((e.epoch for s in done for e in s.segment_leader_epochs[-1:]), default=-1),
+    )
+    gaps = [(gap.first_offset, gap.last_offset) async for gap in records.list_archive_gaps(tip)]
+    return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
+
+
+def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Finding]:
+    return [
+        *(lost(tip, *offsets) for offsets in found.gaps),
+        *(missing(tip, *offsets) for offsets in found.missing),
+        *(not_known(tip, *offsets) for offsets in found.not_known),
+    ]
+
+
+def metadata_in_words(
+    view: PartitionView,
+    problems: Sequence[MetadataProblem],
+    segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
+) -> list[Finding]:
+    """What needs no look at the store. `segments` is asked only where something was put aside."""
+    found = [unreadable(view.tip, len(problems), problems[0].what)] if problems else []
+    if view.history == FIRST_HISTORY:
+        return found
+    aside = [s for s in segments() if s.state is FINISHED and not view.history.shows(s)]
+    if aside:
+        first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
+        found.append(put_aside(view.tip, len(aside), first, last))
+    return found
+
+
+def with_stored(
+    findings: Iterable[Finding], stored: Iterable[StoredConcern], topic: str | None
+) -> tuple[Finding, ...]:
+    """And what archivers have said; `topic`: of this one alone, None: of the archive."""
+    said = [s.finding for s in stored if topic is None or s.finding.topic == topic]
+    return in_order([*findings, *said])
+
+
+async def partition_health(
+    records: PartitionRecords, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
+) -> list[Finding]:
+    """All that the store tells of a partition. Raises RemoteStorageError."""
+
+    async def refresh() -> PartitionView:
+        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
+
+    look = await look_at_offsets(records, rlmm, tip, refresh)
+    found = offsets_in_words(tip, look.found)
+    view = rlmm.view(tip)
+    if view is not None:
+        found += metadata_in_words(
+            view, rlmm.problems(tip), lambda: rlmm.list_remote_log_segments(tip)
+        )
+    return found

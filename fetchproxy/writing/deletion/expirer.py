@@ -1,0 +1,685 @@
+"""Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a
+partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.errors import (
+    CorruptSegment,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageUnavailable,
+)
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import (
+    ByteRange,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.observability.metrics import (
+    REMOTE_DELETE_ERRORS,
+    REMOTE_DELETE_LAG_BYTES,
+    REMOTE_DELETE_LAG_SEGMENTS,
+    REMOTE_DELETE_REQUESTS,
+    REMOTE_LOG_METADATA_COUNT,
+    REMOTE_LOG_SIZE_BYTES,
+)
+from fetchproxy.segments.description import INT64, Fields, decode_document
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.storage.archive_objects import RetentionObjects
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.deletion.orphans import (
+    Objects,
+    OrphanWatch,
+    Segments,
+    delete_orphans,
+    find_orphans,
+    held_by_others,
+    holders,
+    is_worthless,
+    offsets_held,
+)
+from fetchproxy.writing.deletion.retention import (
+    UNLIMITED,
+    ClockWitness,
+    Removals,
+    Retention,
+    SteadyClock,
+    counted_bytes,
+    effective_retention,
+    plan_removals,
+    retained_from,
+)
+
+# A step of retention that would hide much of a partition at once: announced first, done later.
+#
+# A mistyped retention and a wrong clock look like any other, but for how much they would hide. So
+# a step of more than STEP_SHARE_MAX is announced, in the store too, and done once its grace is
+# over. If by then retention computed anew would not take it, it is taken back, and nothing was
+# hidden. The decision is pure; `RetentionBrake` keeps the announcement.
+
+log = structlog.get_logger(__name__)
+
+# Retention that is as it was hides a segment or a few of many. What a typo or a clock weeks ahead
+# hides is nearly all.
+STEP_SHARE_MAX = 0.5
+# Of a later time it says nothing: it was made by settings that nobody remembers. A weekly pass of
+# `archive --once` finds its own again, with the default of a day.
+FORGOTTEN_AFTER_GRACES = 30
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Retention was about to hide what is below `offset`, at `at_ms` (epoch ms)."""
+
+    offset: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`raise_to`: the log start now; None: not yet, or not at all. `announced`: what waits."""
+
+    raise_to: int | None
+    announced: Announcement | None
+
+
+def hidden_share(view: PartitionView, start: int) -> float:
+    """The share of the partition's bytes in segments below `start`."""
+    sizes = [(segment.end_offset < start, size) for segment, size in counted_bytes(view)]
+    total = sum(size for _, size in sizes)
+    return sum(size for below, size in sizes if below) / total if total > 0 else 0.0
+
+
+def plan_step(
+    view: PartitionView,
+    start: int | None,
+    announced: Announcement | None,
+    now_ms: int,
+    grace_ms: int,
+    *,
+    doubtful: bool = False,
+) -> Step:
+    """`start`: the first offset that retention, computed now, keeps; None: it deletes nothing.
+
+    `doubtful`: the step is announced however small it is.
+    """
+    if start is None:
+        return Step(None, None)
+    small = hidden_share(view, start) <= STEP_SHARE_MAX and not doubtful
+    if grace_ms == 0 or small:
+        return Step(start, None)
+    # One of the future: the clock was wrong.
+    counts = announced is not None and 0 <= now_ms - announced.at_ms < (
+        FORGOTTEN_AFTER_GRACES * grace_ms
+    )
+    if announced is None or not counts or announced.offset <= view.raised_log_start:
+        return Step(None, Announcement(start, now_ms))
+    announced = replace(announced, offset=min(announced.offset, start))
+    if now_ms - announced.at_ms < grace_ms:
+        return Step(None, announced)
+    return Step(announced.offset, None)
+
+
+class RetentionBrake:
+    """One for all partitions. Each method raises RemoteStorageError."""
+
+    def __init__(
+        self, objects: RetentionObjects, concerns: ArchiverConcerns, grace_ms: int
+    ) -> None:
+        self._objects = objects
+        self._concerns = concerns
+        self._grace_ms = grace_ms
+        # Only the partition's leader writes it, so what was read or written last is what is there.
+        self._known: dict[TopicIdPartition, Announcement | None] = {}
+
+    async def released(
+        self,
+        tip: TopicIdPartition,
+        view: PartitionView,
+        start: int | None,
+        now_ms: int,
+        *,
+        doubtful: bool,
+    ) -> int | None:
+        """To where the log start may be raised now; None: it stays. `done` has to follow.
+
+        As `plan_step`.
+        """
+        announced = await self._announced(tip)
+        step = plan_step(view, start, announced, now_ms, self._grace_ms, doubtful=doubtful)
+        if step.announced is not None:
+            await self._announce(tip, view, step.announced)
+        elif step.raise_to is None:
+            await self.done(tip)
+        return step.raise_to
+
+    async def done(self, tip: TopicIdPartition) -> None:
+        """The step was made, or is taken back: nothing is announced any more."""
+        if self._known.get(tip) is not None:
+            await self._objects.delete_retention_step(tip)
+        self._known[tip] = None
+        self._concerns.release(Concern.RETENTION_STEP_ANNOUNCED, tip)
+
+    def forget(self, tip: TopicIdPartition) -> None:
+        """Another archiver does it from now on, or nobody."""
+        self._known.pop(tip, None)
+        self._concerns.forget(tip, Concern.RETENTION_STEP_ANNOUNCED)
+
+    async def _announced(self, tip: TopicIdPartition) -> Announcement | None:
+        if tip not in self._known:
+            raw = await self._objects.get_retention_step(tip)
+            try:
+                self._known[tip] = None if raw is None else decode_announcement(raw)
+            except CorruptSegment as error:  # then it is announced anew
+                log.warning("retention_step_unreadable", topic=tip.topic, error=str(error))
+                self._known[tip] = None
+        return self._known[tip]
+
+    async def _announce(
+        self, tip: TopicIdPartition, view: PartitionView, announced: Announcement
+    ) -> None:
+        if self._known.get(tip) != announced:
+            await self._objects.put_retention_step(tip, encode_announcement(tip, announced))
+            self._known[tip] = announced
+        percent = round(100 * hidden_share(view, announced.offset))
+        due = _utc(announced.at_ms + self._grace_ms)
+        self._concerns.hold(
+            Concern.RETENTION_STEP_ANNOUNCED,
+            tip,
+            f"{tip}: retention will hide {percent} % of the archive, all below offset "
+            f"{announced.offset}, at {due}; to stop it, set the retention or the clock right "
+            "before then",
+            (view.log_start_offset or 0, announced.offset - 1),
+            log_start_offset=announced.offset,
+            percent=percent,
+            due=due,
+        )
+
+
+def encode_announcement(tip: TopicIdPartition, announced: Announcement) -> bytes:
+    """{"version": 1, "topic": "orders", "partition": 0, "offset": 100, "announced_at_ms": …}"""
+    fields = {
+        "version": VERSION,
+        "topic": tip.topic,
+        "partition": tip.partition,
+        "offset": announced.offset,
+        "announced_at_ms": announced.at_ms,
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_announcement(raw: bytes) -> Announcement:
+    """Raises CorruptSegment, which names the field; NewerMetadataVersion."""
+    return decode_document(raw, "retention-step", VERSION, _announcement)
+
+
+def _announcement(fields: Fields) -> Announcement:
+    return Announcement(
+        fields.integer("offset", 0, INT64), fields.integer("announced_at_ms", 0, INT64)
+    )
+
+
+def _utc(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms since 1970"
+
+
+# Whether segments are in the store as their metadata say, before anything goes that they replace.
+#
+# Metadata say what was copied, not what is there: a lifecycle rule, a person or a mistyped prefix
+# takes objects away behind them. So the objects are asked for themselves; a listing may be old.
+# Two small reads a segment, and its records are not read: that is `verify`.
+
+# Twenty replaced segments ask for the one that replaces them once, not twenty times. It is below
+# `retention_grace_ms`, so what was looked at before they were hidden is looked at again before they
+# go.
+LOOK_LASTS_S = 60.0
+_REMEMBERED_MAX = 10_000
+# The index of a segment of 64 MiB; that of a larger one takes long enough to be felt on the loop.
+_PARSED_INLINE_BYTES_MAX = 128 * 1024
+
+
+class SegmentLooks:
+    """One for whoever deletes."""
+
+    def __init__(self, rsm: RemoteStorageManager) -> None:
+        self._rsm = rsm
+        self._sound_at: dict[UUID, float] = {}  # loop time
+
+    async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
+        """What is wrong with the first that is not whole, in words; None: all are there.
+
+        Raises RemoteStorageError: nobody knows.
+        """
+        for segment in segments:
+            now = asyncio.get_running_loop().time()
+            seen_at = self._sound_at.get(segment.segment_id.id)
+            if seen_at is not None and now - seen_at < LOOK_LASTS_S:
+                continue
+            found = await self._damage(segment)
+            if found is not None:
+                self._sound_at.pop(segment.segment_id.id, None)
+                return found
+            if len(self._sound_at) >= _REMEMBERED_MAX:
+                self._sound_at.clear()
+            self._sound_at[segment.segment_id.id] = now
+        return None
+
+    async def only_metadata_left(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Nothing of it is in the store but that it was finished: it was deleted, and whoever made
+        it said so later, from a pause or by a request that was long on its way.
+
+        Raises RemoteStorageError: nobody knows.
+        """
+        try:
+            await self._rsm.fetch_log_segment(segment, ByteRange(0, 1))
+        except ObjectNotFound:
+            pass
+        except RangeNotSatisfiable:
+            return False
+        else:
+            return False
+        for file in (SegmentFile.INDEX, SegmentFile.EPOCHS):
+            try:
+                await self._rsm.fetch_index(segment, file)
+            except ObjectNotFound:
+                continue
+            except CorruptSegment:
+                return False
+            return False
+        return True
+
+    async def _damage(self, segment: RemoteLogSegmentMetadata) -> str | None:
+        file = SegmentFile.LOG
+        try:
+            if wrong := await self._wrong_size(segment):
+                return f"{self._rsm.object_key(segment, file)} {wrong}"
+            file = SegmentFile.INDEX
+            raw = await self._rsm.fetch_index(segment, file)
+            if len(raw) <= _PARSED_INLINE_BYTES_MAX:
+                index = RemoteLogIndex.parse(raw)
+            else:
+                index = await asyncio.to_thread(RemoteLogIndex.parse, raw)
+            index.check_covers(segment.stored_end_offset, segment.segment_size_bytes)
+            file = SegmentFile.TXN
+            await self._rsm.fetch_index(segment, file)
+        except ObjectNotFound:
+            return f"{self._rsm.object_key(segment, file)} is missing"
+        except CorruptSegment as error:
+            return f"{self._rsm.object_key(segment, file)}: {error}"
+        return None
+
+    async def _wrong_size(self, segment: RemoteLogSegmentMetadata) -> str | None:
+        """The last byte and the one behind it are asked for: it has the one and not the other."""
+        size = segment.segment_size_bytes
+        try:
+            tail = await self._rsm.fetch_log_segment(segment, ByteRange(max(size - 1, 0), size + 1))
+        except RangeNotSatisfiable:
+            return f"is shorter than the {size} bytes of its metadata"
+        return None if len(tail) == 1 else f"is longer than the {size} bytes of its metadata"
+
+
+# Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a partition.
+#
+# The order keeps every reader safe, and every step may be the last before a crash:
+# 0. what retention would hide of it at once is announced before, if it is much
+#   (`expirer`);
+# 1. the log start is raised and published: from then on nobody begins to read below it;
+# 2. what lies below it, and what nobody can be working on, becomes DELETE_SEGMENT_STARTED;
+# 3. `retention_grace_ms` after that, by the time stored with it, its objects go, then its
+#   metadata. What goes because others hold its offsets goes only while these are seen to be in
+#   the store. It does not decide what retention has passed: that is `retention`.
+
+
+State = RemoteLogSegmentState
+T = TypeVar("T")
+_Step = Callable[[RemoteLogSegmentMetadata], Coroutine[Any, Any, None]]
+
+# After this a turn leaves the rest to the next one: a slow store is shared with the copies.
+_TURN_ENOUGH_S = 5.0
+
+_GAUGES = (
+    REMOTE_DELETE_LAG_BYTES,
+    REMOTE_DELETE_LAG_SEGMENTS,
+    REMOTE_LOG_METADATA_COUNT,
+    REMOTE_LOG_SIZE_BYTES,
+)
+
+
+@dataclass(slots=True)
+class _Partition:
+    due_at: float = float("-inf")  # loop time
+    orphans_due_at: float = float("-inf")
+    orphans: OrphanWatch = field(default_factory=OrphanWatch)
+    orphan_kept: bool = False  # by the last look for them, as what replaces it is damaged
+
+
+@dataclass(slots=True)
+class _Turn:
+    looked_at: int = 0
+    done: int = 0
+    kept: int = 0
+
+
+class Expirer:
+    """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
+
+    def __init__(
+        self,
+        config: ArchiveConfig,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        *,
+        topic_config: Callable[[UUID], Mapping[str, str] | None],
+        wall_clock_ms: Callable[[], int],
+        concerns: ArchiverConcerns | None = None,
+        clock_settle_ms: int | None = None,
+    ) -> None:
+        """`clock_settle_ms`: instead of the configured one, for a pass too short to watch it."""
+        self._config = config
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._topic_config = topic_config
+        self._wall_clock_ms = wall_clock_ms
+        settle_ms = config.retention_clock_settle_ms if clock_settle_ms is None else clock_settle_ms
+        self._concerns = concerns or ArchiverConcerns()
+        self._looks = SegmentLooks(rsm)
+        self._brake = RetentionBrake(rsm.retention, self._concerns, config.retention_step_grace_ms)
+        self._witness = ClockWitness()
+        self._clock = SteadyClock(wall_clock_ms, settle_ms)
+        self._partitions: dict[TopicIdPartition, _Partition] = {}
+
+    async def expire(self, tip: TopicIdPartition) -> bool:
+        """Some of what is due, so that copying goes on; does nothing while nothing is due.
+
+        True: more is due already. Raises RemoteStorageError: the next call goes on where this one
+        ended.
+        """
+        loop = asyncio.get_running_loop()
+        now_ms = self._clock.now_ms(loop.time())
+        partition = self._partitions.setdefault(tip, _Partition())
+        if now_ms is None or loop.time() < partition.due_at:
+            return False
+        wait_s = await self._turn(tip, now_ms)
+        if loop.time() >= partition.orphans_due_at:
+            await self._within(self._sweep(tip, partition), f"search for orphans of {tip}")
+        partition.due_at = min(loop.time() + wait_s, partition.orphans_due_at)
+        return wait_s <= 0
+
+    async def tidy(self, tip: TopicIdPartition) -> None:
+        """All that may go now whatever the retention is: copies that others replace, attempts that
+        nobody works on, what was hidden before. Raises RemoteStorageError.
+        """
+        loop = asyncio.get_running_loop()
+        while (now_ms := self._clock.now_ms(loop.time())) is not None:
+            view = await self._rlmm.refresh(tip, loop.time())
+            if await self._remove(tip, view, now_ms) > 0:
+                return
+
+    def forget(self, tip: TopicIdPartition) -> None:
+        """Another archiver does it from now on, or nobody."""
+        self._concerns.forget(tip, Concern.REPLACED_SEGMENT_KEPT, Concern.RETENTION_CLOCK_DOUBTED)
+        self._brake.forget(tip)
+        if self._partitions.pop(tip, None) is not None:
+            for gauge in _GAUGES:
+                if (tip.topic, str(tip.partition)) in gauge._metrics:
+                    gauge.remove(tip.topic, str(tip.partition))
+
+    async def _turn(self, tip: TopicIdPartition, now_ms: int) -> float:
+        """How long until the next one (s)."""
+        view = await self._rlmm.refresh(tip, asyncio.get_running_loop().time())
+        retention = effective_retention(self._config, tip.topic, self._topic_config(tip.topic_id))
+        start, doubtful = await self._retained_from(view, retention, now_ms)
+        start = await self._brake.released(tip, view, start, now_ms, doubtful=doubtful)
+        if start is not None:
+            view = await self._rlmm.raise_log_start_offset(tip, start)
+            log.info(
+                "log_start_raised", topic=tip.topic, partition=tip.partition, log_start_offset=start
+            )
+            await self._brake.done(tip)
+        return await self._remove(tip, view, now_ms)
+
+    async def _retained_from(
+        self, view: PartitionView, retention: Retention, now_ms: int
+    ) -> tuple[int | None, bool]:
+        """The first offset that retention keeps, None: all; and whether the clock is in doubt.
+
+        By a clock that is wrong for sure nothing goes; by bytes it does.
+        """
+        self._witness.saw(view)
+        start = retained_from(view, retention, now_ms)
+        by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
+        doubt = None
+        if start != by_bytes and self._config.retention_step_grace_ms > 0:
+            doubt = self._witness.doubt(now_ms, await self._rsm.retention.store_clock_ms())
+        if doubt is None or not doubt.sure:
+            self._concerns.release(Concern.RETENTION_CLOCK_DOUBTED, view.tip)
+            return start, doubt is not None
+        sentence = f"{view.tip}: retention by time waits, as {doubt.what}; set the clock right"
+        self._concerns.hold(Concern.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
+        return by_bytes, False
+
+    async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
+        """Some of what may go. `view` was just read. How long until more may (s)."""
+        segments = self._rlmm.list_remote_log_segments(tip)
+        REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
+        removals = plan_removals(
+            segments,
+            view,
+            now_ms=now_ms,
+            grace_ms=self._config.retention_grace_ms,
+            # The longest copy, twice: another archiver may be at it, by a clock of its own.
+            attempt_age_max_ms=2 * self._config.copy_max_ms,
+        )
+        to_do = [
+            *((self._hide, segment) for segment in removals.hide),
+            *((self._delete, segment) for segment in removals.delete),
+        ]
+        turn = await self._do(tip, to_do, removals)
+        if turn.looked_at == len(to_do) and not turn.kept:
+            self._settle_kept(tip)
+        undeleted = removals.delete[max(0, turn.looked_at - len(removals.hide)) :]
+        to_go = (*removals.hide, *removals.waiting, *undeleted)
+        self._publish(tip, view, to_go)
+        if turn.done and turn.looked_at < len(to_do):
+            return 0.0
+        hidden = turn.done > 0 and bool(removals.hide)
+        return self._wait_s(removals, now_ms, hidden=hidden)
+
+    async def _do(
+        self,
+        tip: TopicIdPartition,
+        to_do: Sequence[tuple[_Step, RemoteLogSegmentMetadata]],
+        removals: Removals,
+    ) -> _Turn:
+        """A part of them, where it takes long, as copying waits meanwhile."""
+        loop = asyncio.get_running_loop()
+        enough_at = loop.time() + _TURN_ENOUGH_S
+        turn = _Turn()
+        for step, segment in to_do:
+            if turn.done >= self._config.retention_deletes_per_turn_max or loop.time() > enough_at:
+                break
+            try:
+                done = await self._within(
+                    self._do_one(step, segment, removals), f"{step.__name__} of a segment of {tip}"
+                )
+            except RemoteStorageError:
+                REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
+                raise
+            turn.looked_at += 1
+            turn.done += done
+            turn.kept += not done
+        return turn
+
+    async def _do_one(
+        self, step: _Step, segment: RemoteLogSegmentMetadata, removals: Removals
+    ) -> bool:
+        """Unless it is the last that has its offsets; then it stays, and that is told."""
+        stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
+        why = await self._why_kept(segment, stand_ins)
+        if why is None:
+            await step(segment)
+            return True
+        for other in stand_ins or ():
+            if await self._is_word_alone(other):
+                await self._hide(other)
+                return True
+        tip = segment.topic_id_partition
+        self._concerns.hold(
+            Concern.REPLACED_SEGMENT_KEPT,
+            tip,
+            f"{tip}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
+            f"{segment.end_offset} is not deleted: {why}; run fetchproxy verify",
+            (segment.start_offset, segment.end_offset),
+        )
+        return False
+
+    async def _why_kept(
+        self, segment: RemoteLogSegmentMetadata, stand_ins: Segments | None
+    ) -> str | None:
+        if stand_ins is None:
+            whole = await self._looks.damage([segment]) is None
+            return "it is whole, and no other has all of its offsets" if whole else None
+        damage = await self._looks.damage(stand_ins)
+        return None if damage is None else f"of what replaces it {damage}"
+
+    async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Readers get a segment whose objects are gone, though others hold all of its offsets."""
+        tip = segment.topic_id_partition
+        view = self._rlmm.view(tip)
+        if view is None or not await self._looks.only_metadata_left(segment):
+            return False
+        others = held_by_others(segment, self._rlmm.list_remote_log_segments(tip), view)
+        return others is not None and await self._looks.damage(others) is None
+
+    def _settle_kept(self, tip: TopicIdPartition) -> None:
+        """All that may go was looked at: what was wrong before is mended."""
+        partition = self._partitions.get(tip)
+        if partition is None or not partition.orphan_kept:
+            self._concerns.release(Concern.REPLACED_SEGMENT_KEPT, tip)
+
+    def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
+        waits_ms = [self._config.retention_check_interval_ms]
+        if hidden:
+            waits_ms.append(self._config.retention_grace_ms)
+        if removals.next_at_ms is not None:
+            waits_ms.append(removals.next_at_ms - now_ms)
+        return min(waits_ms) / 1000
+
+    async def _within(self, work: Awaitable[T], what: str) -> T:
+        """A store that hangs must not hold up the partition's copies for ever."""
+        try:
+            async with asyncio.timeout(self._config.copy_max_ms / 1000):
+                return await work
+        except TimeoutError:
+            raise StorageUnavailable(
+                f"{what}: not done within {self._config.copy_max_ms} ms"
+            ) from None
+
+    async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
+        await self._put(segment, State.DELETE_SEGMENT_STARTED)
+        log.info(
+            "segment_hidden",
+            topic=segment.topic_id_partition.topic,
+            partition=segment.topic_id_partition.partition,
+            segment_id=str(segment.segment_id.id),
+            base_offset=segment.start_offset,
+            end_offset=segment.end_offset,
+            state=segment.state.name,
+        )
+
+    async def _delete(self, segment: RemoteLogSegmentMetadata) -> None:
+        tip = segment.topic_id_partition
+        REMOTE_DELETE_REQUESTS.labels(tip.topic).inc()
+        await self._rsm.delete_log_segment_data(segment)
+        await self._put(segment, State.DELETE_SEGMENT_FINISHED)
+        log.info(
+            "segment_deleted",
+            topic=tip.topic,
+            partition=tip.partition,
+            segment_id=str(segment.segment_id.id),
+            base_offset=segment.start_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.segment_size_bytes,
+        )
+
+    async def _put(self, segment: RemoteLogSegmentMetadata, state: State) -> None:
+        try:
+            await self._rlmm.put(segment.with_state(state, self._wall_clock_ms()))
+        except ValueError as error:
+            # Another archiver that leads, or has led until now, was faster: the next look tells.
+            log.info(
+                "segment_deleted_by_another",
+                topic=segment.topic_id_partition.topic,
+                partition=segment.topic_id_partition.partition,
+                segment_id=str(segment.segment_id.id),
+                error=str(error),
+            )
+
+    async def _sweep(self, tip: TopicIdPartition, partition: _Partition) -> None:
+        """Orphans; their age is known only from a second look on."""
+        now = asyncio.get_running_loop().time()
+        unnamed = await find_orphans(self._rsm, self._rlmm, tip)
+        view = await self._rlmm.refresh(tip, now)
+        found = {i: o for i, o in unnamed.items() if is_worthless(self._rsm, view, o)}
+        age_min_s = self._config.orphan_age_min_ms / 1000
+        old = partition.orphans.old_enough(found, now, age_min_s)
+        partition.orphan_kept = False
+        gone = [i for i in old if await self._may_go(view, found[i], partition)]
+        await delete_orphans(self._rsm, tip, [found[segment_id] for segment_id in gone])
+        interval_s = self._config.orphan_check_interval_ms / 1000
+        waits = age_min_s if len(old) < len(found) else interval_s
+        partition.orphans_due_at = now + min(waits, interval_s)
+
+    async def _may_go(self, view: PartitionView, objects: Objects, partition: _Partition) -> bool:
+        """Not the only log that has its offsets, nor while the other one is not whole."""
+        offsets = await offsets_held(self._rsm, objects)
+        if offsets is None:
+            return True
+        found = holders(*offsets, view)
+        if SegmentFile.METADATA not in objects:
+            end = view.log_end_offset
+            deleted = offsets[1] < view.raised_log_start
+            if found is None or (not deleted and (end is None or end <= offsets[1])):
+                return False
+        damage = await self._looks.damage(found or ())
+        if damage is not None:
+            partition.orphan_kept = True
+            self._concerns.hold(
+                Concern.REPLACED_SEGMENT_KEPT,
+                view.tip,
+                f"{view.tip}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "
+                f"deleted, as the segment with its offsets is damaged: {damage}; run "
+                "fetchproxy verify",
+                offsets,
+            )
+        return damage is None
+
+    @staticmethod
+    def _publish(
+        tip: TopicIdPartition, view: PartitionView, to_go: tuple[RemoteLogSegmentMetadata, ...]
+    ) -> None:
+        place = (tip.topic, str(tip.partition))
+        REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
+        REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
+        REMOTE_LOG_SIZE_BYTES.labels(*place).set(sum(size for _, size in counted_bytes(view)))

@@ -1,0 +1,230 @@
+"""Deletes from the brokers what is safely archived, where the archiver owns local retention.
+
+Outside a broker nothing makes it wait for the copy (in KIP-405 local segments do). So the topic's
+own retention is unlimited, and DeleteRecords goes up to where both the archive, read anew, holds
+every record and local retention has passed. Each segment that stands for the records is looked at
+in the store before: where one is not whole, nothing of the partition is trimmed. Sent to the broker
+itself, DeleteRecords leaves the archive alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers.cluster import Cluster, delete_records
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.metadata.leader_views import ClusterLeaderLog
+from fetchproxy.metadata.lineage import epoch_of
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.deletion.expirer import SegmentLooks
+from fetchproxy.writing.deletion.retention import (
+    Retention,
+    SteadyClock,
+    effective_retention,
+    newest_timestamp_ms,
+    trimming_refusal,
+)
+
+log = structlog.get_logger(__name__)
+
+# After this what was looked at is trimmed, and the next turn goes on: copying waits meanwhile.
+_LOOKS_ENOUGH_S = 5.0
+
+
+def trim_target(
+    view: PartitionView, edges: LogEdges, retention: Retention, now_ms: int
+) -> int | None:
+    """The offset below which the broker's log may go; None: nothing of it may.
+
+    By whole segments of the archive, oldest first, ending at the first that stays, and never above
+    an offset that is not archived.
+    """
+    if edges.log_start_offset < view.history.kept_below:
+        return None  # what the broker has there is not what is archived
+    run = _archived_from(view, edges.log_start_offset)
+    if not run or run[-1].end_offset >= edges.last_stable_offset:
+        return None  # the log ends below the archive: another lineage, or an answer of before
+    sizes = [_bytes_above(segment, edges.log_start_offset) for segment in run]
+    surplus = sum(sizes) - retention.local_bytes if retention.local_bytes >= 0 else 0
+    target = None
+    for segment, size in zip(run, sizes, strict=True):
+        passed = 0 <= retention.local_ms <= now_ms - newest_timestamp_ms(segment)
+        if not passed and not 0 < size <= surplus:
+            break
+        surplus -= size
+        target = segment.end_offset + 1
+    return target
+
+
+def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMetadata]:
+    """The segments that hold every record from `offset` on, up to the first one that is not there.
+
+    What DeleteRecords through the proxy, or retention, has deleted from the archive may go here
+    too.
+    """
+    run: list[RemoteLogSegmentMetadata] = []
+    offset = max(offset, view.raised_log_start)
+    segment = view.segment_at_or_after(offset)
+    while segment is not None and segment.start_offset <= offset:
+        run.append(segment)
+        offset = segment.end_offset + 1
+        segment = view.segment_at_or_after(offset)
+    return run
+
+
+def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
+    """About how many of its bytes the broker still has."""
+    copied = segment.end_offset if segment.copied_end_offset is None else segment.copied_end_offset
+    kept = segment.end_offset - max(segment.start_offset, offset) + 1
+    return segment.segment_size_bytes * kept // (copied - segment.start_offset + 1)
+
+
+class LocalRetention:
+    """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
+
+    def __init__(
+        self,
+        config: ArchiveConfig,
+        cluster: Cluster,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        *,
+        topic_config: Callable[[UUID], Mapping[str, str] | None],
+        wall_clock_ms: Callable[[], int],
+        concerns: ArchiverConcerns,
+        clock_settle_ms: int | None = None,
+    ) -> None:
+        """`clock_settle_ms`: instead of the configured one, for a pass too short to watch it."""
+        self._config = config
+        self._cluster = cluster
+        self._leader = ClusterLeaderLog(cluster)
+        self._rlmm = rlmm
+        self._looks = SegmentLooks(rsm)
+        self._concerns = concerns
+        self._topic_config = topic_config
+        settle_ms = config.retention_clock_settle_ms if clock_settle_ms is None else clock_settle_ms
+        self._clock = SteadyClock(wall_clock_ms, settle_ms)
+        self._due_at: dict[TopicIdPartition, float] = {}  # loop time
+        self._refused: dict[str, str] = {}
+
+    def refusal(self, topic: str) -> str | None:
+        """Why nothing of the topic is trimmed although local retention is set, as a sentence."""
+        reason = self._refused.get(topic)
+        return None if reason is None else f"local retention of {topic} is refused: {reason}"
+
+    def forget(self, tip: TopicIdPartition) -> None:
+        """Another archiver does it from now on, or nobody."""
+        self._concerns.forget(tip, Concern.LOCAL_TRIMMING_STOPPED)
+        if self._due_at.pop(tip, None) is None:
+            return
+        if all(other.topic != tip.topic for other in self._due_at):
+            self._allow(tip.topic)
+
+    async def trim(self, tip: TopicIdPartition) -> None:
+        """Leader only; does something every `retention_check_interval_ms`.
+
+        Raises RemoteStorageError, ClusterError: nothing was deleted, or DeleteRecords was and its
+        answer was lost, and may be repeated.
+        """
+        loop_s = asyncio.get_running_loop().time()
+        now_ms = self._clock.now_ms(loop_s)
+        if now_ms is None or loop_s < self._due_at.get(tip, 0.0):
+            return
+        topic_config = self._topic_config(tip.topic_id)
+        retention = effective_retention(self._config, tip.topic, topic_config)
+        reason = trimming_refusal(topic_config) if retention.trims_locally else None
+        if reason is not None:
+            self._refuse(tip.topic, reason)
+        else:
+            self._allow(tip.topic)
+            if not retention.trims_locally:
+                self._concerns.release(Concern.LOCAL_TRIMMING_STOPPED, tip)
+            if retention.trims_locally and await self._trim(tip, retention, loop_s, now_ms):
+                self._due_at[tip] = loop_s
+                return
+        self._due_at[tip] = loop_s + self._config.retention_check_interval_ms / 1000
+
+    async def _trim(
+        self, tip: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int
+    ) -> bool:
+        """True: more may be trimmed, which is still to be looked at."""
+        view = await self._rlmm.refresh(tip, not_older_than)
+        edges = await self._cluster.log_edges(tip, not_older_than=not_older_than)
+        target = trim_target(view, edges, retention, now_ms)
+        if target is None or target <= edges.log_start_offset:
+            return False
+        whole_to = await self._whole_up_to(tip, view, edges.log_start_offset, target)
+        if whole_to is None:
+            return False
+        more, target = whole_to < target, whole_to
+        if not await self._is_same_log(tip, view, target):
+            log.warning(
+                "local_log_not_trimmed",
+                topic=tip.topic,
+                partition=tip.partition,
+                offset=target,
+                error="the leader's log below this offset is not the one that was archived",
+            )
+            return False
+        low_watermark = await delete_records(self._cluster, tip, target)
+        LOCAL_LOG_TRIMMED.labels(tip.topic).inc()
+        log.info(
+            "local_log_trimmed",
+            topic=tip.topic,
+            partition=tip.partition,
+            log_start_offset=low_watermark,
+            archive_end=view.log_end_offset,
+        )
+        return more
+
+    async def _whole_up_to(
+        self, tip: TopicIdPartition, view: PartitionView, start: int, target: int
+    ) -> int | None:
+        """Up to which offset, `target` at most, the archive's objects were seen; None: some are
+        damaged or gone, and nobody knows what else is."""
+        loop = asyncio.get_running_loop()
+        enough_at = loop.time() + _LOOKS_ENOUGH_S
+        for segment in _archived_from(view, start):
+            if segment.end_offset >= target:
+                break
+            damage = await self._looks.damage([segment])
+            if damage is not None:
+                self._concerns.hold(
+                    Concern.LOCAL_TRIMMING_STOPPED,
+                    tip,
+                    f"the brokers keep their records of {tip}: the archive should have them and "
+                    f"has not, {damage}; run fetchproxy verify",
+                    (start, target - 1),
+                )
+                return None
+            if loop.time() > enough_at:
+                return segment.end_offset + 1
+        self._concerns.release(Concern.LOCAL_TRIMMING_STOPPED, tip)
+        return target
+
+    async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
+        """The leader has, up to `target`, the log that was archived: none that an unclean election
+        put in its place since."""
+        epoch = epoch_of(view, target - 1)
+        told = await self._leader.epoch_end(tip, epoch)
+        return told is not None and told.end.epoch == epoch and told.end.end_offset >= target
+
+    def _refuse(self, topic: str, reason: str) -> None:
+        if self._refused.get(topic) != reason:
+            log.error("local_retention_refused", topic=topic, error=reason)
+        self._refused[topic] = reason
+        LOCAL_TRIMMING_REFUSED.set(len(self._refused))
+
+    def _allow(self, topic: str) -> None:
+        if self._refused.pop(topic, None) is not None:
+            log.info("local_retention_allowed", topic=topic)
+        LOCAL_TRIMMING_REFUSED.set(len(self._refused))

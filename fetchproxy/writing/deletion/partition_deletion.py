@@ -1,0 +1,348 @@
+"""A topic was deleted in the cluster: its archive goes too, by itself and never by mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.messages import UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+)
+from fetchproxy.observability.metrics import DELETED_PARTITIONS
+from fetchproxy.segments.description import Fields, decode_document
+from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
+
+# Which topics a cluster had at the last look, and whether it can still be the same cluster. Pure.
+#
+# A cluster that was wiped and formatted again with the same id denies every topic that it had.
+# Denied one by one they look like topics that somebody deleted. So the store keeps a list of the
+# topics that the cluster had (`clusters/<id>.topics`). A look at the cluster renews the list only
+# if some of these topics are still there.
+
+VERSION = 1
+# Of the archived topics; two or more. Whoever deletes so many at once is asked whether it is meant.
+GONE_SHARE_MAX = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopics:
+    """Ids. `alive`: all of the cluster's topics, archived or not, at the last look that counted.
+
+    `gone`: archived topics that were deleted since, while others stayed: their archive may go.
+    """
+
+    alive: frozenset[UUID] = frozenset()
+    gone: frozenset[UUID] = frozenset()
+
+
+def doubt_of_cluster(
+    before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
+) -> str | None:
+    """Why what the cluster denies was not just deleted, in words; None: it was, or nothing is.
+
+    `alive`: all of the cluster's topics now. `denied`: those of `archived` of which it says that it
+    has none such.
+    """
+    known = before.alive & archived
+    missing = known & denied
+    if missing and not before.alive & alive:
+        return f"none of the {len(before.alive)} topics that the cluster had is left"
+    if len(missing) > 1 and len(missing) > GONE_SHARE_MAX * len(known):
+        return f"{len(missing)} of {len(known)} archived topics are gone at once"
+    return None
+
+
+def moved_on(
+    before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
+) -> ClusterTopics:
+    """After a look that counts; as `doubt_of_cluster`.
+
+    What is missing and not denied may be out of sight for a while: it stays what it was.
+    """
+    unseen = (before.alive & archived) - alive - denied
+    gone = ((before.gone | (before.alive & denied)) & archived) - alive
+    return ClusterTopics(frozenset(alive | unseen), frozenset(gone))
+
+
+def encode_cluster_topics(cluster_id: str, topics: ClusterTopics) -> bytes:
+    """{"version": 1, "cluster_id": "…", "alive": ["…"], "gone": []}, ids as Kafka writes them."""
+    fields = {
+        "version": VERSION,
+        "cluster_id": cluster_id,
+        "alive": sorted(map(uuid_text, topics.alive)),
+        "gone": sorted(map(uuid_text, topics.gone)),
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_cluster_topics(raw: bytes) -> ClusterTopics:
+    """Raises CorruptSegment, which names the field; NewerMetadataVersion."""
+    return decode_document(raw, "topics of the cluster", VERSION, _topics)
+
+
+def _topics(fields: Fields) -> ClusterTopics:
+    return ClusterTopics(frozenset(fields.uuids("alive")), frozenset(fields.uuids("gone")))
+
+
+# A topic was deleted in the cluster: its archive goes too, by itself and never by mistake.
+#
+# DELETE_PARTITION_MARKED, STARTED, segments, FINISHED: each state is recorded, so that any
+# archiver may go on where one ended. It stands beside the managed partitions and leads none of
+# them: nobody is assigned a topic that is gone, and every step may be done twice.
+#
+# An archive is deleted only if all of this holds, however long it takes:
+# - this cluster, by its id, has had the topic: an archiver has seen it alive there and has said
+#   so in the store. Archives of other clusters, and restored ones, have no such word or
+#   another's;
+# - the cluster denies it by name and by id (an error, or no right to see it, denies nothing);
+# - it has done so at every look for `topic_deletion_grace_ms`;
+# - other topics that it had were there when this one went (see above): a cluster that has
+#   lost all of them, or most at once, may be another one that was formatted with the same id. A
+#   topic of the same name that was created again has another id, and is another log.
+
+log = structlog.get_logger(__name__)
+
+State = RemoteLogSegmentState
+Deletion = RemotePartitionDeleteState
+
+
+class PartitionDeletion:
+    """`await deletion.run()` inside a TaskGroup; it ends only by cancellation."""
+
+    def __init__(
+        self,
+        config: ArchiveConfig,
+        cluster: Cluster,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        *,
+        wall_clock_ms: Callable[[], int],
+        concerns: ArchiverConcerns | None = None,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._wall_clock_ms = wall_clock_ms
+        self._owned: dict[UUID, str] = {}  # topic id -> cluster id, as the store says it
+        self._absent_since: dict[UUID, float] = {}  # loop time
+        self._kept: set[UUID] = set()  # denied, and nobody has noted that it went alone
+        self._concerns = concerns or ArchiverConcerns()
+        self._failing = False
+
+    async def run(self) -> None:
+        """Looks at an interval; what fails is logged once per outage and tried again."""
+        while True:
+            try:
+                if self._config.topic_deletion == "keep":
+                    await self.keep()
+                else:
+                    await self.look()
+                self._failing = False
+            except (ClusterError, RemoteStorageError) as error:
+                if not self._failing:
+                    log.warning("deleted_topics_not_looked_for", error=str(error))
+                self._failing = True
+            await asyncio.sleep(self._config.topic_deletion_check_interval_ms / 1000)
+
+    async def look(self) -> None:
+        """And the deletions that it finds due. Raises ClusterError, RemoteStorageError."""
+        archived: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
+        for tip in await self._rlmm.list_partitions():
+            archived.setdefault((tip.topic_id, tip.topic), []).append(tip)
+        if not archived:
+            return
+        alive = {topic.topic_id for topic in await self._cluster.topics(max_age_ms=0)}
+        cluster_id = await self._cluster.cluster_id()
+        if not cluster_id:
+            return
+        denied: set[UUID] = set()
+        for (topic_id, topic), partitions in archived.items():
+            if topic_id in alive:
+                await self._own(topic_id, topic, cluster_id)
+            elif await self._is_owned(
+                topic_id, topic, partitions, cluster_id
+            ) and await self._is_denied(topic_id, topic, cluster_id):
+                denied.add(topic_id)
+        ids = {topic_id for topic_id, _ in archived}
+        may_go = await self._may_go(cluster_id, alive, denied, ids)
+        for (topic_id, topic), partitions in archived.items():
+            if topic_id in may_go or (
+                topic_id in denied and await self._is_any_started(partitions)
+            ):
+                await self._delete_when_due(topic_id, topic, partitions)
+            else:
+                self._absent_since.pop(topic_id, None)
+
+    async def keep(self) -> None:
+        """Topics that are gone by now keep their archive for good. Raises as `look`."""
+        if not list(await self._rlmm.list_partitions()):
+            return
+        alive = {topic.topic_id for topic in await self._cluster.topics(max_age_ms=0)}
+        cluster_id = await self._cluster.cluster_id()
+        if cluster_id:
+            await self._note(
+                cluster_id, await self._noted(cluster_id), ClusterTopics(frozenset(alive))
+            )
+
+    # --- whether it is the same cluster ---
+    async def _may_go(
+        self, cluster_id: str, alive: set[UUID], denied: set[UUID], archived: set[UUID]
+    ) -> frozenset[UUID]:
+        """Those of `denied` that were deleted one by one, or that a person gives up."""
+        before = await self._noted(cluster_id)
+        if self._config.topic_deletion == "delete-all":
+            before = replace(before, alive=before.alive | denied)
+        elif doubt := doubt_of_cluster(before, alive, denied, archived):
+            self._concerns.hold(
+                Concern.TOPIC_DELETION_STOPPED,
+                None,
+                f"the archive of deleted topics stays: {doubt}, so this may be another cluster "
+                f"with the id {cluster_id}; if they were deleted, set "
+                "archive.topic_deletion=delete-all until their archive is gone",
+                cluster_id=cluster_id,
+            )
+            return frozenset()
+        after = moved_on(before, alive, denied, archived)
+        self._concerns.release(Concern.TOPIC_DELETION_STOPPED, None)
+        await self._note(cluster_id, before, after)
+        for topic_id in denied - after.gone - self._kept:
+            log.warning("archived_topic_kept", topic_id=str(topic_id))
+            self._kept.add(topic_id)
+        return after.gone & denied
+
+    async def _noted(self, cluster_id: str) -> ClusterTopics:
+        raw = await self._rsm.retention.get_cluster_topics(cluster_id)
+        try:
+            return ClusterTopics() if raw is None else decode_cluster_topics(raw)
+        except CorruptSegment as error:
+            raise RemoteStorageError(str(error)) from error
+
+    async def _note(self, cluster_id: str, before: ClusterTopics, after: ClusterTopics) -> None:
+        if after != before:
+            content = encode_cluster_topics(cluster_id, after)
+            await self._rsm.retention.put_cluster_topics(cluster_id, content)
+
+    # --- whose it is ---
+    async def _own(self, topic_id: UUID, topic: str, cluster_id: str) -> None:
+        if self._owned.get(topic_id) != cluster_id:
+            if await self._rsm.retention.get_topic_cluster(topic, topic_id) != cluster_id:
+                await self._rsm.retention.put_topic_cluster(topic, topic_id, cluster_id)
+            self._owned[topic_id] = cluster_id
+
+    async def _is_owned(
+        self, topic_id: UUID, topic: str, partitions: list[TopicIdPartition], cluster_id: str
+    ) -> bool:
+        """This cluster has had the topic."""
+        if topic_id not in self._owned:
+            owner = await self._rsm.retention.get_topic_cluster(topic, topic_id)
+            if owner is None:
+                # Or this is the end of a deletion, from which the word has gone already.
+                return await self._is_any_started(partitions)
+            self._owned[topic_id] = owner
+        return self._owned[topic_id] == cluster_id
+
+    async def _is_denied(self, topic_id: UUID, topic: str, cluster_id: str) -> bool:
+        """It says now that it has no such topic."""
+        denied = await self._denied_by_name(topic_id, topic) and await self._denied_by_id(topic_id)
+        # The answers may have come from elsewhere: addresses are given to other clusters.
+        return denied and await self._cluster.cluster_id() == cluster_id
+
+    async def _denied_by_name(self, topic_id: UUID, topic: str) -> bool:
+        try:
+            return (await self._cluster.topic_by_name(topic, max_age_ms=0)).topic_id != topic_id
+        except ClusterError as error:
+            if error.retriable or error.error_code is None:
+                raise
+            return error.error_code == UNKNOWN_TOPIC_OR_PARTITION
+
+    async def _denied_by_id(self, topic_id: UUID) -> bool:
+        try:
+            await self._cluster.topic_by_id(topic_id, max_age_ms=0)
+        except ClusterError as error:
+            if error.retriable or error.error_code is None:
+                raise
+            return error.error_code == UNKNOWN_TOPIC_ID
+        return False
+
+    # --- the deletion ---
+    async def _delete_when_due(
+        self, topic_id: UUID, topic: str, partitions: list[TopicIdPartition]
+    ) -> None:
+        now = asyncio.get_running_loop().time()
+        if topic_id not in self._absent_since:
+            self._absent_since[topic_id] = now
+            log.warning("archived_topic_is_gone", topic=topic, topic_id=str(topic_id))
+        grace_s = self._config.topic_deletion_grace_ms / 1000
+        due = now - self._absent_since[topic_id] >= grace_s
+        try:
+            emptied = [tip for tip in partitions if await self._empty(tip, due)]
+            if len(emptied) == len(partitions):
+                await self._rsm.retention.forget_topic(topic, topic_id)
+                self._absent_since.pop(topic_id)
+                self._owned.pop(topic_id, None)
+            for tip in emptied:
+                await self._put(tip, Deletion.DELETE_PARTITION_FINISHED)
+                DELETED_PARTITIONS.labels(topic).inc()
+        except ValueError as error:  # by the states that it has found: the next look tells
+            log.info("topic_deleted_by_another", topic=topic, error=str(error))
+
+    async def _empty(self, tip: TopicIdPartition, due: bool) -> bool:
+        """False: its time has not come. One that was started before a restart waits no more."""
+        if not await self._is_started(tip):
+            if not due:
+                return False
+            await self._put(tip, Deletion.DELETE_PARTITION_MARKED)
+            await self._put(tip, Deletion.DELETE_PARTITION_STARTED)
+        await self._delete_all(tip)
+        return True
+
+    async def _is_any_started(self, partitions: list[TopicIdPartition]) -> bool:
+        return any([await self._is_started(tip) for tip in partitions])
+
+    async def _is_started(self, tip: TopicIdPartition) -> bool:
+        known = await self._rlmm.partition_deletion(tip, asyncio.get_running_loop().time())
+        return known is not None and known.state is not Deletion.DELETE_PARTITION_MARKED
+
+    async def _delete_all(self, tip: TopicIdPartition) -> None:
+        await self._rlmm.refresh(tip, asyncio.get_running_loop().time())
+        for segment in self._rlmm.list_remote_log_segments(tip):
+            await self._delete_segment(segment)
+        # Orphans, and segments whose metadata cannot be read.
+        rest: list[Objects] = []
+        async for key, stored in self._rsm.list_segment_objects(tip):
+            rest.append({key.file: stored})
+        await delete_orphans(self._rsm, tip, rest)
+
+    async def _delete_segment(self, segment: RemoteLogSegmentMetadata) -> None:
+        if segment.state is not State.DELETE_SEGMENT_STARTED:
+            await self._rlmm.put(
+                segment.with_state(State.DELETE_SEGMENT_STARTED, self._wall_clock_ms())
+            )
+        await self._rsm.delete_log_segment_data(segment)
+        await self._rlmm.put(
+            segment.with_state(State.DELETE_SEGMENT_FINISHED, self._wall_clock_ms())
+        )
+
+    async def _put(self, tip: TopicIdPartition, state: Deletion) -> None:
+        await self._rlmm.put_partition_deletion(
+            RemotePartitionDeleteMetadata(tip, state, self._wall_clock_ms())
+        )
+        log.info("partition_deletion", topic=tip.topic, partition=tip.partition, state=state.name)

@@ -1,0 +1,322 @@
+"""What retention has passed, by whose word, and whether the clock can be believed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.config.values import RetentionOverride, parse_retention_overrides
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_ins
+
+# How long one topic's records are kept, in either tier: whose word counts. Pure.
+#
+# Outside the brokers a topic's `retention.ms` cannot be what the archive keeps: it is short
+# because there is an archive. So the archive has settings of its own, and the topic's count only
+# where the operator says so (`archive.follow_topic_retention`), and only those that mean what is
+# asked:
+#
+#     setting                 1. first override   2. the topic's own, if followed     3. otherwise
+#     remote_log_retention_*  that names it       retention.*, if remote.storage      archive.*
+#     local_retention_*       that names it       local.retention.*, unless the same  archive.*
+
+UNLIMITED = -1
+_AS_THE_WHOLE_LOG = -2  # Kafka's default of local.retention.*: no setting of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Milliseconds and bytes a partition; UNLIMITED: not by this."""
+
+    remote_ms: int = UNLIMITED
+    remote_bytes: int = UNLIMITED
+    local_ms: int = UNLIMITED
+    local_bytes: int = UNLIMITED
+
+    @property
+    def trims_locally(self) -> bool:
+        return self.local_ms >= 0 or self.local_bytes >= 0
+
+
+def effective_retention(
+    config: ArchiveConfig, topic: str, topic_config: Mapping[str, str] | None
+) -> Retention:
+    """`topic_config`: as the brokers say; None: not known.
+
+    Where the topic's own settings are to count and are not known, what they might say is unlimited:
+    nothing is deleted on a guess.
+    """
+    overrides = parse_retention_overrides(config.retention_overrides or "")
+    override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
+    own = _own(topic_config) if config.follow_topic_retention else RetentionOverride("")
+
+    def setting(name: str) -> int:
+        for source in (override, own, config):
+            value: int | None = getattr(source, name)
+            if value is not None:
+                return value
+        raise AssertionError(name)  # `config` has every one
+
+    return Retention(
+        remote_ms=setting("remote_log_retention_ms"),
+        remote_bytes=setting("remote_log_retention_bytes"),
+        local_ms=setting("local_retention_ms"),
+        local_bytes=setting("local_retention_bytes"),
+    )
+
+
+def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
+    """Why the archiver cannot own the topic's local retention, for the operator; None: it can."""
+    if not topic_config:
+        return (
+            "its configuration cannot be read, so nobody knows whether the brokers delete "
+            "records before they are archived"
+        )
+    if _tiered(topic_config):
+        return (
+            "it has remote.storage.enable=true: its brokers do that themselves, and DeleteRecords "
+            "would delete from their remote tier as well"
+        )
+    limits = [
+        f"{key}={topic_config.get(key, 'unknown')}"
+        for key in ("retention.ms", "retention.bytes")
+        if topic_config.get(key) != "-1"
+    ]
+    if limits:
+        return (
+            f"it has {' and '.join(limits)}, so its brokers may delete records before they are "
+            "archived; set retention.ms=-1 and retention.bytes=-1 on the topic"
+        )
+    return None
+
+
+def _own(topic_config: Mapping[str, str] | None) -> RetentionOverride:
+    if topic_config is None:
+        return RetentionOverride("", UNLIMITED, UNLIMITED, UNLIMITED, UNLIMITED)
+    if _tiered(topic_config):
+        return RetentionOverride(
+            "",
+            remote_log_retention_ms=_number(topic_config, "retention.ms"),
+            remote_log_retention_bytes=_number(topic_config, "retention.bytes"),
+        )
+    return RetentionOverride(
+        "",
+        local_retention_ms=_number(topic_config, "local.retention.ms"),
+        local_retention_bytes=_number(topic_config, "local.retention.bytes"),
+    )
+
+
+def _tiered(topic_config: Mapping[str, str]) -> bool:
+    return topic_config.get("remote.storage.enable") == "true"
+
+
+def _number(topic_config: Mapping[str, str], key: str) -> int | None:
+    """None: the topic has no such setting of its own, or the broker does not know the key."""
+    value = int(topic_config.get(key, _AS_THE_WHOLE_LOG))
+    return None if value == _AS_THE_WHOLE_LOG else value
+
+
+# Whether the wall clock agrees with what other machines say of the time: store and producers.
+#
+# `SteadyClock` sees a clock that jumps. One that was wrong from the start runs evenly. A store
+# that tells its own time settles it. Otherwise there are the timestamps of records alone, which
+# producers on other machines write: little, as an old one may only mean that nobody writes.
+
+# A store says its time to about a second, in an answer that may take minutes.
+STORE_AHEAD_MAX_MS = 3_600_000
+# A weekend and a holiday may pass without a record; a clock that is off is off by more or by less.
+RECORDS_AHEAD_MAX_MS = 7 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """`sure`: the clock is wrong. Otherwise it may be."""
+
+    what: str
+    sure: bool
+
+
+class ClockWitness:
+    """Pure: it is told what was seen, and what time it is."""
+
+    def __init__(self) -> None:
+        self._first_seen_ms: dict[TopicIdPartition, int] = {}
+        self._newest_ms = -1  # of all records seen
+        self._newest_written_ms = -1  # of partitions to which was written meanwhile
+
+    def saw(self, view: PartitionView) -> None:
+        """What the archive holds of a partition."""
+        newest_ms = view.segments[-1].max_timestamp_ms if view.segments else -1
+        self._newest_ms = max(self._newest_ms, newest_ms)
+        if newest_ms > self._first_seen_ms.setdefault(view.tip, newest_ms):
+            self._newest_written_ms = max(self._newest_written_ms, newest_ms)
+
+    def doubt(self, now_ms: int, store_ms: int | None) -> Doubt | None:
+        """What is wrong with `now_ms`; `store_ms`: what the store says, None: nothing."""
+        if store_ms is not None:
+            return _ahead(now_ms - store_ms, STORE_AHEAD_MAX_MS, "the store's clock", sure=True)
+        if self._newest_written_ms >= 0:
+            what = "the newest record, and records were written while it ran"
+            return _ahead(now_ms - self._newest_written_ms, RECORDS_AHEAD_MAX_MS, what, sure=True)
+        if self._newest_ms < 0:
+            return None  # records without timestamps say nothing
+        what = "the newest record"
+        return _ahead(now_ms - self._newest_ms, RECORDS_AHEAD_MAX_MS, what, sure=False)
+
+
+def _ahead(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None:
+    if ahead_ms <= limit_ms:
+        return None
+    hours = round(ahead_ms / 3_600_000)
+    return Doubt(f"this machine's clock is {hours} hours ahead of {of}", sure)
+
+
+# Whether the wall clock can be believed: retention by time deletes what a wrong one says.
+
+log = structlog.get_logger(__name__)
+
+# What time synchronisation does without a jump is far below this, in any interval between looks.
+JUMP_MIN_MS = 10_000
+
+
+class SteadyClock:
+    """Compares the wall clock with the loop's, which no one can set."""
+
+    def __init__(self, wall_clock_ms: Callable[[], int], settle_ms: int) -> None:
+        """`settle_ms`: how long both must have run evenly. 0: it is believed at once."""
+        self._wall_clock_ms = wall_clock_ms
+        self._settle_s = settle_ms / 1000
+        self._even: tuple[float, float] | None = None  # (difference in ms, since loop time s)
+
+    def now_ms(self, loop_s: float) -> int | None:
+        """Epoch ms; None: the clock has jumped, or has not been watched for long enough."""
+        now_ms = self._wall_clock_ms()
+        ahead_ms = now_ms - 1000 * loop_s
+        if self._even is None:
+            self._even = (ahead_ms, loop_s)
+        elif abs(jumped_ms := ahead_ms - self._even[0]) >= JUMP_MIN_MS:
+            log.warning(
+                "clock_jumped", jumped_ms=round(jumped_ms), retention_waits_s=self._settle_s
+            )
+            self._even = (ahead_ms, loop_s)
+        return now_ms if loop_s - self._even[1] >= self._settle_s else None
+
+
+# What retention has passed, and which segments may go. Pure: it reads and deletes nothing.
+#
+# As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData) does it: oldest first, ending
+# at the first segment that is to stay, by its newest record's timestamp and by the bytes above
+# the limit. Bytes count once: those of finished segments, without what two of them both hold.
+
+State = RemoteLogSegmentState
+
+
+def retained_from(view: PartitionView, retention: Retention, now_ms: int) -> int | None:
+    """The first offset that retention keeps; None: it deletes nothing.
+
+    The newest segment always stays, as Kafka's active one does: where it ends the archive goes on,
+    and no clock, however wrong, makes the archive empty. A segment whose metadata cannot be read
+    stays too, and so does what is above it: nobody knows what it holds.
+    """
+    if not view.segments or (retention.remote_ms < 0 and retention.remote_bytes < 0):
+        return None
+    first_to_stay = min([view.segments[-1].end_offset, *view.unreadable[:1]])
+    surplus = 0
+    if retention.remote_bytes >= 0:
+        surplus = sum(size for _, size in counted_bytes(view)) - retention.remote_bytes
+    start = None
+    for segment, size in counted_bytes(view):
+        if segment.end_offset >= first_to_stay:
+            break
+        passed = 0 <= retention.remote_ms <= now_ms - newest_timestamp_ms(segment)
+        if not passed and not 0 < size <= surplus:
+            break
+        surplus -= size
+        start = segment.end_offset + 1
+    return start
+
+
+def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
+    """Of its records; without any timestamp the time of its copy, as Kafka takes its file's."""
+    if segment.max_timestamp_ms >= 0:
+        return segment.max_timestamp_ms
+    return segment.event_timestamp_ms
+
+
+def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadata, int]]:
+    """Every segment of the view with the bytes that no segment before it has.
+
+    Of one that overlaps, or was cut by an election, its share by offsets.
+    """
+    counted_to = view.raised_log_start
+    for segment in view.segments:
+        last = segment.end_offset
+        copied = last if segment.copied_end_offset is None else segment.copied_end_offset
+        first = max(segment.start_offset, counted_to)
+        whole = copied - segment.start_offset + 1
+        yield segment, segment.segment_size_bytes * (last - first + 1) // whole
+        counted_to = last + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """What is to become DELETE_SEGMENT_STARTED, what of it may lose its objects, oldest first.
+
+    `stand_ins`: by id, of what goes though it is not below the log start, the segments that hold
+    its offsets and have to be there for that; None: there are none, so it must not go.
+    `next_at_ms`: when (epoch ms) the first of those that still wait is due; None: none waits.
+    """
+
+    hide: tuple[RemoteLogSegmentMetadata, ...]
+    delete: tuple[RemoteLogSegmentMetadata, ...]
+    waiting: tuple[RemoteLogSegmentMetadata, ...]  # hidden; readers in flight have their grace
+    next_at_ms: int | None
+    stand_ins: Mapping[UUID, Segments | None]
+
+
+def plan_removals(
+    segments: Iterable[RemoteLogSegmentMetadata],
+    view: PartitionView,
+    *,
+    now_ms: int,
+    grace_ms: int,
+    attempt_age_max_ms: int,
+) -> Removals:
+    """`segments`: all that the metadata name, in whatever state, as old as `view`.
+
+    Hidden are segments below the log start, attempts older than `attempt_age_max_ms`, as nobody
+    works on them any more, and copies as old all of whose offsets others hold (two archivers met).
+    """
+    # What is of another history of the log stays until a person says otherwise (`LogHistory`).
+    segments = tuple(
+        s for s in segments if s.state is not State.COPY_SEGMENT_FINISHED or view.history.shows(s)
+    )
+    spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
+    hide: list[RemoteLogSegmentMetadata] = []
+    delete: list[RemoteLogSegmentMetadata] = []
+    waiting: list[RemoteLogSegmentMetadata] = []
+    later: list[int] = []
+    for segment in segments:
+        hidden = segment.state is State.DELETE_SEGMENT_STARTED
+        due_ms = segment.event_timestamp_ms + (grace_ms if hidden else attempt_age_max_ms)
+        if hidden:
+            (delete if due_ms <= now_ms else waiting).append(segment)
+        elif segment.state is State.COPY_SEGMENT_STARTED:
+            if due_ms <= now_ms:
+                hide.append(segment)
+        elif segment.end_offset < view.raised_log_start or segment.segment_id.id in spare:
+            hide.append(segment)
+        if now_ms < due_ms and segment.state is not State.COPY_SEGMENT_FINISHED:
+            later.append(due_ms)
+    standing = {
+        s.segment_id.id: spare.get(s.segment_id.id) or stand_ins(s, view)
+        for s in (*hide, *delete)
+        if s.end_offset >= view.raised_log_start
+    }
+    next_at_ms = min(later, default=None)
+    return Removals(tuple(hide), tuple(delete), tuple(waiting), next_at_ms, standing)

@@ -1,0 +1,125 @@
+"""Which topics are to be archived now, and why others are not. Starts nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.brokers.messages import RETRIABLE
+from fetchproxy.errors import ClusterError
+from fetchproxy.model import ZERO_UUID, TopicIdPartition
+from fetchproxy.observability.metrics import ARCHIVE_REFUSED_TOPICS
+
+# Which topics are archived, and why one is not. Pure.
+
+_INTERNAL_PREFIX = "__"
+
+
+def matching_topics(pattern: str, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
+    """Those whose whole name matches; never internal ones, whatever the pattern says."""
+    compiled = re.compile(pattern)
+    return [
+        topic
+        for topic in topics
+        if not topic.is_internal
+        and not topic.name.startswith(_INTERNAL_PREFIX)
+        and compiled.fullmatch(topic.name)
+    ]
+
+
+def refusal(topic: TopicInfo, topic_config: dict[str, str]) -> str | None:
+    """Why a topic cannot be archived, as a sentence for the operator; None: it can.
+
+    Compaction takes records out of the log after they were copied, so archive and log would differ
+    (KIP-405 excludes it too). An archive is keyed by topic id (KIP-516).
+    """
+    if topic.topic_id == ZERO_UUID:
+        return "the brokers have no topic ids; they are older than 2.8"
+    policies = {policy.strip() for policy in topic_config.get("cleanup.policy", "").split(",")}
+    if "compact" in policies:
+        return "cleanup.policy contains compact; compacted topics are not archived"
+    return None
+
+
+def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
+    return [TopicIdPartition(topic.topic_id, topic.name, p) for p in sorted(topic.leaders)]
+
+
+# Which topics there are to archive now, and why others are not. Asks the brokers, starts nothing.
+#
+# `TopicDiscovery.look()` is called at an interval by the manager; between two looks the last
+# answer stands, as brokers that are away say nothing about topics.
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """`every_topic` that these credentials may see; `archived` of them; `refused`: name -> why."""
+
+    every_topic: tuple[TopicInfo, ...] = ()
+    archived: tuple[TopicInfo, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def partitions(self) -> list[TopicIdPartition]:
+        return sorted(tip for topic in self.archived for tip in partitions_of(topic))
+
+
+class TopicDiscovery:
+    def __init__(self, cluster: Cluster, pattern: str, interval_ms: int) -> None:
+        self._cluster = cluster
+        self._pattern = pattern
+        self._interval_ms = interval_ms
+        self._configs: dict[UUID, dict[str, str]] = {}
+        self._refused: dict[str, str] = {}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Topic -> why it is not archived although `archive.topics` matches it."""
+        return dict(self._refused)
+
+    def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
+        """An archived topic's settings as the last look found them; None: they cannot be read."""
+        return self._configs.get(topic_id)
+
+    async def look(self) -> Discovered:
+        """Raises ClusterError: then nothing is known anew, and nothing has changed."""
+        topics = await self._cluster.topics(self._interval_ms // 2)
+        archived: list[TopicInfo] = []
+        refused: dict[str, str] = {}
+        configs: dict[UUID, dict[str, str]] = {}
+        for topic in matching_topics(self._pattern, topics):
+            reason = await self._judge(topic, configs)
+            if reason is None:
+                archived.append(topic)
+            else:
+                refused[topic.name] = reason
+        self._configs = configs
+        self._publish(refused)
+        return Discovered(tuple(topics), tuple(archived), refused)
+
+    async def _judge(self, topic: TopicInfo, configs: dict[UUID, dict[str, str]]) -> str | None:
+        try:
+            config = await self._cluster.topic_config(topic.name)
+        except ClusterError as error:
+            if error.retriable or error.error_code in RETRIABLE:
+                raise  # an outage, or a topic that is being deleted: look again later
+            known = self._configs.get(topic.topic_id)
+            if known is None:
+                # Without the right to read the configuration nobody knows if it is compacted.
+                return f"its configuration cannot be read ({error})"
+            config = known  # it could be read before
+        configs[topic.topic_id] = config
+        return refusal(topic, config)
+
+    def _publish(self, refused: dict[str, str]) -> None:
+        for name, reason in refused.items():
+            if self._refused.get(name) != reason:
+                log.error("topic_refused", topic=name, error=reason)
+        self._refused = refused
+        ARCHIVE_REFUSED_TOPICS.set(len(refused))

@@ -1,0 +1,153 @@
+"""Step 3 of a partition's turn: the local index follows what the archive holds.
+
+Of each segment that is not in it yet the `.index` object is fetched and appended; files that the
+log start has passed go; where the archive is another than before (a dead lineage was dropped, a
+segment took another's place) the local index is cut and goes on from there. A segment that was only
+clipped keeps its entries, as its objects do: whether an offset counts is the metadata's matter.
+
+It decides nothing about the archive, and a local index that is behind or missing costs a reader one
+request to the store, no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import NamedTuple
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.segments.object_keys import SegmentFile, partition_folder
+from fetchproxy.storage.index_files import LocalIndexes, LocalRemoteLogIndex
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+log = structlog.get_logger(__name__)
+
+# Fetched at once, and per turn: enough to hide the store's latency, little enough that a partition
+# which is new here does not keep the others' copies waiting.
+FETCHES_MAX = 8
+
+
+def open_local_indexes(
+    config: ArchiveConfig, rsm: RemoteStorageManager
+) -> AbstractAsyncContextManager[LocalIndexes | None]:
+    """None where `archive.local_index_dir` is not set."""
+    if config.local_index_dir is None:
+        return nullcontext()
+    return LocalIndexes(
+        config.local_index_dir,
+        partial(partition_folder, ""),
+        lambda metadata: rsm.object_key(metadata, SegmentFile.LOG),
+        file_bytes_max=config.local_index_file_bytes_max,
+        file_age_max_ms=config.local_index_file_age_max_ms,
+    )
+
+
+class _Seen(NamedTuple):
+    """What tells one archive of a partition from another, without looking at every segment."""
+
+    segments: int
+    log_start_offset: int | None
+    log_end_offset: int | None
+    last_segment: UUID | None
+    losses: int  # of the local index
+
+
+class LocalIndexRefresher:
+    """One for all partitions; a partition is refreshed by one task at a time."""
+
+    def __init__(self, local_indexes: LocalIndexes, rsm: RemoteStorageManager) -> None:
+        self._local = local_indexes
+        self._rsm = rsm
+        self._done: dict[TopicIdPartition, _Seen] = {}
+        # Segments whose index cannot be had or kept: left out, readers ask the store.
+        self._left_out: dict[TopicIdPartition, set[UUID]] = {}
+
+    async def refresh(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+        """True: more segments wait. Returns at once where nothing is new.
+
+        Raises RemoteStorageError, OSError; then the next turn goes on from there.
+        """
+        index = self._local.partition(tip)
+        seen = self._seen(view, index.losses)
+        if self._done.get(tip) == seen:
+            return False
+        missing = await self._local.in_thread(self._missing, index, view)
+        fetched = missing[:FETCHES_MAX]
+        for metadata, raw in zip(fetched, await self._fetch(fetched), strict=True):
+            try:
+                if isinstance(raw, DamagedObject):
+                    raise raw
+                await self._local.in_thread(index.append, self._local.describe(metadata), raw)
+            except (CorruptSegment, ValueError) as error:
+                self._leave_out(metadata, error)
+                return True  # those behind it are appended once it is known to be left out
+        if len(fetched) < len(missing):
+            return True
+        self._done[tip] = seen
+        return False
+
+    def _missing(
+        self, index: LocalRemoteLogIndex, view: PartitionView
+    ) -> list[RemoteLogSegmentMetadata]:
+        """What is to be appended, once everything is gone that is not the archive's. Blocks."""
+        left_out = self._left_out.get(view.tip, set())
+        wanted = [s for s in view.segments if s.segment_id.id not in left_out]
+        kept = index.keep([self._local.describe(metadata) for metadata in wanted])
+        return wanted[kept:]
+
+    async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
+        """Remove the local indexes of all other partitions; what cannot be removed is logged."""
+        tips = set(tips)
+        for tip in (self._done.keys() | self._left_out.keys()) - tips:
+            self._done.pop(tip, None)
+            self._left_out.pop(tip, None)
+        try:
+            await self._local.keep_only(tips)
+        except OSError as error:
+            log.warning("local_index_leftovers_kept", error=str(error))
+
+    async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes | DamagedObject]:
+        fetched: dict[UUID, bytes | DamagedObject] = {}
+        failures: list[RemoteStorageError] = []
+
+        async def fetch(metadata: RemoteLogSegmentMetadata) -> None:
+            # Raised in here, the TaskGroup would wrap it.
+            try:
+                raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
+                fetched[metadata.segment_id.id] = raw
+            except DamagedObject as damage:
+                fetched[metadata.segment_id.id] = damage
+            except RemoteStorageError as error:
+                failures.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for metadata in segments:
+                tasks.create_task(fetch(metadata))
+        if failures:
+            raise failures[0]
+        return [fetched[metadata.segment_id.id] for metadata in segments]
+
+    def _leave_out(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
+        tip = metadata.topic_id_partition
+        self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
+        log.error(
+            "segment_not_indexed",
+            topic=tip.topic,
+            partition=tip.partition,
+            segment_id=str(metadata.segment_id.id),
+            base_offset=metadata.start_offset,
+            error=str(error),
+        )
+
+    @staticmethod
+    def _seen(view: PartitionView, losses: int) -> _Seen:
+        last = view.segments[len(view.segments) - 1].segment_id.id if view.segments else None
+        return _Seen(len(view.segments), view.log_start_offset, view.log_end_offset, last, losses)

@@ -1,0 +1,353 @@
+"""Which partitions an archiver leads: a leader copies and deletes, a follower only keeps
+current.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import struct
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
+
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.brokers.group_member import GroupDuties, GroupMember, GroupSettings
+from fetchproxy.errors import ClusterError
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import (
+    ARCHIVE_GROUP_LOST,
+    ARCHIVE_GROUP_REBALANCES,
+    ARCHIVE_GROUP_STABLE,
+)
+
+# Which partitions this instance leads: a leader copies and deletes, a follower only keeps
+# current.
+#
+# Leadership saves work, it is no lock: two leaders of one partition at once (one of them was
+# paused, or has not heard yet) do no harm, because segments have ids of their own and each copy
+# begins with a fresh look at the archive. It decides nothing about what is to be done.
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipState:
+    """For status and console. `members`: of the group, None where only its leader knows."""
+
+    kind: str
+    state: str
+    members: int | None = None
+    error: str | None = None
+
+
+class Leadership(ABC):
+    """The manager owns `run()`, says what there is to lead, and hears of every change."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], None]] = []
+
+    @abstractmethod
+    def leads(self, tip: TopicIdPartition) -> bool:
+        """Now. Never blocks; asked again before each step that writes."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Ends only by cancellation, and gives the leadership back then."""
+
+    @abstractmethod
+    def state(self) -> LeadershipState:
+        """Never blocks."""
+
+    def manage(self, topics: Iterable[TopicInfo]) -> None:
+        """The topics that are archived, at each discovery. By default nobody needs to know."""
+        del topics
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener` is called on the loop whenever `leads` may answer differently than before."""
+        self._listeners.append(listener)
+
+    def _changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+class SoleLeadership(Leadership):
+    """The only archiver there is: everything is ours, from the start and for ever."""
+
+    def leads(self, tip: TopicIdPartition) -> bool:
+        return True
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def state(self) -> LeadershipState:
+        return LeadershipState("sole", "stable", members=1)
+
+
+# Who leads which partition: even parts, nothing moved without need. Pure.
+#
+# The cooperative protocol (KIP-429): a partition that is to move is first given back by its owner
+# and assigned to the new one in the next round, so no two members are told to lead it.
+# kafka-python's own assignor has the same outcome, but takes seconds for some thousand
+# partitions, during which the loop would serve nobody.
+
+Partition = tuple[str, int]  # topic, number
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`owned` since `generation`; of two that claim the same, the one with the newer is right."""
+
+    topics: frozenset[str]
+    owned: frozenset[Partition] = frozenset()
+    generation: int = -1
+
+
+def assign(
+    members: Mapping[str, Member], partition_counts: Mapping[str, int]
+) -> dict[str, set[Partition]]:
+    """Each member's part in this round. Numbers of partitions differ by one at most where all
+    members want the same topics, once no partition is on the move."""
+    wanted = {topic for member in members.values() for topic in member.topics}
+    every = sorted(
+        (topic, number) for topic in wanted for number in range(partition_counts.get(topic, 0))
+    )
+    owners = _owners(members, frozenset(every))
+    parts = _kept(members, owners, len(every))
+    free = sorted(set(every).difference(*parts.values()))
+    loads = [(len(part), member_id) for member_id, part in parts.items()]
+    heapq.heapify(loads)
+    for partition in free:
+        taker = _least_loaded(loads, members, partition[0])
+        if taker is not None and owners.get(partition, taker) == taker:
+            parts[taker].add(partition)
+    return parts
+
+
+def _owners(members: Mapping[str, Member], every: frozenset[Partition]) -> dict[Partition, str]:
+    owners: dict[Partition, str] = {}
+    for member_id in sorted(members, key=lambda m: (members[m].generation, m)):
+        member = members[member_id]
+        for partition in member.owned & every:
+            if partition[0] in member.topics:
+                owners[partition] = member_id
+    return owners
+
+
+def _kept(
+    members: Mapping[str, Member], owners: Mapping[Partition, str], count: int
+) -> dict[str, set[Partition]]:
+    """What each member owns, up to its even part; who owns most may keep the odd ones."""
+    owned: dict[str, list[Partition]] = {member_id: [] for member_id in members}
+    for partition in sorted(owners):
+        owned[owners[partition]].append(partition)
+    even, odd = divmod(count, len(members)) if members else (0, 0)
+    kept: dict[str, set[Partition]] = {}
+    for rank, member_id in enumerate(sorted(owned, key=lambda m: (-len(owned[m]), m))):
+        kept[member_id] = set(owned[member_id][: even + (rank < odd)])
+    return kept
+
+
+def _least_loaded(
+    loads: list[tuple[int, str]], members: Mapping[str, Member], topic: str
+) -> str | None:
+    """The member that wants the topic and has least; it is counted with one more."""
+    passed: list[tuple[int, str]] = []
+    taker: str | None = None
+    while loads:
+        load, member_id = heapq.heappop(loads)
+        if topic in members[member_id].topics:
+            taker = member_id
+            passed.append((load + 1, member_id))
+            break
+        passed.append((load, member_id))
+    for entry in passed:
+        heapq.heappush(loads, entry)
+    return taker
+
+
+# Leadership of a partition is its assignment in a Kafka consumer group of the archivers.
+#
+# The members subscribe to the archived topics and consume nothing; the brokers' group coordinator
+# notices who is gone. What the members tell each other is Kafka's own consumer protocol, so that
+# `kafka-consumer-groups.sh --describe` shows who leads what.
+
+log = structlog.get_logger(__name__)
+
+_SUBSCRIPTION_VERSION = 2  # owned partitions (KIP-429) and since which generation
+_ASSIGNMENT_VERSION = 1
+_MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, so that all members know it
+
+
+class ConsumerGroupLeadership(Leadership, GroupDuties):
+    def __init__(self, cluster: Cluster, settings: GroupSettings, rng: random.Random) -> None:
+        super().__init__()
+        self._topics: dict[str, int] = {}  # -> number of partitions
+        self._managed = asyncio.Event()
+        self._owned: frozenset[Partition] = frozenset()
+        self._members: int | None = None
+        self._member = GroupMember(cluster, settings, self, rng)
+
+    # --- Leadership ---
+    def leads(self, tip: TopicIdPartition) -> bool:
+        if (tip.topic, tip.partition) not in self._owned:
+            return False
+        return self._member.holds(asyncio.get_running_loop().time())
+
+    async def run(self) -> None:
+        await self._managed.wait()  # a group is joined for something
+        try:
+            await self._member.run()
+        finally:
+            self._own(frozenset())
+            ARCHIVE_GROUP_STABLE.set(0)
+
+    def state(self) -> LeadershipState:
+        member = self._member
+        return LeadershipState("group", member.state, self._members, member.error)
+
+    def manage(self, topics: Iterable[TopicInfo]) -> None:
+        """New topics and partitions are to be shared out; who joins for them says so to all.
+
+        Of a member that wants the same as before the coordinator makes no rebalance, except of the
+        group's leader, which is the one that shares out.
+        """
+        before = self._topics
+        self._topics = {topic.name: len(topic.leaders) for topic in topics}
+        if not self._managed.is_set():
+            self._managed.set()
+        elif self._topics != before:
+            self._member.join_again()
+
+    # --- GroupDuties ---
+    def subscription(self, generation: int) -> bytes:
+        topics = ConsumerProtocolSubscription.TopicPartition
+        subscription = ConsumerProtocolSubscription(
+            version=_SUBSCRIPTION_VERSION,
+            topics=sorted(self._topics),
+            user_data=b"",
+            owned_partitions=[topics(topic=t, partitions=p) for t, p in _by_topic(self._owned)],
+            generation_id=generation,
+        )
+        return bytes(subscription.encode())
+
+    def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        members = {member_id: _member(told) for member_id, told in subscriptions.items()}
+        count = _MEMBER_COUNT.pack(len(members))
+        topics = ConsumerProtocolAssignment.TopicPartition
+        return {
+            member_id: bytes(
+                ConsumerProtocolAssignment(
+                    version=_ASSIGNMENT_VERSION,
+                    assigned_partitions=[topics(topic=t, partitions=p) for t, p in _by_topic(part)],
+                    user_data=count,
+                ).encode()
+            )
+            for member_id, part in assign(members, self._topics).items()
+        }
+
+    def assigned(self, part: bytes) -> bool:
+        assignment = _decoded(ConsumerProtocolAssignment, part) if part else None
+        now_owned: frozenset[Partition] = frozenset()
+        if assignment is not None:
+            now_owned = frozenset(_partitions(assignment.assigned_partitions))
+            told = assignment.user_data or b""
+            known = len(told) == _MEMBER_COUNT.size
+            self._members = _MEMBER_COUNT.unpack(told)[0] if known else None
+        before = self._owned
+        log.info(
+            "archive_leadership_assigned",
+            leads=len(now_owned),
+            gained=len(now_owned - before),
+            given_back=len(before - now_owned),
+            members=self._members,
+        )
+        ARCHIVE_GROUP_REBALANCES.inc()
+        ARCHIVE_GROUP_STABLE.set(1)
+        self._own(now_owned)
+        return bool(before - now_owned)
+
+    def lost(self, reason: str) -> None:
+        log.warning("archive_leadership_lost", reason=reason, led=len(self._owned))
+        ARCHIVE_GROUP_LOST.labels(reason).inc()
+        ARCHIVE_GROUP_STABLE.set(0)
+        self._members = None
+        self._own(frozenset())
+
+    def _own(self, owned: frozenset[Partition]) -> None:
+        before, self._owned = self._owned, owned
+        if owned != before:
+            self._changed()
+
+
+def _member(subscription: bytes) -> Member:
+    told = _decoded(ConsumerProtocolSubscription, subscription)
+    return Member(
+        topics=frozenset(told.topics),
+        owned=frozenset(_partitions(told.owned_partitions or ())),
+        generation=told.generation_id if told.generation_id is not None else -1,
+    )
+
+
+# `Any` in the next two: kafka-python makes its message classes at import time.
+def _decoded(kind: Any, message: bytes) -> Any:
+    try:
+        return kind.decode(message)
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        # Members of another kind, or of another program, in a group that is ours.
+        raise ClusterError(f"another member's {kind.__name__} is malformed: {error}") from None
+
+
+def _partitions(topics: Iterable[Any]) -> Iterable[Partition]:
+    return ((topic.topic, partition) for topic in topics for partition in topic.partitions)
+
+
+def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]]:
+    topics: defaultdict[str, list[int]] = defaultdict(list)
+    for topic, number in sorted(partitions):
+        topics[topic].append(number)
+    return topics.items()
+
+
+# Leadership with the `log-dirs` source: an instance leads what the broker beside it leads.
+#
+# So with a sidecar beside every broker each partition has one leader, and it moves with the
+# broker's. No group is needed. What leads here at any moment is as old as the last discovery; the
+# source asks again before it takes a segment.
+
+
+class LogDirsLeadership(Leadership):
+    """`node_ids`: of the brokers whose log directories this instance has."""
+
+    def __init__(self, node_ids: Collection[int]) -> None:
+        super().__init__()
+        self._node_ids = frozenset(node_ids)
+        self._led: frozenset[TopicIdPartition] = frozenset()
+
+    def leads(self, tip: TopicIdPartition) -> bool:
+        return tip in self._led
+
+    def manage(self, topics: Iterable[TopicInfo]) -> None:
+        led = frozenset(
+            TopicIdPartition(topic.topic_id, topic.name, partition)
+            for topic in topics
+            for partition, (leader, _) in topic.leaders.items()
+            if leader in self._node_ids
+        )
+        if led != self._led:
+            self._led = led
+            self._changed()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()  # every discovery brings the leaders along
+
+    def state(self) -> LeadershipState:
+        return LeadershipState("log-dirs", "stable")

@@ -1,0 +1,411 @@
+"""Truncates archives whose log was cut by an unclean leader election."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import structlog
+
+from fetchproxy.errors import (
+    CorruptSegment,
+    LogBeginsAgain,
+    LogDiverged,
+    LogTruncated,
+    ObjectNotFound,
+)
+from fetchproxy.metadata.leader_views import NO_EPOCH, Compared, LeaderLog, compare_with_leader
+from fetchproxy.metadata.lineage import (
+    Joint,
+    Undecided,
+    compared_lineage,
+    compared_part,
+    extend_lineage,
+)
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import (
+    AbortedTxn,
+    ByteRange,
+    EpochStart,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.observability.metrics import ARCHIVE_TRUNCATED_OFFSETS
+from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.segments.side_files import decode_aborted
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from protocol.apis import WireError
+from protocol.record_batch import walk
+
+# What has to happen to an archive whose log was cut by an unclean leader election. Pure.
+#
+# Where the archive parts from the leader's log says `lineage`. As a follower
+# truncates its log, so is the archive truncated: segments wholly at or above the place are
+# dropped, one that straddles it is clipped, its objects staying what they are (KIP-405, "log
+# truncation": the metadata get truncation offsets, nothing that somebody may be reading is
+# rewritten).
+
+_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+Transaction = tuple[int, int]  # producer id, first offset
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationPlan:
+    """To be done in this order, so that readers see a shorter log each time and never a gap."""
+
+    drop: tuple[RemoteLogSegmentMetadata, ...]  # the highest first
+    clip: tuple[RemoteLogSegmentMetadata, ...]  # as they were, the highest first
+
+    def __bool__(self) -> bool:
+        return bool(self.drop or self.clip)
+
+
+def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -> TruncationPlan:
+    """Nothing that is finished may end at or above `offset`; copies under way see to themselves."""
+    above = [s for s in segments if s.state is _FINISHED and s.end_offset >= offset]
+    above.sort(key=lambda s: (s.start_offset, s.end_offset), reverse=True)
+    return TruncationPlan(
+        drop=tuple(s for s in above if s.start_offset >= offset),
+        clip=tuple(s for s in above if s.start_offset < offset),
+    )
+
+
+def buried_copies(
+    segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
+) -> tuple[TruncationPlan, dict[RemoteLogSegmentMetadata, int]]:
+    """Finished copies of a dead log that lie below others of the log that lives (`overlaps`).
+
+    The view does not show them, or not all of them. The plan, and where each is to be clipped
+    (its new end offset): they must not come back when those above them go.
+    """
+    shown = {segment.segment_id.id: segment.end_offset for segment in view.segments}
+    drop: list[RemoteLogSegmentMetadata] = []
+    clip: dict[RemoteLogSegmentMetadata, int] = {}
+    for segment in segments:
+        if segment.state is not _FINISHED or segment.end_offset < view.raised_log_start:
+            continue
+        if not view.history.shows(segment):
+            continue  # a person has said so, and may say otherwise
+        end = shown.get(segment.segment_id.id)
+        if end is not None:
+            if end < segment.end_offset:
+                clip[segment] = end
+            continue
+        over = view.segment_at_or_after(max(segment.start_offset, view.raised_log_start))
+        parted = None if over is None else first_difference(segment, over)
+        if parted is not None and parted > segment.start_offset:
+            clip[segment] = parted - 1
+        elif parted is not None:
+            drop.append(segment)
+    drop.reverse()
+    return TruncationPlan(tuple(drop), tuple(clip)), clip
+
+
+def joints_of(
+    lineage: Sequence[EpochStart], archive_end: int | None, segment: GatheredSegment
+) -> tuple[tuple[EpochStart, ...], tuple[Joint, ...]]:
+    """(the lineage with `segment` behind the archive, where its epochs meet).
+
+    What was read from several leaders hangs together only if these are where the leader has them.
+    """
+    joints = [
+        Joint(one.epoch, other.start_offset, other.start_offset)
+        for one, other in pairwise(segment.leader_epochs)
+    ]
+    if lineage and archive_end is not None and segment.leader_epochs:
+        last, first = lineage[-1].epoch, segment.leader_epochs[0].epoch
+        if first > last:
+            joints.insert(0, Joint(last, archive_end, segment.start_offset))
+    return extend_lineage(lineage, segment.leader_epochs), tuple(joints)
+
+
+def decided_below(
+    offset: int,
+    last_stable_offset: int,
+    below: RemoteLogSegmentMetadata | None,
+    archived: Iterable[AbortedTxn],
+    leader: Collection[Transaction] | None,
+) -> int:
+    """`offset`, or below it where a transaction that was open there may have ended otherwise.
+
+    What is archived must be decided, and as the leader has it: it lies below its last stable
+    offset, and of the transactions that began before `offset` and ended above it the same ones were
+    aborted. `archived` is the transaction index of `below`, the segment with `offset` - 1; `leader`
+    what the leader lists from `offset` on, None where it has deleted that.
+    """
+    if leader is None or below is None:
+        return min(offset, last_stable_offset)
+    # In a segment that ends there an entry's end may be its marker's, or the segment's own.
+    ended = offset if below.stored_end_offset >= offset else offset - 1
+    ours = {
+        (entry.producer_id, entry.first_offset)
+        for entry in archived
+        if entry.first_offset < offset and entry.last_offset >= ended
+    }
+    theirs = {txn for txn in leader if txn[1] < offset}
+    differing = [first for _, first in ours ^ theirs]
+    return min([offset, last_stable_offset, *differing])
+
+
+# Truncates archives whose log was cut by an unclean leader election.
+#
+# Compares with the leader, and records what `truncation` has planned. It gathers and copies
+# nothing: the archiver begins anew afterwards. The objects of dropped segments stay until the
+# expirer's grace for readers in flight is over.
+
+log = structlog.get_logger(__name__)
+
+_GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+
+
+class LogTruncation:
+    """One for all partitions."""
+
+    def __init__(
+        self,
+        leader: LeaderLog,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._leader = leader
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._wall_clock_ms = wall_clock_ms
+
+    def leader_epoch(self, tip: TopicIdPartition) -> int:
+        """The last one heard of, -1: none. Whoever has read from a leader has heard of its."""
+        return self._leader.known_epoch(tip)
+
+    async def confirm(
+        self,
+        segment: GatheredSegment,
+        lineage: Sequence[EpochStart],
+        archived: tuple[int, int] | None,
+        kept_below: int = 0,
+    ) -> int:
+        """That the archive and `segment` behind it are the log of the leader, whose epoch it gives.
+
+        `archived` is where the archive begins and ends (exclusive), `lineage` its epochs. What is
+        archived below `kept_below` need not be the leader's.
+
+        Raises LogDiverged where they are not, LogTruncated where that cannot be told, ClusterError.
+        """
+        epochs = segment.leader_epochs
+        if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
+            raise LogDiverged(f"{segment.tip}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
+        if archived is not None:
+            lineage = compared_part(lineage, archived, kept_below)
+        whole, joints = joints_of(lineage, archived and archived[1], segment)
+        end = segment.end_offset + 1
+        shared, compared = await self._compare(segment.tip, whole, end, joints)
+        if shared < end:
+            raise LogDiverged(f"{segment.tip}: gathered to {end}, the leader's log from {shared}")
+        return self._epoch_of(segment.tip, compared)
+
+    async def agrees(
+        self,
+        tip: TopicIdPartition,
+        lineage: Sequence[EpochStart],
+        archived: tuple[int, int],
+        kept_below: int = 0,
+    ) -> int | None:
+        """The epoch of the leader whose log is the archive's up to its end; None: it has another.
+
+        Arguments are those of `confirm`. Raises LogBeginsAgain where the leader's log has nothing
+        of the archive, LogTruncated, ClusterError.
+        """
+        end = archived[1]
+        part = compared_part(lineage, archived, kept_below)
+        shared, compared = await self._compare(tip, part, end)
+        self._refuse_new_beginning(tip, compared, end)
+        return self._epoch_of(tip, compared) if shared >= end else None
+
+    async def check_log_start(self, tip: TopicIdPartition, raised_log_start: int) -> None:
+        """Of a partition without a segment: what is below its log start was deleted in both tiers.
+
+        DeleteRecords asks the broker first: the leader's log begins no lower, or begins again.
+        Raises LogBeginsAgain, ClusterError.
+        """
+        edges = await self._leader.edges(tip)
+        if edges.log_start_offset < raised_log_start:
+            raise LogBeginsAgain(
+                f"the log of {tip} begins again: everything below offset {raised_log_start} was "
+                f"deleted, and it begins at offset {edges.log_start_offset}; nothing is archived "
+                f"until you run: fetchproxy resolve {tip}"
+            )
+
+    async def truncate(self, tip: TopicIdPartition, view: PartitionView) -> None:
+        """Take out of the archive what is not in the leader's log; nothing where all of it is.
+
+        `view` must be the last one read. May be repeated; two archivers at it do the same.
+        Raises LogBeginsAgain where that would be all, LogTruncated, ClusterError,
+        RemoteStorageError.
+        """
+        segments = self._rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
+        end = view.log_end_offset
+        if end is None:
+            return
+        shared, compared = await self._compare(tip, compared_lineage(view), end)
+        self._refuse_new_beginning(tip, compared, end)
+        if shared >= end:
+            return
+        offset = max(await self._decided_below(view, shared), view.history.kept_below)
+        plan = plan_truncation(segments, offset)
+        # Before it is done, so that what is done by half is on record.
+        log.error(
+            "archive_truncated",
+            topic=tip.topic,
+            partition=tip.partition,
+            truncation_offset=offset,
+            shared_end=shared,
+            archive_end=end,
+            leader_epoch=self._epoch_of(tip, compared),
+            segments_dropped=len(plan.drop),
+            segments_clipped=len(plan.clip),
+        )
+        await self._carry_out(plan, {segment: offset - 1 for segment in plan.clip})
+        lost = end - max(offset, view.log_start_offset or 0)
+        ARCHIVE_TRUNCATED_OFFSETS.labels(tip.topic, str(tip.partition)).inc(lost)
+
+    async def drop(
+        self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
+    ) -> None:
+        """Take them out of the archive, as a person has said; the highest first.
+
+        Raises RemoteStorageError.
+        """
+        log.error(
+            "archive_truncated",
+            topic=tip.topic,
+            partition=tip.partition,
+            truncation_offset=min(segment.start_offset for segment in segments),
+            archive_end=max(segment.end_offset for segment in segments) + 1,
+            segments_dropped=len(segments),
+        )
+        await self._carry_out(TruncationPlan(tuple(segments), ()), {})
+
+    async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+        """Take out copies of a dead log that others lie over. False: there were none.
+
+        `view` must be the last one read. Raises RemoteStorageError.
+        """
+        plan, ends = buried_copies(self._rlmm.list_remote_log_segments(tip), view)
+        if not plan:
+            return False
+        log.warning(
+            "dead_copies_removed",
+            topic=tip.topic,
+            partition=tip.partition,
+            segments_dropped=len(plan.drop),
+            segments_clipped=len(plan.clip),
+        )
+        await self._carry_out(plan, ends)
+        return True
+
+    async def _compare(
+        self,
+        tip: TopicIdPartition,
+        lineage: Sequence[EpochStart],
+        end_offset: int,
+        joints: Sequence[Joint] = (),
+    ) -> tuple[int, Compared]:
+        """Where the leader's log ends to be the same, and all that was found."""
+        compared = await compare_with_leader(self._leader, tip, lineage, end_offset, joints)
+        if isinstance(compared.result, Undecided):
+            raise LogTruncated(
+                f"{tip}, archived up to {end_offset}: {compared.result.what}; which log counts has "
+                f"to be said: fetchproxy resolve {tip}"
+            )
+        return compared.result.end_offset, compared
+
+    def _epoch_of(self, tip: TopicIdPartition, compared: Compared) -> int:
+        epoch = compared.leader_epoch
+        return self.leader_epoch(tip) if epoch == NO_EPOCH else epoch
+
+    @staticmethod
+    def _refuse_new_beginning(tip: TopicIdPartition, compared: Compared, end_offset: int) -> None:
+        if compared.begins_again:
+            raise LogBeginsAgain(
+                f"the log of {tip} begins again: none of the archived records, up to offset "
+                f"{end_offset}, is in it; nothing is archived or deleted until you run: "
+                f"fetchproxy resolve {tip}"
+            )
+        if compared.cut_without_election:
+            raise LogBeginsAgain(
+                f"the log of {tip} has lost archived records, up to offset {end_offset}, without a "
+                f"newer leader epoch than {compared.leader_epoch}, so no election has cut it; "
+                f"nothing is archived or deleted until you run: fetchproxy resolve {tip}"
+            )
+
+    async def _decided_below(self, view: PartitionView, offset: int) -> int:
+        edges = await self._leader.edges(view.tip)
+        below = view.segment_at_or_after(offset - 1) if view.covers(offset - 1) else None
+        archived: tuple[AbortedTxn, ...] = ()
+        if below is not None and below.has_aborted_txns:
+            archived = decode_aborted(await self._rsm.fetch_index(below, SegmentFile.TXN))
+        leader = None
+        if offset >= edges.log_start_offset:
+            leader = await self._leader.aborted_from(view.tip, offset)
+        return decided_below(offset, edges.last_stable_offset, below, archived, leader)
+
+    async def _carry_out(
+        self, plan: TruncationPlan, ends: dict[RemoteLogSegmentMetadata, int]
+    ) -> None:
+        for segment in plan.drop:
+            await self._put(segment.with_state(_GONE, self._wall_clock_ms()))
+        for segment in plan.clip:
+            clipped = segment.clipped(ends[segment])
+            await self._put(await self._restamped(clipped))
+
+    async def _put(self, metadata: RemoteLogSegmentMetadata) -> None:
+        try:
+            await self._rlmm.put(metadata)
+        except ValueError as error:
+            # Another archiver, or retention, has deleted it since it was listed.
+            log.warning(
+                "segment_not_truncated",
+                topic=metadata.topic_id_partition.topic,
+                partition=metadata.topic_id_partition.partition,
+                segment_id=str(metadata.segment_id.id),
+                base_offset=metadata.start_offset,
+                error=str(error),
+            )
+
+    async def _restamped(self, clipped: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        """With the largest timestamp of what is left; the old one where that cannot be read."""
+        try:
+            max_timestamp_ms = await self._max_timestamp(clipped)
+        except (CorruptSegment, ObjectNotFound, WireError) as error:
+            log.warning(
+                "clipped_segment_unreadable",
+                topic=clipped.topic_id_partition.topic,
+                partition=clipped.topic_id_partition.partition,
+                segment_id=str(clipped.segment_id.id),
+                base_offset=clipped.start_offset,
+                error=str(error),
+            )
+            max_timestamp_ms = clipped.max_timestamp_ms
+        return replace(
+            clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self._wall_clock_ms()
+        )
+
+    async def _max_timestamp(self, clipped: RemoteLogSegmentMetadata) -> int:
+        raw = await self._rsm.fetch_index(clipped, SegmentFile.INDEX)
+        latest = -1
+        for span in RemoteLogIndex.parse(raw).spans():
+            if span.last_offset <= clipped.end_offset:
+                latest = max(latest, span.max_timestamp_ms)
+            elif span.first_offset <= clipped.end_offset:
+                where = ByteRange(span.position, span.end)
+                for header in walk(await self._rsm.fetch_log_segment(clipped, where)):
+                    if header.last_offset <= clipped.end_offset:
+                        latest = max(latest, header.max_timestamp)
+        return latest

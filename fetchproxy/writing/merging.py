@@ -1,0 +1,400 @@
+"""Adjacent small segments become one, safely beside archivers, readers and other mergers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import structlog
+
+from fetchproxy.errors import CompactedLog, CopyOvertaken, CorruptSegment, ObjectNotFound
+from fetchproxy.metadata.lineage import extend_lineage
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import (
+    AbortedTxn,
+    EpochStart,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.check import clip_epochs
+from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.side_files import (
+    decode_aborted,
+    decode_epochs,
+    joined_offset_index,
+    joined_time_index,
+    merged_aborted,
+)
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stored_segments import checked_batches
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
+
+# Which adjacent segments become one. Pure: it reads and writes nothing.
+#
+# Merged are finished segments that follow each other without a gap, hold offsets that nobody else
+# holds, and are of one lineage whose epochs all stay known. Left alone are segments that an
+# unclean election has cut, those that DeleteRecords or retention reaches into, and any without
+# timestamps, whose age for retention is that of their copy.
+#
+# A merged segment is a further copy of the same offsets, so what becomes of the ones it replaces
+# is decided by the rule for copies of archivers that met (`orphans`): the longest
+# chain stays, and whatever lies below it goes once everything there is old. That rule, not this
+# plan, lets anything be deleted. To keep it settled nothing is merged that overlaps: a range
+# whose replaced segments are still there has its turn when they are gone.
+
+Segments = tuple[RemoteLogSegmentMetadata, ...]
+
+# Offsets within a segment fit an int32, as Kafka's own index files have them.
+MERGED_OFFSETS_MAX = 2**31 - 1
+# The largest of those merged holds at most this share of the bytes: so a byte at the archive's end
+# is copied again only when what it lies in grows by a third, a logarithm's number of times in all.
+LARGEST_SHARE_MAX = 0.75
+
+_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+def plan_merges(
+    segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, *, bytes_max: int
+) -> list[Segments]:
+    """Groups of two or more, by offset, each of at most `bytes_max` bytes. `segments`: as `view`.
+
+    Small is what has at most half of that: then a group to which no more is added since it would be
+    too large gives a segment that is not small. The same archive gives the same plan, also when a
+    part of it has been carried out; all of it leaves none.
+    """
+    groups: list[Segments] = []
+    group: list[RemoteLogSegmentMetadata] = []
+    for segment in _alone(segments, view):
+        if group and not (_continues(group[-1], segment) and _fits(group, segment, bytes_max)):
+            groups.append(tuple(group))
+            group = []
+        if segment.segment_size_bytes <= bytes_max // 2:
+            group.append(segment)
+    groups.append(tuple(group))
+    return [group for group in groups if _is_worth_it(group)]
+
+
+def still_stand(
+    sources: Sequence[RemoteLogSegmentMetadata],
+    segments: Iterable[RemoteLogSegmentMetadata],
+    view: PartitionView,
+) -> bool:
+    """Whether each of `sources` is what it was, and nobody else has copied their offsets."""
+    ids = {source.segment_id for source in sources}
+    known = {s.segment_id: s for s in _alone(segments, view) if s.segment_id in ids}
+    return all(known.get(source.segment_id) == source for source in sources)
+
+
+def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochStart, ...]:
+    """Those of all, each where it began: a segment repeats the one that it begins in."""
+    found: list[EpochStart] = []
+    for source in sources:
+        for entry in source.segment_leader_epochs:
+            if not found or entry.epoch > found[-1].epoch:
+                found.append(entry)
+    return tuple(found)
+
+
+def _alone(
+    segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
+) -> list[RemoteLogSegmentMetadata]:
+    """By offset, those that may be merged with a neighbour at all."""
+    finished = sorted(
+        (s for s in segments if s.state is _FINISHED), key=lambda s: (s.start_offset, s.end_offset)
+    )
+    alone: list[RemoteLogSegmentMetadata] = []
+    reached = -1
+    for segment, after in zip_longest(finished, finished[1:]):
+        overlaps = segment.start_offset <= reached or (
+            after is not None and after.start_offset <= segment.end_offset
+        )
+        reached = max(reached, segment.end_offset)
+        if not overlaps and _may_be_merged(segment, view):
+            alone.append(segment)
+    return alone
+
+
+def _may_be_merged(segment: RemoteLogSegmentMetadata, view: PartitionView) -> bool:
+    unreadable_inside = any(
+        segment.start_offset <= base <= segment.end_offset for base in view.unreadable
+    )
+    return (
+        segment.copied_end_offset is None
+        and segment.start_offset >= view.raised_log_start
+        and view.history.shows(segment)
+        and segment.max_timestamp_ms >= 0
+        and not unreadable_inside
+    )
+
+
+def _continues(before: RemoteLogSegmentMetadata, segment: RemoteLogSegmentMetadata) -> bool:
+    """No gap is between them, and no epoch is lost or falls."""
+    if segment.start_offset != before.end_offset + 1:
+        return False
+    one, other = before.segment_leader_epochs, segment.segment_leader_epochs
+    if not one or not other:
+        return not one and not other
+    return one[-1].epoch <= other[0].epoch
+
+
+def _fits(
+    group: Sequence[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata, bytes_max: int
+) -> bool:
+    size = sum(s.segment_size_bytes for s in group) + segment.segment_size_bytes
+    offsets = segment.end_offset - group[0].start_offset + 1
+    return size <= bytes_max and offsets <= MERGED_OFFSETS_MAX
+
+
+def _is_worth_it(group: Segments) -> bool:
+    sizes = [segment.segment_size_bytes for segment in group]
+    return len(sizes) > 1 and max(sizes) <= LARGEST_SHARE_MAX * sum(sizes)
+
+
+# Several segments' logs as one that is ready to be copied, as if it had been gathered at once.
+#
+# Batches stay byte for byte what they are; each is checked again on its way. What the segments'
+# indexes say is put together, and held against the log before anybody may rely on it.
+
+Sources = Sequence[RemoteLogSegmentMetadata]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLog:
+    """`lineage`: the log's epochs up to its end, also those that ended before it."""
+
+    segment: GatheredSegment
+    lineage: tuple[EpochStart, ...]
+
+
+async def merged_log(
+    rsm: RemoteStorageManager, sources: Sources, writer: SegmentWriter, chunk_bytes: int
+) -> MergedLog:
+    """`writer` is new and at the first one's start; it is the caller's to discard.
+
+    Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog where segments
+    are not what their metadata and indexes say; ObjectNotFound, RemoteStorageError; OSError.
+    """
+    aborted: list[tuple[AbortedTxn, ...]] = []
+    for source in sources:
+        aborted.append(decode_aborted(await rsm.fetch_index(source, SegmentFile.TXN)))
+        await _append(rsm, source, aborted[-1], writer, chunk_bytes)
+    gathered = writer.close()
+    if _ends(merged_aborted(aborted)) != _ends(gathered.aborted):
+        raise CorruptSegment(f"{_place(sources[0])}: transaction indexes and log disagree")
+    epochs = merged_epochs(sources)
+    if gathered.leader_epochs not in (epochs, ()):  # none: written without epochs
+        raise CorruptSegment(
+            f"{_place(sources[0])}: the log has {gathered.leader_epochs}, metadata have {epochs}"
+        )
+    before = decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
+    lineage = extend_lineage(before, epochs)
+    shown = clip_epochs(lineage, gathered.start_offset, gathered.end_offset)
+    if epochs and shown != epochs:
+        raise CorruptSegment(
+            f"{_place(sources[0])}: the lineage has {shown}, metadata have {epochs}"
+        )
+    files = await _kafka_files(rsm, sources)
+    return MergedLog(replace(gathered, leader_epochs=epochs, kafka_files=files), lineage)
+
+
+async def _append(
+    rsm: RemoteStorageManager,
+    source: RemoteLogSegmentMetadata,
+    aborted: Sequence[AbortedTxn],
+    writer: SegmentWriter,
+    chunk_bytes: int,
+) -> None:
+    before = writer.size_bytes
+    report = [(entry.producer_id, entry.first_offset) for entry in aborted]
+    try:
+        async for data, headers in checked_batches(rsm, source, chunk_bytes):
+            await writer.append(memoryview(data), headers, report)
+            report = []
+    except CorruptSegment as error:
+        raise CorruptSegment(f"{rsm.object_key(source, SegmentFile.LOG)}: {error}") from error
+    size = writer.size_bytes - before
+    found = (writer.position - 1, size)
+    if found != (source.end_offset, source.segment_size_bytes):
+        raise CorruptSegment(
+            f"{_place(source)}: log ends at offset {found[0]} after {size} bytes, metadata say "
+            f"{source.end_offset} after {source.segment_size_bytes}"
+        )
+
+
+async def _kafka_files(rsm: RemoteStorageManager, sources: Sources) -> KafkaFiles:
+    """A broker's own indexes, where every segment has them; the snapshot is that of the end."""
+    snapshot = await _kafka_file(rsm, sources[-1], SegmentFile.PRODUCER_SNAPSHOT)
+    offsets: list[tuple[bytes, int, int]] = []
+    times: list[tuple[bytes, int]] = []
+    position = 0
+    for source in sources:
+        relative = source.start_offset - sources[0].start_offset
+        offset_index = await _kafka_file(rsm, source, SegmentFile.OFFSET_INDEX)
+        time_index = await _kafka_file(rsm, source, SegmentFile.TIME_INDEX)
+        if offset_index is None or time_index is None:
+            return KafkaFiles(producer_snapshot=snapshot)
+        offsets.append((offset_index, relative, position))
+        times.append((time_index, relative))
+        position += source.segment_size_bytes
+    return KafkaFiles(joined_offset_index(offsets), joined_time_index(times), snapshot)
+
+
+async def _kafka_file(
+    rsm: RemoteStorageManager, source: RemoteLogSegmentMetadata, file: SegmentFile
+) -> bytes | None:
+    try:
+        return await rsm.fetch_index(source, file)
+    except ObjectNotFound:
+        return None  # segments from the `broker` source have none
+
+
+def _ends(entries: Sequence[AbortedTxn]) -> set[tuple[int, int, int]]:
+    return {(e.producer_id, e.first_offset, e.last_offset) for e in entries}
+
+
+def _place(source: RemoteLogSegmentMetadata) -> str:
+    return f"{source.topic_id_partition}: segment at offset {source.start_offset}"
+
+
+# Merges one partition's small segments, safely beside archivers, readers and other mergers.
+#
+# The merged segment is copied by the archiver's own copier: a new segment id, STARTED, its
+# objects, FINISHED. Until that last word nothing has changed for anybody; with it, readers see
+# the merged segment above the first one that it replaces, and each offset once. Those replaced
+# stay what they are until the rule for spare copies takes them (`merging`), with the grace of
+# every deletion. So a merger that is killed at any step leaves an attempt that is removed as any
+# other, or is done.
+
+log = structlog.get_logger(__name__)
+
+CHUNK_BYTES = 4 * 1024 * 1024
+MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's own default of a segment (log.segment.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPartition:
+    """`replaced` segments became `merged` ones of `size_bytes` in all.
+
+    `overtaken`: merges given up because somebody has changed what they were of; `refused`: what
+    could not be merged, and why. With a dry run: what would be done.
+    """
+
+    tip: TopicIdPartition
+    merged: int = 0
+    replaced: int = 0
+    size_bytes: int = 0
+    overtaken: int = 0
+    refused: tuple[str, ...] = ()
+
+
+class PartitionMerger:
+    """One for any number of partitions, one at a time each."""
+
+    def __init__(
+        self,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        copier: SegmentCopier,
+        spool: Spool,
+        *,
+        bytes_max: int = MERGED_BYTES_MAX,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._copier = copier
+        self._spool = spool
+        self._bytes_max = bytes_max
+        self._chunk_bytes = chunk_bytes
+
+    async def plan(self, tip: TopicIdPartition) -> list[Segments]:
+        """None of a partition that is being deleted. Raises RemoteStorageError."""
+        now = asyncio.get_running_loop().time()
+        if await self._rlmm.partition_deletion(tip, now) is not None:
+            return []
+        view = await self._rlmm.refresh(tip, now)
+        segments = self._rlmm.list_remote_log_segments(tip)
+        return plan_merges(segments, view, bytes_max=self._bytes_max)
+
+    async def merge(self, tip: TopicIdPartition) -> MergedPartition:
+        """All that the plan has now. Raises RemoteStorageError, OSError of the spool's disk.
+
+        What was merged until then counts; a next run goes on from there.
+        """
+        merged = replaced = size_bytes = overtaken = 0
+        refused: list[str] = []
+        for sources in await self.plan(tip):
+            try:
+                finished = await self._merge(sources)
+            except CopyOvertaken as error:
+                overtaken += 1
+                self._note("merge_overtaken", sources, error)
+                continue
+            except (CorruptSegment, CompactedLog, ObjectNotFound) as error:
+                if await self._stand(sources):
+                    offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
+                    refused.append(f"{tip}, offsets {offsets}: {error}")
+                    self._note("merge_refused", sources, error)
+                else:
+                    overtaken += 1  # deleted while it was read
+                continue
+            merged += 1
+            replaced += len(sources)
+            size_bytes += finished.segment_size_bytes
+        return MergedPartition(tip, merged, replaced, size_bytes, overtaken, tuple(refused))
+
+    async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
+        tip = sources[0].topic_id_partition
+        writer = SegmentWriter(tip, sources[0].start_offset, self._spool)
+        try:
+            whole = await merged_log(self._rsm, sources, writer, self._chunk_bytes)
+            finished = await self._copier.copy(
+                whole.segment, whole.lineage, lambda: self._confirm(sources)
+            )
+        finally:
+            await writer.discard()
+        log.info(
+            "segments_merged",
+            topic=tip.topic,
+            partition=tip.partition,
+            segment_id=str(finished.segment_id.id),
+            base_offset=finished.start_offset,
+            end_offset=finished.end_offset,
+            size_bytes=finished.segment_size_bytes,
+            segments=len(sources),
+        )
+        return finished
+
+    async def _confirm(self, sources: Segments) -> None:
+        """The last word before the merged segment counts: see `SegmentCopier.copy`."""
+        if not await self._stand(sources):
+            raise CopyOvertaken(
+                f"{sources[0].topic_id_partition}: the segments from offset "
+                f"{sources[0].start_offset} to {sources[-1].end_offset} have changed meanwhile"
+            )
+
+    async def _stand(self, sources: Segments) -> bool:
+        tip = sources[0].topic_id_partition
+        now = asyncio.get_running_loop().time()
+        if await self._rlmm.partition_deletion(tip, now) is not None:
+            return False
+        view = await self._rlmm.refresh(tip, now)
+        return still_stand(sources, self._rlmm.list_remote_log_segments(tip), view)
+
+    @staticmethod
+    def _note(event: str, sources: Segments, error: Exception) -> None:
+        tip = sources[0].topic_id_partition
+        log.warning(
+            event,
+            topic=tip.topic,
+            partition=tip.partition,
+            base_offset=sources[0].start_offset,
+            end_offset=sources[-1].end_offset,
+            error=str(error),
+        )

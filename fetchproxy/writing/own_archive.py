@@ -1,0 +1,272 @@
+"""Whether the archive at `store.url` is there, and is that of this cluster and this
+configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.config.schema import Config
+from fetchproxy.errors import (
+    ArchiveMismatch,
+    ArchiveMissing,
+    ClusterError,
+    ConfigError,
+    RemoteStorageError,
+)
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.deletion.retention import effective_retention
+from fetchproxy.writing.discovery import matching_topics, partitions_of
+
+# At which places this machine's archivers have seen an archive: one small file each, by the
+# spool.
+#
+# It tells a mount that is missing, or a bucket that was emptied, from a place where an archive is
+# yet to begin. A machine that forgets loses that warning and nothing else.
+
+log = structlog.get_logger(__name__)
+
+_NAME_START = "fetchproxy-archive-seen-"
+
+
+class KnownPlaces:
+    """`spool_dir`: as of the archiver. `cluster_id`: the same place may serve another cluster."""
+
+    def __init__(self, spool_dir: Path | None, cluster_id: str | None) -> None:
+        self._folder = spool_dir or Path(tempfile.gettempdir())
+        self._cluster_id = cluster_id or ""
+
+    def knows(self, url: str) -> bool:
+        """Whether an archiver of this user has seen an archive there."""
+        with suppress(OSError):
+            status = os.lstat(self._path(url))
+            return status.st_uid == os.geteuid()
+        return False
+
+    def remember(self, url: str) -> None:
+        """May fail: then the log says so, and a missing mount is not noticed."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._path(url), flags, 0o600))
+        except OSError as error:
+            log.warning("archive_place_not_remembered", error=str(error))
+
+    def _path(self, url: str) -> Path:
+        name = hashlib.sha256(f"{self._cluster_id}\n{url}".encode()).hexdigest()[:32]
+        return self._folder / f"{_NAME_START}{name}"
+
+
+# Whether the archive at `store.url` is there, and is that of this cluster and this configuration.
+#
+# An archiver makes it where none is expected. A place without an archive may be a mistyped prefix
+# or a mount that is not there, and readers would skip what only the archive has. So a person has
+# to say (`--create`) that there is none where this machine has seen one, or where brokers lack
+# records that archivers delete there (docs/adr/0037).
+
+
+# Clients wait for the listener meanwhile. What is not known by then is found out beside them.
+AT_START_MAX_S = 3.0
+RETRY_PAUSE_S = 1.0
+# An archive that went away is noticed by its writer within this; one small read each time.
+LOOK_INTERVAL_S = 30.0
+
+
+class OwnArchive:
+    """One for each process; `run` is its task. `archives`: this process writes to it."""
+
+    def __init__(
+        self,
+        config: Config,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        cluster: Cluster,
+        uuid_factory: Callable[[], UUID],
+        *,
+        archives: bool,
+        create: bool = False,
+    ) -> None:
+        self._config = config
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._cluster = cluster
+        self._uuid_factory = uuid_factory
+        self._place = config.store.url or ""
+        self._archives = archives
+        self._create = create
+        self._failure: RemoteStorageError | ClusterError | None = None
+        self.confirmed = asyncio.Event()
+
+    def headlines(self) -> tuple[str, ...]:
+        """What a person has to see to."""
+        missing = isinstance(self._failure, ArchiveMissing | ArchiveMismatch)
+        return (str(self._failure),) if missing else ()
+
+    async def confirm(self) -> None:
+        """Returns when the archive is known to be there and our own.
+
+        Raises ConfigError, ArchiveMismatch where it is not: no process should run so. Raises
+        ArchiveMissing where there is none, and RemoteStorageError, ClusterError while store or
+        brokers do not answer.
+        """
+        said = await self._rsm.identity.look()
+        if said is None and not self._archives:
+            await self._rsm.identity.check()
+            log.warning("archive_missing", error=f"there is no archive at {self._place}")
+            self.confirmed.set()  # archive-only starts without
+            return
+        by_cluster = not self._config.archive_only.enabled
+        cluster_id = await self._cluster.cluster_id() if by_cluster else None
+        own = ArchiveIdentity(self._uuid_factory(), cluster_id, self._config.metadata.ruling)
+        places = KnownPlaces(self._config.archive.spool_dir, cluster_id)
+        if said is None:
+            await self._check_none_expected(places)
+            said = await self._rsm.identity.create(own)
+            if said == own:
+                log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
+        _check_cluster(said.cluster_id, cluster_id)
+        if self._archives and not self._create and not places.knows(self._place):
+            await self._check_has_what_was_trimmed()
+        if self._archives and said.completed(own) != said:
+            await self._rsm.identity.state(said.completed(own))
+            log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
+        if self._archives:
+            places.remember(self._place)
+        self.confirmed.set()
+
+    async def at_start(self) -> None:
+        """What may pass is left to `run`: an outage, or an archive that is yet to be made.
+
+        Raises ConfigError, ArchiveMismatch.
+        """
+        try:
+            async with asyncio.timeout(AT_START_MAX_S):
+                await self.confirm()
+        except ArchiveMismatch:
+            raise
+        except (RemoteStorageError, ClusterError, TimeoutError):
+            return  # `run` says it
+
+    async def run(self) -> None:
+        """For ever: until it is confirmed, then whether it is still there. Raises as `at_start`."""
+        while not self.confirmed.is_set():
+            await self._try(self.confirm)
+            if not self.confirmed.is_set():
+                await asyncio.sleep(RETRY_PAUSE_S)
+        await self._try(self._tell)
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self._try(self._rsm.identity.check_still_there)
+
+    async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
+        """What may pass is kept as the failure."""
+        try:
+            await look()
+        except (RemoteStorageError, ClusterError) as error:
+            if isinstance(error, ArchiveMismatch) and not self.confirmed.is_set():
+                raise
+            if str(error) != str(self._failure):
+                log.warning(_event(error), error=str(error))
+            self._failure = error
+        else:
+            self._failure = None
+
+    async def _tell(self) -> None:
+        """What else the first reader would find out."""
+        # The store first: a copy that is begun meanwhile is in the topic before it is there.
+        by_topic = self._config.metadata.manager == "topic"
+        stored = await self._rsm.list_partitions() if by_topic else []
+        partitions = set(await self._rlmm.list_partitions())
+        log.info("archive_found", partitions=len(partitions))
+        unknown = [tip for tip in stored if tip not in partitions]
+        if unknown:
+            # Reads of these fail, and nothing is archived of them, until somebody has acted.
+            log.error(
+                "partitions_unknown_to_metadata_topic",
+                partitions=len(unknown),
+                first=str(unknown[0]),
+                remedy="fetchproxy restore",
+            )
+
+    async def _check_none_expected(self, places: KnownPlaces) -> None:
+        if self._config.metadata.manager == "topic" and list(await self._rlmm.list_partitions()):
+            raise ConfigError(
+                f"store.url: there is no archive at {self._place}, and the metadata "
+                f"topic {self._config.metadata.topic_name} knows segments of one; give the right "
+                "place, or for a new archive another metadata.topic_name"
+            )
+        if self._create:
+            return
+        if places.knows(self._place):
+            raise ConfigError(
+                f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
+                "were its objects deleted? To begin a new archive there, give --create"
+            )
+        topics = await self._topics_to_archive()
+        await self._check_nothing_trimmed(topics, f"there is no archive at {self._place}")
+
+    async def _check_has_what_was_trimmed(self) -> None:
+        """At a place that is new here: it may be another archive of the same cluster."""
+        topics = await self._topics_to_archive()
+        known = {tip.topic_id for tip in await self._rlmm.list_partitions()}
+        if known.isdisjoint(topic.topic_id for topic in topics):
+            there = f"the archive at {self._place} has none of the topics of archive.topics"
+            await self._check_nothing_trimmed(topics, there)
+
+    async def _topics_to_archive(self) -> list[TopicInfo]:
+        return matching_topics(self._config.archive.topics or "", await self._cluster.topics(0))
+
+    async def _check_nothing_trimmed(self, topics: Sequence[TopicInfo], there: str) -> None:
+        """What archivers trim has no retention of its own, so an archive has what is gone."""
+        archive = self._config.archive
+        tips = [
+            tip
+            for topic in topics
+            if effective_retention(archive, topic.name, None).trims_locally
+            for tip in partitions_of(topic)
+        ]
+        now = asyncio.get_running_loop().time()
+        edges = await self._cluster.log_edges_of(tips, not_older_than=now)
+        for tip, found in sorted(edges.items()):
+            if isinstance(found, ClusterError):
+                raise found
+            if found.log_start_offset > 0:
+                raise ConfigError(
+                    f"store.url: {there}. The brokers have nothing of {tip} below offset "
+                    f"{found.log_start_offset}, and with local_retention that may be in an archive "
+                    "alone. Is the place right? To begin anew there, give --create"
+                )
+
+
+def _event(error: RemoteStorageError | ClusterError) -> str:
+    if isinstance(error, ArchiveMissing):
+        return "archive_missing"
+    away = isinstance(error, RemoteStorageError)
+    return "store_unreachable" if away else "brokers_unreachable"
+
+
+async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
+    """From now on it rules: after it was rebuilt from all that the store has."""
+    said = await rsm.identity.look()
+    await rsm.identity.state(replace(said or ArchiveIdentity(), manager=f"topic {topic_name}"))
+
+
+def _check_cluster(said: str | None, ours: str | None) -> None:
+    if None not in (said, ours) and said != ours:
+        raise ArchiveMismatch(
+            f"cluster.bootstrap: the archive at store.url belongs to the cluster {said}, and the "
+            f"brokers are of the cluster {ours}"
+        )

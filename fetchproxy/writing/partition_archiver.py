@@ -1,0 +1,629 @@
+"""Archives one partition: resumes, gathers, closes, copies; one turn at a time, by one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import structlog
+
+from fetchproxy.errors import (
+    ClusterError,
+    CompactedLog,
+    CopyOvertaken,
+    CorruptSegment,
+    FetchProxyError,
+    LogDiverged,
+    LogTruncated,
+    RemoteStorageError,
+)
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
+from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import EpochStart, TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.observability.metrics import ARCHIVE_GAPS, ARCHIVER_DISK_FAILING
+from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.copier import CopyProgress, SegmentCopier
+from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.deletion.local_retention import LocalRetention
+from fetchproxy.writing.index_refresh import LocalIndexRefresher
+from fetchproxy.writing.leadership import Leadership
+from fetchproxy.writing.log_truncation import LogTruncation
+from fetchproxy.writing.margin import broker_retention
+from fetchproxy.writing.published import ArchiveRecords
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentSource, Spool
+
+# Partitions that an archiver cannot archive for its own disk's sake: full, failing, read-only.
+#
+# Nothing else tells of that disk: store and brokers are well. Decides nothing.
+
+log = structlog.get_logger(__name__)
+
+
+class DiskTroubles:
+    """One per archiver; `spool_dir` as configured.
+
+    `deleted_in_ms`: when the brokers begin to delete what is not archived, None: not known.
+    """
+
+    def __init__(
+        self, spool_dir: Path | None, deleted_in_ms: Callable[[TopicIdPartition], int | None]
+    ) -> None:
+        self._where = f"{socket.gethostname()}, {spool_dir or tempfile.gettempdir()}"
+        self._deleted_in_ms = deleted_in_ms
+        self._failing: dict[TopicIdPartition, str] = {}
+        ARCHIVER_DISK_FAILING.set(0)
+
+    def failed(self, tip: TopicIdPartition, error: OSError) -> None:
+        if not self._failing:
+            log.error("archiver_disk_failing", where=self._where, error=str(error))
+        self._failing[tip] = error.strerror or str(error)
+        ARCHIVER_DISK_FAILING.set(len(self._failing))
+
+    def over(self, tip: TopicIdPartition) -> None:
+        """It was archived, or is archived here no more."""
+        if self._failing.pop(tip, None) is None:
+            return
+        ARCHIVER_DISK_FAILING.set(len(self._failing))
+        if not self._failing:
+            log.info("archiver_disk_recovered", where=self._where)
+
+    def sentences(self) -> tuple[str, ...]:
+        """One, or none. Never blocks."""
+        if not self._failing:
+            return ()
+        first = next(iter(self._failing))
+        count = len(self._failing)
+        which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
+        known = [ms for ms in map(self._deleted_in_ms, self._failing) if ms is not None]
+        return (
+            f"The archiver's disk fails ({self._where}: {self._failing[first]}): until it has "
+            f"room again {which} not archived; {until(min(known, default=None))}",
+        )
+
+
+def until(deleted_in_ms: int | None) -> str:
+    """In whole minutes, so that it is not another sentence at each look."""
+    if deleted_in_ms is None:
+        return "no time is known at which the brokers delete it"
+    minutes = -(-deleted_in_ms // 60_000)
+    if minutes <= 0:
+        return "the brokers are deleting it"
+    span = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    return f"the brokers begin to delete it in about {span}"
+
+
+def for_people(disk: DiskTroubles, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
+    """`configs`: of the topics that this archiver gathers."""
+    limits = [broker_retention(config or {}) for config in configs]
+    ages = [limit.ms for limit in limits if limit.ms is not None]
+    sizes = [limit.bytes for limit in limits if limit.bytes is not None]
+    return ForPeople(
+        disk.sentences(), retention_in_words(min(ages, default=None), min(sizes, default=None))
+    )
+
+
+def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
+    """What the brokers do with what nobody archives; None: unlimited."""
+    limits = []
+    if ms is not None:
+        hours, minutes = ms // 3_600_000, ms // 60_000
+        limits.append(f"what is older than {f'{hours} h' if hours > 1 else f'{minutes} min'}")
+    if size_bytes is not None:
+        limits.append(f"what is beyond {size_bytes} bytes of a partition")
+    return f"the brokers delete {' and '.join(limits) or 'nothing'}"
+
+
+# Archives one partition: resumes, gathers, closes, copies; one turn at a time, by one worker.
+#
+# Where to go on is read from the archive itself, after a start, after every failure and before
+# every copy; nothing local counts. After an election, and before a copy counts, the archive is
+# held against the new leader's log (`log_truncation`). It owns no task and decides no schedule:
+# that is `manager`.
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the last turns have learned; None: not known yet. Ends are exclusive."""
+
+    archive_start: int | None = None
+    archive_end: int | None = None
+    log_start_offset: int | None = None
+    last_stable_offset: int | None = None
+    gathered_bytes: int = 0
+    gathered_end: int | None = None
+    bytes_per_offset: float | None = None  # of what is gathered
+    raised_log_start: int = 0  # below it everything was deleted on purpose
+    closed_segments: int = 0
+    first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
+    copy: CopyProgress | None = None  # of the segment that is on its way to the store
+
+
+@dataclass(slots=True)
+class _Resumed:
+    """Where the archive ended when it was last looked at, and the leader epochs up to there.
+
+    `position` is where the next segment begins, None: not known yet. It is the archive's end, or
+    above it where the log has a gap.
+    """
+
+    archive_start: int | None
+    archive_end: int | None
+    raised_log_start: int
+    kept_below: int
+    lineage: tuple[EpochStart, ...]
+    position: int | None
+    leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
+
+    @property
+    def archived(self) -> tuple[int, int] | None:
+        if self.archive_start is None or self.archive_end is None:
+            return None
+        return self.archive_start, self.archive_end
+
+
+class PartitionArchiver:
+    def __init__(
+        self,
+        tip: TopicIdPartition,
+        *,
+        source: SegmentSource,
+        rlmm: RemoteLogMetadataManager,
+        copier: SegmentCopier,
+        truncation: LogTruncation,
+        records: ArchiveRecords,
+        spool: Spool,
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_go_on` is asked before each copy; what runs by then may end."""
+        self.tip = tip
+        self._may_go_on = may_go_on
+        self._rlmm = rlmm
+        self._copier = copier
+        self._truncation = truncation
+        self._records = records
+        self._gatherer = source.gatherer(tip, spool)
+        self._resumed: _Resumed | None = None
+        self._closed: GatheredSegment | None = None
+        # Where, and under which leader, that was done; since the last copy.
+        self._gathered_anew_at: tuple[int | None, int] | None = None
+
+    @property
+    def progress(self) -> Progress:
+        resumed, gatherer = self._resumed, self._gatherer
+        position, end = resumed.position if resumed else None, gatherer.gathered_end
+        offsets = 0 if position is None or end is None else end - position
+        return Progress(
+            archive_start=resumed.archive_start if resumed else None,
+            archive_end=resumed.archive_end if resumed else None,
+            log_start_offset=self._gatherer.log_start_offset,
+            last_stable_offset=self._gatherer.last_stable_offset,
+            gathered_bytes=self._gatherer.gathered_bytes,
+            gathered_end=end,
+            bytes_per_offset=gatherer.gathered_bytes / offsets if offsets > 0 else None,
+            raised_log_start=resumed.raised_log_start if resumed else 0,
+            closed_segments=1 if self._closed else 0,
+            first_unarchived_ms=self._gatherer.first_timestamp_ms,
+            copy=self._copier.running(self.tip),
+        )
+
+    @property
+    def position(self) -> int:
+        """Where the next segment begins: below it nothing more will be archived."""
+        resumed = self._resumed
+        return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
+
+    async def process(self, *, close_short: bool = False) -> bool:
+        """One turn: gather what is there and copy at most one segment. True: more waits already.
+
+        `close_short`: what was gathered when nothing more is there makes a segment, however short.
+
+        Raises RemoteStorageError and ClusterError (worth another try), LogTruncated (is not),
+        CorruptSegment, CompactedLog (no retry mends it), OSError of the spool's disk.
+        """
+        try:
+            return await self._turn(close_short)
+        except (RemoteStorageError, ClusterError):
+            raise  # what is gathered stays; the copy begins with a new look at the archive
+        except BaseException:
+            self._resumed = None  # the gatherer may have taken a batch by half
+            raise
+
+    async def compare_with_leader(self) -> None:
+        """Hold the archive against the leader's log, unless that was done. Raises as `process`."""
+        try:
+            await self._has_parted(await self._resume())
+        except (RemoteStorageError, ClusterError):
+            raise
+        except BaseException:
+            self._resumed = None
+            raise
+
+    async def release(self) -> None:
+        """Forget all that is local, give the disk space back. The next turn resumes anew."""
+        self._resumed = None
+        self._closed = None
+        await self._gatherer.discard()
+
+    async def _turn(self, close_short: bool) -> bool:
+        resumed = await self._resume()
+        if await self._has_parted(resumed):
+            return True
+        if self._closed is None:
+            try:
+                self._closed = await self._gather(resumed, close_short)
+            except LogTruncated:
+                return await self._cut_short(resumed)
+            except CorruptSegment as error:
+                return await self._gather_anew(resumed, error)
+        if self._closed is None:
+            return self._resumed is None  # the archive has moved on: look at it again
+        if not self._may_go_on():
+            await self.release()
+            return False
+        await self._copy(resumed, self._closed)
+        return True
+
+    # --- resume ---
+    async def _resume(self) -> _Resumed:
+        if self._resumed is None:
+            await self.release()
+            self._resumed = await self._look()
+        return self._resumed
+
+    async def _fresh_view(self) -> PartitionView:
+        return await self._rlmm.refresh(self.tip, asyncio.get_running_loop().time())
+
+    async def _look(self) -> _Resumed:
+        view = await self._fresh_view()
+        if await self._truncation.remove_buried(self.tip, view):
+            view = await self._fresh_view()
+        await self._records.read()
+        end = view.log_end_offset
+        return _Resumed(
+            view.log_start_offset,
+            end,
+            view.raised_log_start,
+            view.history.kept_below,
+            archived_lineage(view),
+            position=end,
+        )
+
+    # --- the leader's lineage ---
+    async def _has_parted(self, resumed: _Resumed) -> bool:
+        """The leader is new and its log is not what was archived: the archive has been truncated.
+
+        Then all that is known here is forgotten, too. What waits to be archived from a former
+        leader is confirmed at the end of its copy.
+        """
+        if resumed.leader_epoch == self._truncation.leader_epoch(self.tip):
+            return False
+        return await self._truncate_if_parted(resumed)
+
+    async def _truncate_if_parted(self, resumed: _Resumed) -> bool:
+        archived = resumed.archived
+        if archived is None:
+            if resumed.raised_log_start > resumed.kept_below:
+                await self._truncation.check_log_start(self.tip, resumed.raised_log_start)
+            resumed.leader_epoch = self._truncation.leader_epoch(self.tip)
+            return False
+        epoch = await self._truncation.agrees(
+            self.tip, resumed.lineage, archived, resumed.kept_below
+        )
+        if epoch is None:
+            await self.release()
+            await self._records.withdraw_end()
+            await self._truncation.truncate(self.tip, await self._fresh_view())
+            return True
+        resumed.leader_epoch = epoch
+        return False
+
+    async def _cut_short(self, resumed: _Resumed) -> bool:
+        """The log ends below the position. Raises LogTruncated again where that has no remedy."""
+        gathered = self._gatherer.gathered_bytes > 0
+        if await self._truncate_if_parted(resumed) or gathered:
+            await self.release()  # what was gathered is of a log that is no more
+            return True
+        if resumed.archive_end is None or resumed.archive_end <= resumed.kept_below:
+            await self.release()  # deleted, or kept, further than the log has come: it will
+            return False
+        raise LogTruncated(
+            f"{self.tip} ends below offset {resumed.archive_end}, up to which it is archived, and "
+            "has no leader epoch that says why"
+        )
+
+    async def _gather_anew(self, resumed: _Resumed, error: CorruptSegment) -> bool:
+        """What does not continue what was gathered may be sound: a new leader's log is another one.
+
+        Raises `error` where it does not continue the archive either, or not by itself.
+        """
+        place = (resumed.position, self._truncation.leader_epoch(self.tip))
+        if self._gatherer.gathered_bytes == 0 or self._gathered_anew_at == place:
+            raise error
+        self._gathered_anew_at = place
+        self._note_dropped(resumed.position, error)
+        await self.release()
+        return True
+
+    def _note_dropped(self, base_offset: int | None, error: Exception) -> None:
+        log.warning(
+            "gathered_segment_dropped",
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            base_offset=base_offset,
+            error=str(error),
+        )
+
+    # --- gather ---
+    async def _gather(self, resumed: _Resumed, close_short: bool) -> GatheredSegment | None:
+        """The next segment, if it can be closed already; gaps before it are recorded."""
+        if resumed.position is None:
+            log_start = await self._gatherer.find_log_start()
+            resumed.position = max(log_start, resumed.raised_log_start)
+        while True:
+            gathered = await self._gatherer.gather(resumed.position, close_short=close_short)
+            if not isinstance(gathered, LogGap):
+                return gathered
+            view = await self._fresh_view()
+            if view.log_end_offset != resumed.archive_end:
+                await self._moved_on(resumed, view)
+                return None
+            self._note_gap(resumed, view, gathered)
+            resumed.position = gathered.log_start_offset
+
+    def _note_gap(self, resumed: _Resumed, view: PartitionView, gap: LogGap) -> None:
+        """It is a gap only if something was archived before it."""
+        deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
+        if resumed.archive_end is None or deleted:
+            return
+        ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
+        log.error(
+            "archive_gap",
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            first_lost_offset=resumed.position,
+            last_lost_offset=gap.log_start_offset - 1,
+        )
+
+    # --- copy ---
+    async def _copy(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+        """Copy the closed segment, if the archive still ends where it ended before it."""
+        view = await self._fresh_view()
+        if view.log_end_offset != resumed.archive_end:
+            await self._moved_on(resumed, view)
+            return
+        try:
+            finished = await self._copier.copy(
+                segment, resumed.lineage, lambda: self._confirm(resumed, segment)
+            )
+        except CopyOvertaken:
+            await self._moved_on(resumed, await self._fresh_view())
+            return
+        except LogDiverged as error:
+            self._note_dropped(segment.start_offset, error)
+            if not await self._truncate_if_parted(resumed):
+                await self.release()
+            return
+        await self._records.finished(finished)
+        self._gathered_anew_at = None
+        if resumed.archive_start is None:
+            resumed.archive_start = finished.start_offset
+        resumed.archive_end = resumed.position = finished.end_offset + 1
+        resumed.lineage = extend_lineage(resumed.lineage, segment.leader_epochs)
+        log.debug(
+            "segment_copied",
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            segment_id=str(finished.segment_id.id),
+            base_offset=finished.start_offset,
+            end_offset=finished.end_offset,
+            size_bytes=finished.segment_size_bytes,
+        )
+        self._closed = None
+        await self._gatherer.discard()
+
+    async def _moved_on(self, resumed: _Resumed, view: PartitionView) -> None:
+        """By another archiver, or by a copy of ours whose last answer was lost."""
+        log.info(
+            "archive_moved_on",
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            expected_end=resumed.archive_end,
+            archive_end=view.log_end_offset,
+        )
+        await self.release()
+
+    async def _confirm(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+        """The last word before the copy counts: see `SegmentCopier.copy`.
+
+        That nobody has gone on from the same end is asked here again, within the time limit of the
+        copy: what retention takes for spare (`orphans`) rests on that.
+        """
+        resumed.leader_epoch = await self._truncation.confirm(
+            segment, resumed.lineage, resumed.archived, resumed.kept_below
+        )
+        view = await self._fresh_view()
+        if view.log_end_offset != resumed.archive_end:
+            raise CopyOvertaken(f"{self.tip} is archived up to {view.log_end_offset} by now")
+        await self._records.begin(view, segment.start_offset)
+
+
+# What one turn does with a partition: the three steps of KIP-405's RemoteLogManager.
+#
+# Step 1, leader: delete what retention has passed, and stale temporaries. Step 2, leader: copy
+# what is not in the archive yet. Step 3, leader and follower: bring the remote information up to
+# date. It does not decide when a turn is due (`schedule`) nor what its errors mean for the next
+# (`manager`).
+
+
+class Step(StrEnum):
+    DELETE = "delete"
+    COPY = "copy"
+    REFRESH = "refresh"
+
+
+class PartitionSteps:
+    """One partition's steps. A follower holds nothing local, so it takes over with a fresh look."""
+
+    def __init__(
+        self,
+        archiver: PartitionArchiver,
+        *,
+        rlmm: RemoteLogMetadataManager,
+        leadership: Leadership,
+        expirer: Expirer,
+        local_retention: LocalRetention,
+        refresher: LocalIndexRefresher | None,
+        refresh_interval_ms: int,
+    ) -> None:
+        self.tip = archiver.tip
+        self.archiver = archiver
+        self.step: Step | None = None  # what the turn under way is at; None: no turn
+        self.began_at: float | None = None  # of that turn, loop seconds
+        self.view: PartitionView | None = None  # what step 3 has seen last
+        self._rlmm = rlmm
+        self._leadership = leadership
+        self._expirer = expirer
+        self._local_retention = local_retention
+        self._refresher = refresher
+        self._refresh_interval_s = refresh_interval_ms / 1000
+
+    @property
+    def leads(self) -> bool:
+        return self._leadership.leads(self.tip)
+
+    async def process(self) -> bool:
+        """One turn. True: more waits already. Raises what the steps raise.
+
+        What retention cannot delete does not keep new segments from being copied: an error of step
+        1 is raised when the other steps are done. Nothing is deleted in either tier before the
+        leader has said that its log is the one that is archived.
+        """
+        self.began_at = asyncio.get_running_loop().time()
+        try:
+            failure, more = None, False
+            if self.leads:
+                failure = await self._compare() or await self._delete()
+                more = await self._copy()
+            else:
+                await self.release()
+            more = await self._refresh() or more
+            if failure is not None:
+                raise failure
+            return more
+        finally:
+            self.step = self.began_at = None
+
+    async def release(self) -> None:
+        """The partition is led here no more."""
+        self._expirer.forget(self.tip)
+        self._local_retention.forget(self.tip)
+        await self.archiver.release()
+
+    async def _compare(self) -> Exception | None:
+        """Raises LogTruncated; what kept it from being told is given back."""
+        self.step = Step.COPY
+        try:
+            await self.archiver.compare_with_leader()
+        except LogTruncated:
+            raise
+        except (FetchProxyError, OSError) as error:
+            return error
+        return None
+
+    async def _delete(self) -> Exception | None:
+        self.step = Step.DELETE
+        failure: Exception | None = None
+        for delete in (self._expirer.expire, self._local_retention.trim):
+            try:
+                await delete(self.tip)
+            except (FetchProxyError, OSError) as error:
+                failure = failure or error
+        return failure
+
+    async def _copy(self) -> bool:
+        self.step = Step.COPY
+        return await self.archiver.process()
+
+    async def _refresh(self) -> bool:
+        self.step = Step.REFRESH
+        now = asyncio.get_running_loop().time()
+        self.view = await self._rlmm.refresh(self.tip, now - self._refresh_interval_s)
+        if self._refresher is None:
+            return False
+        return await self._refresher.refresh(self.tip, self.view)
+
+
+# How one partition of an archiver stands: what its last turn has come to, said once.
+
+
+@dataclass(slots=True)
+class ManagedPartition:
+    tip: TopicIdPartition
+    steps: PartitionSteps
+    concerns: ArchiverConcerns
+    warnings: SparingWarnings
+    disk: DiskTroubles
+    last_error: str | None = None
+    last_success_ms: int | None = None
+    stopped: bool = False
+    given_up: bool = False  # for good, until a restart
+    led: bool = False  # by us, when the leadership last changed
+
+    async def stop(self, error: FetchProxyError) -> None:
+        """Nothing that was archived is overwritten: what is right only an operator can say."""
+        await self.steps.release()
+        # From here on nothing is awaited until the turn is over.
+        self.given_up = isinstance(error, CompactedLog)
+        self.last_error = str(error)
+        self.stopped = True
+        self.concerns.hold(Concern.PARTITION_STOPPED, self.tip, str(error))
+
+    def note_failure(self, error: Exception) -> None:
+        message = str(error) or type(error).__name__
+        if isinstance(error, OSError):
+            self.disk.failed(self.tip, error)
+        if self.stopped:
+            return  # that is what somebody must hear of, whatever keeps us from looking again
+        # A store that fails does so for all: one line a minute, not one for each partition.
+        about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
+        self.warnings.warn(
+            "partition_process_failed",
+            about,
+            topic=self.tip.topic,
+            partition=self.tip.partition,
+            error=message,
+        )
+        self.last_error = message
+
+    def note_success(self, now_ms: int) -> None:
+        if self.last_error is not None:
+            self.warnings.info(
+                "partition_recovered",
+                self.tip.topic,
+                topic=self.tip.topic,
+                partition=self.tip.partition,
+            )
+        self.stopped = False
+        self.disk.over(self.tip)
+        if self.steps.leads:
+            self.concerns.release(Concern.PARTITION_STOPPED, self.tip)
+        else:  # what its leader says of it stands
+            self.concerns.forget(self.tip, Concern.PARTITION_STOPPED)
+        self.last_error = None
+        self.last_success_ms = now_ms
+
+    async def drop(self) -> None:
+        """Another archiver's from now on, or nobody's."""
+        self.concerns.forget(self.tip, Concern.PARTITION_STOPPED)
+        self.disk.over(self.tip)
+        log.info("partition_unassigned", topic=self.tip.topic, partition=self.tip.partition)
+        await self.steps.release()

@@ -1,0 +1,195 @@
+"""Says aloud, once each, what goes wrong slowly: copies that hang, retention that comes too near.
+
+Looks at every partition at an interval and not at the end of turns, as a turn that hangs has none.
+It ends and repairs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import (
+    ARCHIVE_LEADER_PARTITIONS,
+    ARCHIVE_OLDEST_COPY_SECONDS,
+    ARCHIVE_RETENTION_USED_SHARE,
+    ARCHIVE_STALLED_COPIES,
+)
+from fetchproxy.writing import margin
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.partition_archiver import DiskTroubles
+from fetchproxy.writing.status import STALLED_SHARE, PartitionArchiveStatus
+
+log = structlog.get_logger(__name__)
+
+WATCH_INTERVAL_S = 5.0
+_IN_A_ROW = 50
+# An alarm that rises at 0.5 and falls at 0.49 would flap.
+_MARGIN_CLEAR_SHARE = 0.8
+
+
+@dataclass(slots=True)
+class _Watched:
+    archive_end: int | None = None
+    waiting_since_ms: int | None = None  # since when there is something above that archive end
+    margin: margin.Margin = margin.NOT_LOOKED_AT
+    since: tuple[int, float] | None = None  # epoch ms and used share, when it came to that end
+    stalled: UUID | None = None  # the copy of which that was said
+
+
+def margin_in_words(status: PartitionArchiveStatus, used: float) -> str:
+    """In steps, so that it is not another sentence at each look."""
+    percent = int(used * 20) * 5
+    first = status.log_start_offset if status.archive_end is None else status.archive_end
+    return (
+        f"{status.tip}: what is not archived, from offset {first} on, has used up {percent} % of "
+        "the brokers' retention; at 100 % they delete it"
+    )
+
+
+def loss_in_words(status: PartitionArchiveStatus) -> str:
+    """Without the last offset, which rises while the loss goes on."""
+    assert status.lost is not None  # looked at by the caller
+    return (
+        f"{status.tip}: the brokers have deleted records from offset {status.lost[0]} on before "
+        "they could be archived; the archive goes on behind them when copies succeed again"
+    )
+
+
+class PartitionWatch:
+    def __init__(self, config: ArchiveConfig, concerns: ArchiverConcerns) -> None:
+        self._concerns = concerns
+        self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
+        self._warn_share = config.margin_warn_share
+        self._watched: dict[TopicIdPartition, _Watched] = {}
+        self.disk = DiskTroubles(config.spool_dir, lambda tip: self.margin(tip).deleted_in_ms)
+
+    def margin(self, tip: TopicIdPartition) -> margin.Margin:
+        """As last looked at."""
+        watched = self._watched.get(tip)
+        return margin.NOT_LOOKED_AT if watched is None else watched.margin
+
+    def forget(self, tip: TopicIdPartition) -> None:
+        """The partition is managed here no more."""
+        self._watched.pop(tip, None)
+        self._concerns.forget(tip, Concern.ARCHIVE_MARGIN_SMALL, Concern.UNARCHIVED_RECORDS_DELETED)
+        place = (tip.topic, str(tip.partition))
+        if place in ARCHIVE_RETENTION_USED_SHARE._metrics:
+            ARCHIVE_RETENTION_USED_SHARE.remove(*place)
+
+    async def look(
+        self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
+    ) -> None:
+        """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are.
+
+        Takes turns with the rest of the loop, as there may be very many partitions.
+        """
+        leading = 0
+        ages: list[float] = []
+        for number, status in enumerate(statuses, 1):
+            if number % _IN_A_ROW == 0:
+                await asyncio.sleep(0)
+            if not status.leads:
+                self.forget(status.tip)
+                continue
+            leading += 1
+            watched = self._watched.setdefault(status.tip, _Watched())
+            copy_s = status.copy_seconds(now)
+            if copy_s is not None:
+                ages.append(copy_s)
+                self._look_at_copy(status, watched, copy_s)
+            self._look_at_margin(status, watched, now_ms)
+            self._look_at_losses(status)
+        ARCHIVE_LEADER_PARTITIONS.set(leading)
+        ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
+        ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
+
+    def _look_at_copy(
+        self, status: PartitionArchiveStatus, watched: _Watched, age_s: float
+    ) -> None:
+        copy = status.copy
+        assert copy is not None  # looked at by the caller
+        if age_s < self._stalled_after_s or watched.stalled == copy.segment_id:
+            return
+        watched.stalled = copy.segment_id
+        log.warning(
+            "segment_copy_stalled",
+            topic=status.topic,
+            partition=status.partition,
+            segment_id=str(copy.segment_id),
+            base_offset=copy.base_offset,
+            size_bytes=copy.size_bytes,
+            since_s=round(age_s, 1),
+            ended_after_s=self._stalled_after_s / STALLED_SHARE,
+        )
+
+    def _look_at_margin(
+        self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
+    ) -> None:
+        age_ms = self._oldest_age_ms(status, watched, now_ms)
+        used = margin.retention_used(
+            status.broker_retention, age_ms=age_ms, unarchived_bytes=status.unarchived_bytes
+        )
+        watched.margin = margin.Margin(used, self._deleted_in_ms(watched, used, now_ms))
+        tip, small = status.tip, Concern.ARCHIVE_MARGIN_SMALL
+        if used is None:
+            self._concerns.release(small, tip)
+            return
+        ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
+        if used >= self._warn_share:
+            self._concerns.hold(
+                small,
+                tip,
+                margin_in_words(status, used),
+                retention_used=round(used, 3),
+                lag_offsets=status.lag_offsets,
+                margin_offsets=status.margin_offsets,
+            )
+        elif used < self._warn_share * _MARGIN_CLEAR_SHARE:
+            self._concerns.release(small, tip)
+
+    @staticmethod
+    def _deleted_in_ms(watched: _Watched, used: float | None, now_ms: int) -> int | None:
+        if used is None:
+            return None
+        if watched.since is None or used < watched.since[1]:
+            watched.since = now_ms, used
+        at_ms, since = watched.since
+        return margin.deleted_in_ms(used, since, now_ms - at_ms)
+
+    def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
+        deleted = Concern.UNARCHIVED_RECORDS_DELETED
+        if status.lost is None:
+            self._concerns.release(deleted, status.tip)
+        else:
+            self._concerns.hold(deleted, status.tip, loss_in_words(status), status.lost)
+
+    @staticmethod
+    def _oldest_age_ms(
+        status: PartitionArchiveStatus, watched: _Watched, now_ms: int
+    ) -> int | None:
+        """By the record's timestamp where it was read, else since it was first known to wait.
+
+        None: nothing waits. Where a status knows nothing new (store or brokers are away), what
+        waited goes on waiting.
+        """
+        if status.archive_end is not None and status.archive_end != watched.archive_end:
+            watched.archive_end, watched.waiting_since_ms = status.archive_end, None
+            watched.since = None
+        if status.lag_offsets == 0:
+            watched.waiting_since_ms = None
+            return 0
+        if watched.waiting_since_ms is None and status.lag_offsets is not None:
+            watched.waiting_since_ms = now_ms
+        known = [
+            moment
+            for moment in (status.first_unarchived_ms, watched.waiting_since_ms)
+            if moment is not None and moment >= 0
+        ]
+        return max(now_ms - min(known), 0) if known else None

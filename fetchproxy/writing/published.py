@@ -1,0 +1,247 @@
+"""What an archiver tells others through the store: how far it gathers, and what an archive has
+to hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.errors import CorruptSegment, RemoteStorageError
+from fetchproxy.metadata.archiver_positions import (
+    BEAT_INTERVAL_S,
+    SILENT_MAX_S,
+    ForPeople,
+    Positions,
+    encode_positions,
+)
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.runtime.loop import pieces
+from fetchproxy.segments.description import (
+    NOT_STATED,
+    FinishedOffsets,
+    decode_finished_offsets,
+    encode_archive_gap,
+    encode_finished_offsets,
+)
+from fetchproxy.storage.archive_objects import PartitionRecords
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.object_store import StoredObject
+
+# Tells other processes, through the store, from which offset on this archiver is gathering.
+#
+# `metadata.archiver_positions` says what is written, and who reads it. A store that does not take
+# it harms no archiving: readers then wait a little longer, or are told of a loss a little later.
+
+log = structlog.get_logger(__name__)
+
+# So long a store may take to answer. After an outage a request that hangs must be over before
+# readers miss this archiver.
+_WRITE_MAX_S = 4.0
+# A change is written no sooner than this after the last one: 10,000 partitions are 150 KB.
+_CHANGE_INTERVAL_S = 1.0
+# What a killed archiver left is removed by those that run; long after readers ignore it.
+_ABANDONED_AFTER_S = 20 * SILENT_MAX_S
+_REMOVAL_INTERVAL_S = 60.0
+# An archiver that ends takes back what it said, if the store answers by then.
+_WITHDRAW_MAX_S = 2.0
+
+
+class PublishedPositions:
+    """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
+
+    `for_people`: what it says of itself, given the topics that it gathers.
+    """
+
+    def __init__(
+        self,
+        rsm: RemoteStorageManager,
+        instance: UUID,
+        tips: Callable[[], Iterable[TopicIdPartition]],
+        gathered_from: Callable[[TopicIdPartition], int | None],
+        for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople(),
+    ) -> None:
+        self._rsm = rsm
+        self._instance = instance
+        self.key = rsm.archivers.key(instance)  # of what it says
+        self._tips = tips
+        self._gathered_from = gathered_from
+        self._for_people = for_people
+        self._beat = 0
+        self._failing = False
+        self._others: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
+
+    async def run(self) -> None:
+        """For ever."""
+        clock = asyncio.get_running_loop().time
+        told: tuple[Positions, ForPeople] | None = None
+        told_at = looked_at = float("-inf")
+        try:
+            while True:
+                current = await self._current()
+                due = current != told or clock() - told_at >= BEAT_INTERVAL_S
+                if due and await self._tell(*current):
+                    told, told_at = current, clock()
+                if clock() - looked_at >= _REMOVAL_INTERVAL_S:
+                    looked_at = clock()
+                    await self._remove_abandoned()
+                await asyncio.sleep(_CHANGE_INTERVAL_S)
+        finally:
+            await self._withdraw()
+
+    async def _current(self) -> tuple[Positions, ForPeople]:
+        found: dict[tuple[UUID, int], int] = {}
+        for piece in pieces(list(self._tips())):
+            for tip in piece:
+                at = self._gathered_from(tip)
+                if at is not None:
+                    found[tip.topic_id, tip.partition] = at
+            await asyncio.sleep(0)
+        return found, self._for_people({topic_id for topic_id, _ in found})
+
+    async def _tell(self, positions: Positions, for_people: ForPeople) -> bool:
+        self._beat += 1
+        try:
+            async with asyncio.timeout(_WRITE_MAX_S):
+                content = await encode_positions(positions, self._beat, for_people)
+                await self._rsm.archivers.put_archiver_positions(self._instance, content)
+        except (RemoteStorageError, TimeoutError) as error:
+            if not self._failing:  # once per outage
+                log.warning("archiver_positions_not_told", error=str(error) or "time-out")
+            self._failing = True
+            return False
+        self._failing = False
+        return True
+
+    async def _remove_abandoned(self) -> None:
+        """Of archivers that were killed; harmless, and nobody else would ever remove it."""
+        now = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(_WRITE_MAX_S):
+                listed = [stored async for stored in self._rsm.archivers.list()]
+                for stored in self._abandoned(listed, now):
+                    await self._rsm.archivers.delete_archiver_positions(stored.key)
+        except (RemoteStorageError, TimeoutError) as error:
+            log.info("abandoned_positions_kept", error=str(error) or "time-out")
+
+    def _abandoned(self, listed: list[StoredObject], now: float) -> list[StoredObject]:
+        seen: dict[str, tuple[str, float]] = {}
+        for stored in listed:
+            version, since = self._others.get(stored.key, ("", now))
+            seen[stored.key] = (stored.version, since if version == stored.version else now)
+        self._others = seen
+        return [
+            stored
+            for stored in listed
+            if stored.key != self.key and now - seen[stored.key][1] >= _ABANDONED_AFTER_S
+        ]
+
+    async def _withdraw(self) -> None:
+        try:
+            async with asyncio.timeout(_WITHDRAW_MAX_S):
+                await self._rsm.archivers.delete_archiver_positions(self.key)
+        except (RemoteStorageError, TimeoutError) as error:
+            log.info("archiver_positions_kept", error=str(error) or "time-out")
+
+
+# Puts on record what a partition's archive has to hold, for `verify` to hold it against that.
+#
+# One object says from where on and up to where all was finished; one more for each gap. A crash
+# between a copy and its record leaves a statement that says too little, never one that says too
+# much: a gap is on record before the segment behind it counts, an end only once it does.
+
+
+class ArchiveRecords:
+    """One partition's, of the archiver that copies it. Raises RemoteStorageError."""
+
+    def __init__(self, rsm: RemoteStorageManager, tip: TopicIdPartition) -> None:
+        self._records = rsm.records
+        self._tip = tip
+        self._stated: FinishedOffsets | None = None  # as last read or written
+        self._log_start_offset = 0
+
+    async def read(self) -> None:
+        """Another archiver may have written since. One object is read."""
+        try:
+            self._stated = await read_finished_offsets(self._records, self._tip)
+        except CorruptSegment as error:
+            log.error(
+                "finished_offsets_unreadable",
+                topic=self._tip.topic,
+                partition=self._tip.partition,
+                error=str(error),
+            )
+            self._stated = None
+
+    async def begin(self, view: PartitionView, start_offset: int) -> None:
+        """Before the segment from `start_offset` on counts, behind all that `view` has."""
+        end, stated = view.log_end_offset, self._stated
+        self._log_start_offset = view.raised_log_start
+        if stated is None:
+            # What lies below was archived before there were records, or is nothing.
+            stated = FinishedOffsets(self._tip, start_offset if end is None else end)
+            await self._state(stated)
+        gap = gap_before(start_offset, end, view.raised_log_start, stated)
+        if gap is not None:
+            content = encode_archive_gap(self._tip, *gap)
+            await self._records.put_archive_gap(self._tip, *gap, content)
+
+    async def finished(self, segment: RemoteLogSegmentMetadata) -> None:
+        """It counts now. Where that cannot be stated, the next segment's end says it too."""
+        if self._stated is None:
+            return
+        epochs = segment.segment_leader_epochs
+        epoch = epochs[-1].epoch if epochs else -1
+        stated = replace(
+            self._stated,
+            end_offset=segment.end_offset,
+            leader_epoch=epoch,
+            log_start_offset=max(self._log_start_offset, self._stated.log_start_offset),
+        )
+        try:
+            await self._state(stated)
+        except RemoteStorageError as error:
+            log.warning(
+                "finished_offsets_not_stated",
+                topic=self._tip.topic,
+                partition=self._tip.partition,
+                end_offset=segment.end_offset,
+                error=str(error),
+            )
+
+    async def withdraw_end(self) -> None:
+        """Before segments are taken out of the archive at its end."""
+        await self.read()
+        if self._stated is not None and self._stated.end_offset != NOT_STATED:
+            await self._state(replace(self._stated, end_offset=NOT_STATED))
+
+    async def _state(self, stated: FinishedOffsets) -> None:
+        content = encode_finished_offsets(stated)
+        await self._records.put_finished_offsets(self._tip, content)
+        self._stated = stated
+
+
+async def read_finished_offsets(
+    records: PartitionRecords, tip: TopicIdPartition
+) -> FinishedOffsets | None:
+    """None: nobody has stated any. Raises CorruptSegment, RemoteStorageError."""
+    raw = await records.get_finished_offsets(tip)
+    key = records.finished_offsets_key(tip)
+    return None if raw is None else decode_finished_offsets(raw, key, tip)
+
+
+def gap_before(
+    start_offset: int, archive_end: int | None, log_start: int, stated: FinishedOffsets
+) -> tuple[int, int] | None:
+    """What was lost before it could be copied, both inclusive, below a new segment. Pure.
+
+    `archive_end` is exclusive; below `log_start` all was deleted. What was finished once and is not
+    in the archive any more is no such gap, but a loss that `verify` has to name.
+    """
+    first = max(archive_end or 0, log_start, stated.recorded_from, stated.end_offset + 1)
+    return (first, start_offset - 1) if first < start_offset else None

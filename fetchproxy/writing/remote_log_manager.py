@@ -1,0 +1,638 @@
+"""RemoteLogManager: finds the topics to archive and keeps every partition of them at it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.group_member import GroupSettings
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.config.values import parse_paths
+from fetchproxy.errors import (
+    ClusterError,
+    ClusterUnavailable,
+    CompactedLog,
+    FetchProxyError,
+    LogTruncated,
+    RemoteStorageError,
+)
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
+from fetchproxy.metadata.leader_views import ClusterLeaderLog
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
+from fetchproxy.runtime.loop import chosen
+from fetchproxy.storage.index_files import LocalIndexes
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.deletion.local_retention import LocalRetention
+from fetchproxy.writing.deletion.partition_deletion import PartitionDeletion
+from fetchproxy.writing.discovery import TopicDiscovery
+from fetchproxy.writing.index_refresh import LocalIndexRefresher
+from fetchproxy.writing.leadership import (
+    ConsumerGroupLeadership,
+    Leadership,
+    LeadershipState,
+    LogDirsLeadership,
+    SoleLeadership,
+)
+from fetchproxy.writing.log_truncation import LogTruncation
+from fetchproxy.writing.partition_archiver import (
+    ManagedPartition,
+    PartitionArchiver,
+    PartitionSteps,
+    for_people,
+)
+from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
+from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
+from fetchproxy.writing.schedule import ProcessingSchedule
+from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
+from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsSegments, open_log_dir
+from fetchproxy.writing.sources.segment_source import CopyPace, SegmentSource, Spool
+from fetchproxy.writing.status import (
+    PartitionArchiveStatus,
+    partition_archive_status,
+    publish,
+    withdraw,
+)
+
+# From `archive.source` to the SegmentSource. Starts nothing; reads what log directories say.
+
+
+def open_source(config: ArchiveConfig, cluster: Cluster) -> SegmentSource:
+    """Raises ConfigError as `open_log_dirs`."""
+    if config.source == "log-dirs":
+        return LogDirsSegments(
+            open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
+        )
+    return BatchSegments(BrokerSource(cluster), config)
+
+
+def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
+    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly.
+
+    Raises ConfigError where one cannot be read or is none.
+    """
+    if config.source != "log-dirs" or config.log_dirs is None:
+        return []
+    return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
+
+
+# From the configuration to the Leadership. Starts nothing.
+
+
+def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random) -> Leadership:
+    if config.source == "log-dirs":
+        return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
+    if config.group_id is None:
+        return SoleLeadership()
+    settings = GroupSettings(
+        config.group_id,
+        config.group_instance_id,
+        config.group_session_timeout_ms,
+        config.group_heartbeat_interval_ms,
+    )
+    return ConsumerGroupLeadership(cluster, settings, rng)
+
+
+# RemoteLogManager: finds the topics to archive and keeps every partition of them at it.
+#
+# A bounded number of workers takes one due partition at a time (`schedule`) and gives it one turn
+# (`partition_archiver`). Which partitions this instance leads `leadership` says; the others it
+# follows. What a turn does, and what is to be copied or deleted, is decided below; here is only
+# when, and what an error means for the next turn.
+
+log = structlog.get_logger(__name__)
+
+# Unfinished uploads of killed copies cost money in a store, but harm nothing: rarely is enough.
+_STALE_UPLOADS_INTERVAL_S = 3600.0
+# All instances of a restarted fleet would otherwise look for topics in the same moment.
+_DISCOVERY_JITTER = 0.1
+
+
+class RemoteLogManager:
+    """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation."""
+
+    def __init__(
+        self,
+        config: ArchiveConfig,
+        cluster: Cluster,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        *,
+        wall_clock_ms: Callable[[], int],
+        uuid_factory: Callable[[], UUID],
+        rng: random.Random,
+        leadership: Leadership | None = None,
+        local_indexes: LocalIndexes | None = None,
+    ) -> None:
+        """`leadership`: None for what `config` says. Raises ValueError without archive.topics."""
+        if config.topics is None:
+            raise ValueError("archive.topics is not set")
+        self._config = config
+        self._cluster = cluster
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._wall_clock_ms = wall_clock_ms
+        self._rng = rng
+        self._source = open_source(config, cluster)
+        self._truncation = LogTruncation(
+            ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms
+        )
+        self._copier = SegmentCopier(
+            rsm,
+            rlmm,
+            copy_max_ms=config.copy_max_ms,
+            wall_clock_ms=wall_clock_ms,
+            uuid_factory=uuid_factory,
+        )
+        self._schedule = ProcessingSchedule(
+            config.rlm_process_interval_ms, config.rlm_retry_interval_ms
+        )
+        self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
+        self._discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
+        self._discovery_error: str | None = None
+        self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
+        self._expirer = Expirer(
+            config,
+            rsm,
+            rlmm,
+            topic_config=self._discovery.topic_config,
+            wall_clock_ms=wall_clock_ms,
+            concerns=self.concerns,
+        )
+        self._local_retention = LocalRetention(
+            config,
+            cluster,
+            rsm,
+            rlmm,
+            topic_config=self._discovery.topic_config,
+            wall_clock_ms=wall_clock_ms,
+            concerns=self.concerns,
+        )
+        self._deletion = PartitionDeletion(
+            config, cluster, rsm, rlmm, wall_clock_ms=wall_clock_ms, concerns=self.concerns
+        )
+        self._refresher = LocalIndexRefresher(local_indexes, rsm) if local_indexes else None
+        self._leadership = leadership or open_leadership(config, cluster, rng)
+        self._leadership.on_change(self._leadership_changed)
+        self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
+        self.watch = PartitionWatch(config, self.concerns)
+        self._wake = asyncio.Event()
+        self._discovered = False
+        self.told = PublishedPositions(
+            rsm, uuid_factory(), lambda: self._partitions, self.gathered_from, self._for_people
+        )
+
+    async def run(self) -> None:
+        """Raises OSError where the spool folder cannot be made."""
+        async with Spool(self._config.spool_dir) as spool, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._leadership.run(), name="archive leadership")
+            tasks.create_task(self._discover_forever(spool), name="archive discovery")
+            tasks.create_task(self._watch_forever(), name="archive watch")
+            tasks.create_task(self._deletion.run(), name="deleted topics")
+            tasks.create_task(self.told.run(), name="archive positions")
+            tasks.create_task(self.concerns.run(), name="archive concerns")
+            for number in range(self._config.workers_max):
+                tasks.create_task(self._work_forever(), name=f"archive worker {number}")
+
+    def status(self) -> list[PartitionArchiveStatus]:
+        """Every partition of this archiver, sorted. Never blocks."""
+        return [self._status(tip) for tip in sorted(self._partitions)]
+
+    def status_of(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
+        """None: it is not this archiver's. Never blocks."""
+        return self._status(tip) if self.manages(tip) else None
+
+    @property
+    def leads_and_follows(self) -> tuple[int, int]:
+        """How many partitions. Never blocks."""
+        leads = sum(map(self._leadership.leads, self._partitions))
+        return leads, len(self._partitions) - leads
+
+    def manages(self, tip: TopicIdPartition) -> bool:
+        """Leader or follower, or stopped by an error. Never blocks."""
+        return tip in self._partitions
+
+    def gathered_from(self, tip: TopicIdPartition) -> int | None:
+        """The offset from which on this archiver gathers the partition; None: it does not.
+
+        NOT_KNOWN at the start also where it is not known whether it does. Never blocks.
+        """
+        partition = self._partitions.get(tip)
+        if partition is None:
+            return None if self._discovered else NOT_KNOWN
+        if partition.stopped or not partition.steps.leads:
+            return None
+        return partition.steps.archiver.position
+
+    def _for_people(self, topics: Iterable[UUID]) -> ForPeople:
+        return for_people(self.watch.disk, map(self._discovery.topic_config, topics))
+
+    @property
+    def refused_topics(self) -> dict[str, str]:
+        """Topic -> why it is not archived although `archive.topics` matches it."""
+        return self._discovery.refused
+
+    @property
+    def leadership(self) -> LeadershipState:
+        """How this instance stands to other archivers. Never blocks."""
+        return self._leadership.state()
+
+    # --- discovery ---
+    async def _discover_forever(self, spool: Spool) -> None:
+        loop = asyncio.get_running_loop()
+        interval_s = self._config.discovery_interval_ms / 1000
+        uploads_checked_at = float("-inf")
+        while True:
+            if loop.time() - uploads_checked_at >= _STALE_UPLOADS_INTERVAL_S:
+                uploads_checked_at = loop.time()
+                await self._abort_stale_uploads()
+            try:
+                await self._discover(spool)
+                self._discovery_error = None
+            except ClusterError as error:
+                if self._discovery_error is None:  # once per outage
+                    log.warning("archive_discovery_failed", error=str(error))
+                self._discovery_error = str(error)
+            await asyncio.sleep(interval_s * (1 + _DISCOVERY_JITTER * self._rng.random()))
+
+    async def _abort_stale_uploads(self) -> None:
+        oldest_ms = self._wall_clock_ms() - 2 * self._config.copy_max_ms
+        try:
+            async with asyncio.timeout(self._config.copy_max_ms / 1000):
+                aborted = await self._rsm.abort_stale_uploads(oldest_ms)
+        except (RemoteStorageError, TimeoutError) as error:
+            log.warning("stale_uploads_kept", error=str(error) or type(error).__name__)
+        else:
+            if aborted:
+                log.info("stale_uploads_aborted", count=aborted)
+
+    async def _discover(self, spool: Spool) -> None:
+        found = await self._discovery.look()
+        self._leadership.manage(found.archived)
+        wanted = found.partitions()
+        for tip in wanted:
+            self._assign(tip, spool)
+        self._discovered = True
+        for tip in self._partitions.keys() - set(wanted):
+            await self._unassign(tip)
+        if self._refresher is not None:
+            await self._refresher.keep_only(wanted)
+
+    def _assign(self, tip: TopicIdPartition, spool: Spool) -> None:
+        if tip in self._partitions and tip in self._schedule:
+            return
+        if tip not in self._partitions:
+            self._partitions[tip] = ManagedPartition(
+                tip, self._steps_for(tip, spool), self.concerns, self._warnings, self.watch.disk
+            )
+            log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
+        if not self._partitions[tip].given_up:
+            self._schedule.assign(tip)
+            self._wake.set()
+
+    def _steps_for(self, tip: TopicIdPartition, spool: Spool) -> PartitionSteps:
+        archiver = PartitionArchiver(
+            tip,
+            source=self._source,
+            rlmm=self._rlmm,
+            copier=self._copier,
+            truncation=self._truncation,
+            records=ArchiveRecords(self._rsm, tip),
+            spool=spool,
+            may_go_on=lambda: self._leadership.leads(tip),
+        )
+        return PartitionSteps(
+            archiver,
+            rlmm=self._rlmm,
+            leadership=self._leadership,
+            expirer=self._expirer,
+            local_retention=self._local_retention,
+            refresher=self._refresher,
+            refresh_interval_ms=self._config.remote_refresh_interval_ms,
+        )
+
+    def _leadership_changed(self) -> None:
+        """A partition that is newly led is due at once; one that is led no more gives back."""
+        for tip, partition in self._partitions.items():
+            if partition.led != partition.steps.leads:
+                partition.led = partition.steps.leads
+                self._schedule.hasten(tip)
+        self._wake.set()
+
+    async def _unassign(self, tip: TopicIdPartition) -> None:
+        if self._schedule.unassign(tip) or self._partitions[tip].given_up:
+            await self._drop(tip)
+
+    async def _drop(self, tip: TopicIdPartition) -> None:
+        partition = self._partitions.pop(tip)
+        withdraw(tip)
+        self.watch.forget(tip)
+        await partition.drop()
+
+    async def _watch_forever(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            await self._read_edges()
+            now = asyncio.get_running_loop().time()
+            await self.watch.look(self._watched(), now, self._wall_clock_ms())
+
+    async def _read_edges(self) -> None:
+        """Where the brokers' logs begin and end: turns do not get that far while copies fail."""
+        loop = asyncio.get_running_loop()
+        led = await chosen(list(self._partitions), self._leadership.leads)
+        try:
+            async with asyncio.timeout(WATCH_INTERVAL_S):
+                oldest = loop.time() - WATCH_INTERVAL_S
+                await self._cluster.log_edges_of(led, not_older_than=oldest)
+        except TimeoutError:
+            return  # what is known by then is looked at
+
+    def _watched(self) -> Iterator[PartitionArchiveStatus]:
+        """One at a time: a partition may go while the others are looked at."""
+        for tip in list(self._partitions):
+            if self.manages(tip):
+                self._publish(tip)
+                yield self._status(tip)
+
+    # --- work ---
+    async def _work_forever(self) -> None:
+        while True:
+            tip = await self._next_due()
+            await self._process(tip, self._partitions[tip])
+            self._wake.set()
+
+    async def _next_due(self) -> TopicIdPartition:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            tip = self._schedule.take_due(loop.time())
+            if tip is not None:
+                return tip
+            # Nothing is awaited between the look and the wait, so no wake-up is lost.
+            due_at = self._schedule.next_due_at()
+            try:
+                async with asyncio.timeout_at(due_at):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _process(self, tip: TopicIdPartition, partition: ManagedPartition) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            more = await self._turn(partition)
+        except (LogTruncated, CompactedLog) as error:
+            await partition.stop(error)
+            if partition.given_up:
+                self._schedule.unassign(tip)
+            # Looked at again: what somebody has decided about it is taken up without a restart.
+            kept = self._schedule.succeeded(tip, loop.time())
+        except (FetchProxyError, OSError) as error:
+            partition.note_failure(error)
+            kept = self._schedule.failed(tip, loop.time())
+        except Exception as error:
+            # The top of a background loop: one partition's defect must not end the others' archive.
+            log.exception("partition_process_crashed", topic=tip.topic, partition=tip.partition)
+            partition.last_error = repr(error)
+            kept = self._schedule.failed(tip, loop.time())
+        else:
+            partition.note_success(self._wall_clock_ms())
+            done = self._schedule.more_waits if more else self._schedule.succeeded
+            kept = done(tip, loop.time())
+        self._publish(tip)
+        if not kept and not partition.given_up:
+            await self._drop(tip)
+
+    async def _turn(self, partition: ManagedPartition) -> bool:
+        """Bounded as a whole too: a broker or a disk may be silent in ways nobody has foreseen."""
+        # A copy may take copy_max_ms, and as long again to be taken back when it has failed.
+        limit_ms = self._config.turn_max_ms + 2 * self._config.copy_max_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000) as limit:
+                return await partition.steps.process()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            ARCHIVE_TURNS_ENDED.inc()
+            raise ClusterUnavailable(f"a turn has taken over {limit_ms} ms; ended") from None
+
+    def _publish(self, tip: TopicIdPartition) -> None:
+        """Only a leader's figures are of use: others scraped beside it would contradict it."""
+        partition = self._partitions[tip]
+        if partition.steps.leads:
+            publish(self._status(tip))
+        else:
+            withdraw(tip)
+
+    def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
+        partition = self._partitions[tip]
+        return partition_archive_status(
+            partition.steps,
+            topic_config=self._discovery.topic_config(tip.topic_id),
+            last_error=partition.last_error or self._local_retention.refusal(tip.topic),
+            last_success_ms=partition.last_success_ms,
+            stopped=partition.stopped,
+            margin=self.watch.margin(tip),
+            edges=self._cluster.cached_log_edges(tip),
+        )
+
+
+# One pass of the archiver, for cron and tests: all that is there now, then the end.
+#
+# The same PartitionArchiver does the work, so a pass resumes where any archiver stopped. An error
+# of store or brokers ends the pass; the next one goes on from there.
+
+
+@dataclass(frozen=True, slots=True)
+class OncePass:
+    """`refused`: topic -> why it was not archived although the pattern matches it."""
+
+    archived: tuple[TopicIdPartition, ...]
+    refused: dict[str, str]
+
+
+async def archive_once(
+    config: ArchiveConfig,
+    cluster: Cluster,
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    *,
+    wall_clock_ms: Callable[[], int],
+    uuid_factory: Callable[[], UUID],
+) -> OncePass:
+    """Copy up to the last stable offset of this moment, ending with a segment however short.
+
+    Raises ClusterError, RemoteStorageError, LogTruncated, CompactedLog, CorruptSegment, OSError (in
+    a group).
+    """
+    if config.topics is None:
+        raise ValueError("archive.topics is not set")
+    discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
+    tips = (await discovery.look()).partitions()
+    await archive_partitions(
+        config,
+        cluster,
+        rsm,
+        rlmm,
+        tips,
+        topic_config=discovery.topic_config,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid_factory,
+    )
+    return OncePass(tuple(tips), discovery.refused)
+
+
+async def archive_partitions(
+    config: ArchiveConfig,
+    cluster: Cluster,
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    tips: Iterable[TopicIdPartition],
+    *,
+    topic_config: Callable[[UUID], Mapping[str, str] | None],
+    wall_clock_ms: Callable[[], int],
+    uuid_factory: Callable[[], UUID],
+) -> None:
+    """As `archive_once`, of these partitions; `topic_config`: a topic's settings, None: not known.
+
+    Another archiver may be at work on them: nothing is copied twice to a reader's eye. A partition
+    whose log was cut or begins again (LogTruncated) is raised when all others are archived.
+    """
+    source = open_source(config, cluster)
+    copier = SegmentCopier(
+        rsm,
+        rlmm,
+        copy_max_ms=config.copy_max_ms,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid_factory,
+    )
+    truncation = LogTruncation(ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms)
+    concerns = ArchiverConcerns(rsm.concerns)
+    retention = _retention(config, cluster, rsm, rlmm, topic_config, wall_clock_ms, concerns)
+    places = asyncio.Semaphore(config.workers_max)
+    at_work: dict[TopicIdPartition, PartitionArchiver] = {}
+    stopped: list[LogTruncated] = []
+
+    def gathered_from(tip: TopicIdPartition) -> int | None:
+        archiver = at_work.get(tip)
+        return None if archiver is None else archiver.position
+
+    told = PublishedPositions(rsm, uuid_factory(), lambda: at_work, gathered_from)
+    async with Spool(config.spool_dir) as spool, asyncio.TaskGroup() as workers:
+        telling = workers.create_task(told.run(), name="archive positions")
+        passes = []
+        for tip in tips:
+            archiver = PartitionArchiver(
+                tip,
+                source=source,
+                rlmm=rlmm,
+                copier=copier,
+                truncation=truncation,
+                records=ArchiveRecords(rsm, tip),
+                spool=spool,
+            )
+            work = _archive(archiver, at_work, cluster, places, retention)
+            passes.append(
+                workers.create_task(_or_stop(tip, work, stopped, concerns), name=f"archive {tip}")
+            )
+        if passes:
+            await asyncio.wait(passes)
+        telling.cancel()
+        await concerns.publish()
+    if stopped:
+        raise ExceptionGroup("partitions were stopped", stopped)
+
+
+def _retention(
+    config: ArchiveConfig,
+    cluster: Cluster,
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    topic_config: Callable[[UUID], Mapping[str, str] | None],
+    wall_clock_ms: Callable[[], int],
+    concerns: ArchiverConcerns,
+) -> tuple[Expirer, LocalRetention]:
+    """Of both tiers. A pass is too short to watch the clock."""
+    expirer = Expirer(
+        config,
+        rsm,
+        rlmm,
+        topic_config=topic_config,
+        wall_clock_ms=wall_clock_ms,
+        concerns=concerns,
+        clock_settle_ms=0,
+    )
+    local_retention = LocalRetention(
+        config,
+        cluster,
+        rsm,
+        rlmm,
+        topic_config=topic_config,
+        wall_clock_ms=wall_clock_ms,
+        concerns=concerns,
+        clock_settle_ms=0,
+    )
+    return expirer, local_retention
+
+
+async def _or_stop(
+    tip: TopicIdPartition,
+    work: Awaitable[None],
+    stopped: list[LogTruncated],
+    concerns: ArchiverConcerns,
+) -> None:
+    """One partition that waits for a person holds up no other."""
+    try:
+        await work
+    except LogTruncated as error:
+        concerns.hold(Concern.PARTITION_STOPPED, tip, str(error))
+        stopped.append(error)
+    else:
+        concerns.release(Concern.PARTITION_STOPPED, tip)
+
+
+async def _archive(
+    archiver: PartitionArchiver,
+    at_work: dict[TopicIdPartition, PartitionArchiver],
+    cluster: Cluster,
+    places: asyncio.Semaphore,
+    retention: tuple[Expirer, LocalRetention],
+) -> None:
+    """Until the archive ends where the stable log ended at the beginning, or nothing more is.
+
+    Then what retention has passed goes; what it hides now loses its objects in a later pass.
+    """
+    async with places:
+        at_work[archiver.tip] = archiver
+        edges = await cluster.log_edges(archiver.tip, max_age_ms=0)
+        end: int | None = None
+        try:
+            while await archiver.process(close_short=True):
+                end = archiver.progress.archive_end
+                if end is not None and end >= edges.last_stable_offset:
+                    break
+            end = archiver.progress.archive_end
+        finally:
+            del at_work[archiver.tip]
+            await archiver.release()
+        expirer, local_retention = retention
+        while await expirer.expire(archiver.tip):
+            continue
+        await local_retention.trim(archiver.tip)
+    log.info(
+        "partition_archived",
+        topic=archiver.tip.topic,
+        partition=archiver.tip.partition,
+        archive_end=end,
+        last_stable_offset=edges.last_stable_offset,
+    )

@@ -1,0 +1,1 @@
+"""Where segments come from: a broker through Fetch, or its log directories."""

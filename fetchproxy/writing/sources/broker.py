@@ -1,0 +1,258 @@
+"""The `broker` source: segments gathered from batches that come through the Fetch protocol."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from fetchproxy.brokers.cluster import Cluster, FetchedPartition
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.errors import ClusterUnavailable, CorruptSegment, LogTruncated
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.segments.contents import CutReason, GatheredSegment, cut_reason, plan_take
+from fetchproxy.writing.sources.segment_source import (
+    CopyPace,
+    LogGap,
+    LogRead,
+    LogSource,
+    SegmentGatherer,
+    SegmentSource,
+    SegmentWriter,
+    Spool,
+    SpoolFull,
+    gather_until,
+)
+from protocol.apis import WireError
+from protocol.record_batch import BatchHeader, check_crc, walk
+
+# Gathers a segment from batches that a `LogSource` reads: the `broker` source's own segments.
+#
+# The archiver decides where they end (`contents`), as a broker does not tell where its own do.
+
+log = structlog.get_logger(__name__)
+
+
+class BatchSegments(SegmentSource):
+    def __init__(self, source: LogSource, config: ArchiveConfig) -> None:
+        self._source = source
+        self._config = config
+        self._pace = CopyPace(config.copy_bytes_per_s_max)
+
+    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
+        return BatchGatherer(tip, self._config, self._source, spool, self._pace)
+
+
+class BatchGatherer(SegmentGatherer):
+    def __init__(
+        self,
+        tip: TopicIdPartition,
+        config: ArchiveConfig,
+        source: LogSource,
+        spool: Spool,
+        pace: CopyPace,
+    ) -> None:
+        self._tip = tip
+        self._config = config
+        self._source = source
+        self._spool = spool
+        self._pace = pace
+        self._writer: SegmentWriter | None = None
+        self._was_cut_short = False  # for want of room on the spool's disk
+
+    @property
+    def gathered_bytes(self) -> int:
+        return self._writer.size_bytes if self._writer else 0
+
+    @property
+    def gathered_end(self) -> int | None:
+        return self._writer.position if self._writer and self._writer.size_bytes else None
+
+    @property
+    def first_timestamp_ms(self) -> int | None:
+        return self._writer.first_timestamp_ms if self._writer else None
+
+    async def find_log_start(self) -> int:
+        self.log_start_offset = await self._source.log_start_offset(self._tip)
+        return self.log_start_offset
+
+    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+        writer = self._writer
+        if writer is None or writer.start_offset != position:
+            await self.discard()
+            writer = self._writer = SegmentWriter(self._tip, position, self._spool)
+        # Who closes what is there, however short, waits for as long as the rate demands.
+        reason = await self._read_on(writer, None if close_short else gather_until())
+        if isinstance(reason, LogGap):
+            return reason
+        if reason is None and close_short and writer.size_bytes > 0:
+            reason = CutReason.SHORT
+        return None if reason is None else self._close(writer, reason)
+
+    async def discard(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.discard()
+
+    async def _read_on(
+        self, writer: SegmentWriter, until: float | None
+    ) -> CutReason | LogGap | None:
+        """Read until the segment is to be closed (the reason) or nothing more is there (None).
+
+        None also where the rate allows nothing more before `until` (loop time).
+        """
+        while True:
+            reason = self._cut_anyway(writer)
+            if reason is not None:
+                return reason
+            room = max(self._config.segment_bytes_max - writer.size_bytes, 1)
+            if not await self._pace.turn(until):
+                return None
+            read = await self._source.read(
+                self._tip,
+                writer.position,
+                self._pace.step(min(room, self._config.fetch_bytes_max)),
+            )
+            if isinstance(read, LogGap):
+                self.log_start_offset = read.log_start_offset
+                if writer.size_bytes > 0:
+                    return CutReason.GAP  # met again, and recorded, by the next segment
+                return read
+            self._pace.spend(len(read.records))
+            try:
+                taken, full = await self._take(writer, read)
+            except SpoolFull as error:
+                if writer.size_bytes == 0:
+                    raise
+                self._note_cut_short(writer, error)
+                return CutReason.SPOOL
+            if full:
+                return CutReason.BYTES
+            if not taken:
+                return None
+
+    def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:
+        if writer.began_at is None:
+            return None
+        age_s = asyncio.get_running_loop().time() - writer.began_at
+        return cut_reason(
+            age_ms=1000 * age_s,
+            spool_bytes=self._spool.size_bytes,
+            segment_age_max_ms=self._config.segment_age_max_ms,
+            spool_bytes_max=self._config.spool_bytes_max,
+        )
+
+    async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
+        """(something was taken, the segment is full). Raises SpoolFull: there is no room for more,
+        in an empty segment not for one batch."""
+        self.log_start_offset = read.log_start_offset
+        self.last_stable_offset = read.last_stable_offset
+        take = plan_take(
+            read.headers,
+            position=writer.position,
+            last_stable_offset=read.last_stable_offset,
+            gathered_bytes=writer.size_bytes,
+            segment_bytes_max=self._config.segment_bytes_max,
+        )
+        headers = read.headers[take.start : take.end]
+        while True:
+            try:
+                await writer.append(read.records, headers, read.aborted)
+            except SpoolFull:
+                if writer.size_bytes > 0 or len(headers) <= 1:
+                    raise
+                headers = headers[: len(headers) // 2]  # the disk has less room than one answer
+            else:
+                return bool(headers), take.full
+
+    def _note_cut_short(self, writer: SegmentWriter, error: SpoolFull) -> None:
+        if self._was_cut_short:
+            return  # it was said
+        self._was_cut_short = True
+        log.warning(
+            "segment_cut_short",
+            topic=self._tip.topic,
+            partition=self._tip.partition,
+            base_offset=writer.start_offset,
+            size_bytes=writer.size_bytes,
+            error=str(error),
+        )
+
+    def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
+        segment = writer.close()
+        log.debug(
+            "segment_closed",
+            topic=self._tip.topic,
+            partition=self._tip.partition,
+            base_offset=segment.start_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.size_bytes,
+            reason=reason.value,
+        )
+        return segment
+
+
+# Reads the log through the Fetch protocol, read_committed, so that the aborted list comes along.
+#
+# Works with any broker. It checks each batch's CRC-32C, as what goes into the archive is expected
+# to come out of it in years; the work is done in a thread, because the tail's relay shares the
+# loop.
+
+
+class BrokerSource(LogSource):
+    """`wait_max_ms`: how long a broker may hold a fetch that finds nothing; 0 asks and returns."""
+
+    def __init__(self, cluster: Cluster, wait_max_ms: int = 0) -> None:
+        self._cluster = cluster
+        self._wait_max_ms = wait_max_ms
+
+    async def log_start_offset(self, tip: TopicIdPartition) -> int:
+        now = asyncio.get_running_loop().time()
+        return (await self._cluster.log_edges(tip, not_older_than=now)).log_start_offset
+
+    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
+        fetched = await self._cluster.fetch(
+            tip,
+            position,
+            bytes_max=bytes_max,
+            wait_max_ms=self._wait_max_ms,
+            isolation=IsolationLevel.READ_COMMITTED,
+        )
+        if fetched.error_code != 0:
+            return await self._out_of_range(tip, position)
+        return await asyncio.to_thread(_checked, tip, fetched)
+
+    async def _out_of_range(self, tip: TopicIdPartition, position: int) -> LogGap:
+        """Below or above? The error does not say, so ask, and never judge by an older answer."""
+        now = asyncio.get_running_loop().time()
+        edges = await self._cluster.log_edges(tip, not_older_than=now)
+        if position < edges.log_start_offset:
+            return LogGap(edges.log_start_offset)
+        if position > edges.high_watermark:
+            raise LogTruncated(
+                f"{tip} ends at offset {edges.high_watermark}, archived up to {position}"
+            )
+        # Out of range a moment ago, in range now: a new leader, or a log that has just grown.
+        raise ClusterUnavailable(f"{tip}: offset {position} was out of range and is no more")
+
+
+def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> LogRead:
+    records = memoryview(fetched.records)
+    stable = fetched.last_stable_offset
+    headers: list[BatchHeader] = []
+    try:
+        for header in walk(records):
+            if header.last_offset >= stable:
+                break
+            if not check_crc(records, header):
+                raise CorruptSegment(f"{tip}: batch at offset {header.base_offset} fails its CRC")
+            headers.append(header)
+    except WireError as error:
+        raise CorruptSegment(f"{tip}: the broker's batches are malformed: {error}") from None
+    return LogRead(
+        records=records,
+        headers=tuple(headers),
+        aborted=fetched.aborted,
+        log_start_offset=fetched.log_start_offset,
+        last_stable_offset=stable,
+    )

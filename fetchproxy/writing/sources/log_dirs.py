@@ -1,0 +1,581 @@
+"""The `log-dirs` source: rolled segment files of a broker on this host, one file one segment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import IO
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable, LogTruncated
+from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
+from fetchproxy.segments.check import TxnCheck, clip_epochs
+from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
+from fetchproxy.segments.object_keys import parse_uuid
+from fetchproxy.segments.side_files import (
+    ENTRY_BYTES,
+    decode_aborted,
+    decode_epochs,
+    offset_index_fault,
+    snapshot_fault,
+    time_index_fault,
+)
+from fetchproxy.writing.sources.segment_source import (
+    CopyPace,
+    LogGap,
+    SegmentGatherer,
+    SegmentSource,
+    Spool,
+    gather_until,
+)
+from protocol.apis import WireError
+from protocol.record_batch import (
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    check_crc,
+    control_type,
+    walk,
+)
+
+# What lies where in a broker's log directory. Reads names and small files; writes nothing there.
+#
+#     <log dir>/meta.properties                        cluster.id, node.id
+#     <log dir>/<topic>-<partition>/partition.metadata      topic id
+#                                   leader-epoch-checkpoint
+#                                   <20-digit base offset>.log .index .timeindex .txnindex .snapshot
+#
+# A snapshot's number is the offset that it stands at, the others' that of their segment's first
+# record. Folders that the broker is about to remove, or still fills, have other names (`-delete`,
+# `-stray`, `-future`), and so have files (`.deleted`, `.cleaned`, `.swap`): whoever looks for
+# exact names never meets them. All functions block. Source: Kafka's UnifiedLog, LogFileUtils,
+# PartitionMetadataFile, MetaProperties.
+
+LOG = "log"
+OFFSET_INDEX = "index"
+TIME_INDEX = "timeindex"
+TXN_INDEX = "txnindex"
+SNAPSHOT = "snapshot"
+
+_NUMBERED = re.compile(r"([0-9]{20})\.(log|txnindex)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    path: Path
+    cluster_id: str
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionListing:
+    """Base offsets, rising: of all segments (the last one is active) and of transaction indexes."""
+
+    segments: tuple[int, ...]
+    txn_indexes: tuple[int, ...]
+
+
+def open_log_dir(path: Path) -> LogDir:
+    """Raises ConfigError where `path` is no broker's log directory or cannot be read."""
+    file = path / "meta.properties"
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        os.scandir(path).close()
+    except OSError as error:
+        raise ConfigError(
+            f"archive.log_dirs: {path} is no log directory of a broker that can be read: "
+            f"{error.strerror}: {error.filename}"
+        ) from error
+    found = dict(
+        (name.strip(), value.strip())
+        for name, _, value in (line.partition("=") for line in lines if not line.startswith("#"))
+    )
+    node_id = found.get("node.id", found.get("broker.id", ""))  # `broker.id` before KRaft
+    if "cluster.id" not in found or not re.fullmatch(r"[0-9]{1,10}", node_id, re.ASCII):
+        raise ConfigError(f"archive.log_dirs: {file} does not say cluster.id and node.id")
+    # Java escapes = and : where it writes properties.
+    return LogDir(path, found["cluster.id"].replace("\\", ""), int(node_id))
+
+
+def partition_folder(log_dirs: Iterable[LogDir], tip: TopicIdPartition) -> Path:
+    """Raises LogDirUnusable where none holds this incarnation of the topic."""
+    wrong = None
+    for log_dir in log_dirs:
+        folder = log_dir.path / f"{tip.topic}-{tip.partition}"
+        try:
+            found = _topic_id((folder / "partition.metadata").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except UnicodeDecodeError:
+            found = None
+        if found == tip.topic_id:
+            return folder
+        wrong = f"{folder} is of another topic of this name"
+    raise LogDirUnusable(wrong or f"no folder {tip} in archive.log_dirs; are these all log.dirs?")
+
+
+def list_partition(folder: Path) -> PartitionListing:
+    """One listing: names that come or go meanwhile may be missing."""
+    found: dict[str, list[int]] = {LOG: [], TXN_INDEX: []}
+    for name in os.listdir(folder):
+        match = _NUMBERED.fullmatch(name)
+        if match is not None:
+            found[match.group(2)].append(int(match.group(1)))
+    return PartitionListing(tuple(sorted(found[LOG])), tuple(sorted(found[TXN_INDEX])))
+
+
+def file_of(folder: Path, offset: int, suffix: str) -> Path:
+    return folder / f"{offset:020d}.{suffix}"
+
+
+def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
+    """None: there is none."""
+    try:
+        return file_of(folder, offset, suffix).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
+    """The leader epochs of the log as its broker knows them; None: there is no checkpoint.
+
+    Raises LogDirUnusable for one that cannot be understood.
+    """
+    path = folder / "leader-epoch-checkpoint"
+    try:
+        return decode_epochs(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except CorruptSegment as error:
+        raise LogDirUnusable(f"{path}: {error}") from error
+
+
+def _topic_id(content: str) -> UUID | None:
+    for line in content.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "topic_id":
+            return parse_uuid(value.strip())
+    return None
+
+
+# A rolled segment file of a broker, read once from end to end, checked, and held for a copy.
+#
+# The broker may delete, rename or truncate its files at any time: everything is read through one
+# open file, and what is copied later is a hard link to that file (or, where none can be made or
+# only a part is wanted, a copy of it). It writes nothing into the broker's directories. All
+# functions block.
+
+log = structlog.get_logger(__name__)
+
+_BLOCK_BYTES = 4 * 1024 * 1024
+
+
+class Stopped(Exception):
+    """`go_on` said no."""
+
+
+class SegmentGone(Exception):
+    """The broker has deleted files of it since they were listed: list them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolledSegment:
+    """Offsets `base_offset` up to but not including `next_base_offset`, all of them decided.
+
+    `position` is the first one that is wanted; `listing` was made after the LSO was asked for.
+    """
+
+    tip: TopicIdPartition
+    folder: Path
+    listing: PartitionListing
+    base_offset: int
+    next_base_offset: int
+    position: int
+
+    @property
+    def file(self) -> Path:
+        return file_of(self.folder, self.base_offset, LOG)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """`copied_bytes`: what the segment's file takes on the disk beside the broker's own."""
+
+    segment: GatheredSegment
+    first_timestamp_ms: int | None
+    copied_bytes: int
+
+
+def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
+    """(base offset, the next segment's) of the inactive segment that holds `position`. Pure.
+
+    `segments` are base offsets, rising; the last one is active. None: none of the inactive does.
+    """
+    for base_offset, next_base_offset in pairwise(segments):
+        if base_offset <= position < next_base_offset:
+            return base_offset, next_base_offset
+    return None
+
+
+def take_segment(rolled: RolledSegment, path: Path, go_on: Callable[[], bool]) -> Taken:
+    """Check the segment's file and put it, from the batch that holds the position on, at `path`.
+
+    Raises SegmentGone, CorruptSegment, CompactedLog, LogDirUnusable for what this program does not
+    archive or another look may find otherwise, OSError, and Stopped as soon as `go_on` answers
+    False. Then nothing is left at `path`.
+    """
+    with _open(rolled.file) as file:
+        reading = _Reading(rolled, file, _aborted_txns(rolled))
+        while reading.step():
+            if not go_on():
+                raise Stopped
+        reading.finish()
+        try:
+            copied_bytes = _place(file, rolled.file, reading.skipped_bytes, path)
+            segment = reading.summary.close(path, settled=copied_bytes > 0)
+            files = _kafka_files(rolled, segment, whole=reading.skipped_bytes == 0)
+            segment = replace(segment, kafka_files=files)
+            return Taken(segment, reading.summary.first_timestamp_ms, copied_bytes)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+class _Reading:
+    """The file from its first byte to its last, block by block."""
+
+    def __init__(
+        self, rolled: RolledSegment, file: IO[bytes], aborted: Sequence[AbortedTxn]
+    ) -> None:
+        self._rolled = rolled
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        self._at = 0
+        self._block_bytes = _BLOCK_BYTES
+        self._next_offset = rolled.base_offset
+        self.skipped_bytes = 0  # of batches that end below the wanted position
+        self.summary = SegmentSummary(rolled.tip, rolled.position)
+        self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
+        end_offset = rolled.next_base_offset - 1
+        self._txns = TxnCheck()
+        self._txns.begin(_clipped(aborted, end_offset), "", rolled.position, end_offset)
+
+    def step(self) -> bool:
+        """The next block; False: the file has been read."""
+        if self._at == self._size:
+            return False
+        wanted_bytes = min(self._block_bytes, self._size - self._at)
+        self._file.seek(self._at)
+        data = self._file.read(wanted_bytes)
+        if len(data) < wanted_bytes:
+            raise self._unusable(f"ends at byte {self._at + len(data)} now, it had {self._size}")
+        end, taken_from = 0, None
+        try:
+            for header in walk(data):
+                self._check(data, header)
+                end = header.end
+                if header.last_offset < self._rolled.position:
+                    self.skipped_bytes += header.size
+                    continue
+                if taken_from is None:
+                    taken_from = header.position
+                self._take(data, header)
+        except WireError as error:
+            raise self._refused(data, end, error) from None
+        if taken_from is not None:
+            self.summary.add_bytes(memoryview(data)[taken_from:end])
+        self._at += end
+        self._block_bytes = _BLOCK_BYTES if end else self._batch_bytes(data)
+        return True
+
+    def finish(self) -> None:
+        rolled = self._rolled
+        if self._next_offset != rolled.next_base_offset:
+            raise self._unusable(
+                f"ends before offset {self._next_offset}, the next segment begins at "
+                f"{rolled.next_base_offset}"
+            )
+        for fault in self._txns.end():
+            raise CorruptSegment(f"{rolled.file}: its transaction index does not fit: {fault.what}")
+        known = read_epochs(rolled.folder)
+        found = self.summary.leader_epochs
+        if known is not None and found:
+            stated = clip_epochs(known, rolled.position, self.summary.position - 1)
+            if found != stated:
+                raise self._unusable(f"has {found}, its leader-epoch-checkpoint {stated}")
+
+    def _check(self, data: bytes, header: BatchHeader) -> None:
+        if not check_crc(data, header):
+            raise CorruptSegment(
+                f"{self._rolled.file}: batch at offset {header.base_offset}, byte "
+                f"{self._at + header.position}, fails its CRC"
+            )
+        if header.base_offset < self._next_offset:
+            raise CorruptSegment(
+                f"{self._rolled.file}: batch at byte {self._at + header.position} begins at offset "
+                f"{header.base_offset}, expected {self._next_offset}"
+            )
+        self._next_offset = header.last_offset + 1
+
+    def _take(self, data: bytes, header: BatchHeader) -> None:
+        self.summary.add(data, header)
+        self._txns.batch(header, control_type(data, header) if header.is_control else None)
+
+    def _batch_bytes(self, data: bytes) -> int:
+        """The size of the batch that does not fit into `data`."""
+        left = self._size - self._at
+        if left < HEADER_BYTES:
+            raise self._unusable(f"ends with {left} bytes that are no batch")
+        length = int.from_bytes(data[8:LOG_OVERHEAD_BYTES], "big", signed=True)
+        if length + LOG_OVERHEAD_BYTES > left:
+            raise self._unusable(f"ends inside the batch at byte {self._at}")
+        return length + LOG_OVERHEAD_BYTES
+
+    def _refused(self, data: bytes, position: int, error: WireError) -> Exception:
+        head = data[position : position + MAGIC_POSITION + 1]
+        # Without a length it is no message at all, but zeros of a preallocated file.
+        if len(head) > MAGIC_POSITION and head[MAGIC_POSITION] < MAGIC and any(head[8:12]):
+            return self._unusable(
+                f"holds the old message format (magic {head[MAGIC_POSITION]}) at byte "
+                f"{self._at + position}, which is not archived"
+            )
+        return CorruptSegment(f"{self._rolled.file}: from byte {self._at}: {error}")
+
+    def _unusable(self, what: str) -> LogDirUnusable:
+        return LogDirUnusable(f"{self._rolled.file} {what}")
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise SegmentGone from None
+
+
+def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
+    """The aborted transactions that overlap the wanted offsets.
+
+    An entry stands in the index of the segment that holds its marker, so later segments are looked
+    through, until an entry says that everything up to here was decided by then. The marker of
+    whatever is below the LSO has been written. A broker deletes segments from the first one on and
+    begins with their logs: as long as this one's could be opened after the listing, no later index
+    was missing from it. Source: Kafka's collectAbortedTransactions.
+    """
+    end_offset = rolled.next_base_offset - 1
+    found: list[AbortedTxn] = []
+    for base_offset in rolled.listing.txn_indexes:
+        if base_offset < rolled.base_offset:
+            continue
+        raw = read_file(rolled.folder, base_offset, TXN_INDEX)
+        if raw is None:  # without it aborted records would pass for committed ones
+            raise SegmentGone
+        # The active segment's may be caught while an entry is being appended.
+        for entry in decode_aborted(raw[: len(raw) - len(raw) % ENTRY_BYTES]):
+            if entry.first_offset <= end_offset and entry.last_offset >= rolled.position:
+                found.append(entry)
+            if entry.last_stable_offset > end_offset:
+                return found
+    return found
+
+
+def _clipped(aborted: Sequence[AbortedTxn], end_offset: int) -> tuple[AbortedTxn, ...]:
+    """As the segment's own index will list them, see `side_files`."""
+    return tuple(
+        AbortedTxn(e.first_offset, min(e.last_offset, end_offset), e.producer_id, -1)
+        for e in aborted
+    )
+
+
+def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool) -> KafkaFiles:
+    """Those that the broker still has. Positions count from the file's first byte, so a part of
+    the file has no indexes; the snapshot is that of its end."""
+    base, end = rolled.base_offset, segment.end_offset
+    offsets = read_file(rolled.folder, base, OFFSET_INDEX) if whole else None
+    times = read_file(rolled.folder, base, TIME_INDEX) if whole else None
+    snapshot = read_file(rolled.folder, rolled.next_base_offset, SNAPSHOT)
+    faults = (
+        "" if offsets is None else offset_index_fault(offsets, base, end, segment.size_bytes),
+        "" if times is None else time_index_fault(times, base, end, segment.max_timestamp_ms),
+        "" if snapshot is None else snapshot_fault(snapshot),
+    )
+    for fault in filter(None, faults):
+        log.warning(
+            "kafka_file_left_out",
+            topic=rolled.tip.topic,
+            partition=rolled.tip.partition,
+            base_offset=base,
+            error=fault,
+        )
+    return KafkaFiles(
+        offset_index=None if faults[0] else offsets,
+        time_index=None if faults[1] else times,
+        producer_snapshot=None if faults[2] else snapshot,
+    )
+
+
+def _place(file: IO[bytes], name: Path, skipped_bytes: int, path: Path) -> int:
+    """The open `file` without its first bytes, at `path`; the number of bytes that were copied."""
+    if skipped_bytes == 0 and _link(file, name, path):
+        return 0
+    copied_bytes = 0
+    file.seek(skipped_bytes)
+    with path.open("wb") as copy:
+        while block := file.read(_BLOCK_BYTES):
+            copied_bytes += copy.write(block)
+    return copied_bytes
+
+
+def _link(file: IO[bytes], name: Path, path: Path) -> bool:
+    """Not across file systems, nor for a user who may only read (fs.protected_hardlinks)."""
+    try:
+        os.link(name, path)
+    except OSError:
+        return False
+    if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        return True
+    path.unlink()  # the broker has put another file there meanwhile
+    return False
+
+
+# The `log-dirs` source: rolled segment files of a broker on this host, one file one segment.
+#
+# A sidecar beside each broker copies the partitions that this broker leads, so each is copied
+# once. What may be copied is asked of the leader (start, LSO), never guessed from files. Where a
+# segment ends is Kafka's own decision, so `archive.segment_bytes_max` and `segment_age_max_ms` do
+# not count.
+
+
+class LogDirsSegments(SegmentSource):
+    """`log_dirs` may be those of several brokers of the cluster."""
+
+    def __init__(self, log_dirs: Sequence[LogDir], cluster: Cluster, pace: CopyPace) -> None:
+        self.pace = pace
+        self._log_dirs = tuple(log_dirs)
+        self._cluster = cluster
+
+    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
+        return LogDirsGatherer(tip, self, self._cluster, spool)
+
+    async def of_leader(self, tip: TopicIdPartition) -> list[LogDir]:
+        """The log directories of the broker that leads it; none where that is another host's.
+
+        Raises ConfigError where a directory belongs to another cluster, ClusterError.
+        """
+        cluster_id = await self._cluster.cluster_id()
+        for log_dir in self._log_dirs:
+            if log_dir.cluster_id != cluster_id:
+                raise ConfigError(
+                    f"archive.log_dirs: {log_dir.path} belongs to cluster {log_dir.cluster_id}, "
+                    f"the brokers are of cluster {cluster_id}"
+                )
+        topic = await self._cluster.topic_by_id(tip.topic_id)
+        leader = topic.leaders.get(tip.partition, (-1, -1))[0]
+        return [log_dir for log_dir in self._log_dirs if log_dir.node_id == leader]
+
+
+class LogDirsGatherer(SegmentGatherer):
+    def __init__(
+        self, tip: TopicIdPartition, source: LogDirsSegments, cluster: Cluster, spool: Spool
+    ) -> None:
+        self._tip = tip
+        self._source = source
+        self._cluster = cluster
+        self._spool = spool
+        self._taken: Taken | None = None
+
+    @property
+    def gathered_bytes(self) -> int:
+        return self._taken.segment.size_bytes if self._taken else 0
+
+    @property
+    def gathered_end(self) -> int | None:
+        return self._taken.segment.end_offset + 1 if self._taken else None
+
+    @property
+    def first_timestamp_ms(self) -> int | None:
+        return self._taken.first_timestamp_ms if self._taken else None
+
+    async def find_log_start(self) -> int:
+        return (await self._edges()).log_start_offset
+
+    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+        """None also where another host's broker leads the partition."""
+        await self.discard()
+        # Before anything is asked, so that what is taken is what the leader has just said.
+        if not await self._source.pace.turn(None if close_short else gather_until()):
+            return None
+        edges = await self._edges()
+        if position < edges.log_start_offset:
+            return LogGap(edges.log_start_offset)
+        if position > edges.high_watermark:
+            raise LogTruncated(
+                f"{self._tip} ends at offset {edges.high_watermark}, archived up to {position}"
+            )
+        # Asking for the edges has found the leader, so this is who leads now.
+        log_dirs = await self._source.of_leader(self._tip)
+        if not log_dirs:
+            return None
+        rolled = await asyncio.to_thread(self._rolled, log_dirs, position, edges)
+        if rolled is not None:
+            self._taken = await self._take(rolled)
+            self._source.pace.spend(self.gathered_bytes)
+        return None if self._taken is None else self._taken.segment
+
+    async def discard(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._spool.size_bytes -= taken.copied_bytes
+            await asyncio.to_thread(taken.segment.log.unlink, missing_ok=True)
+
+    async def _edges(self) -> LogEdges:
+        now = asyncio.get_running_loop().time()
+        edges = await self._cluster.log_edges(self._tip, not_older_than=now)
+        self.log_start_offset = edges.log_start_offset
+        self.last_stable_offset = edges.last_stable_offset
+        return edges
+
+    def _rolled(
+        self, log_dirs: Sequence[LogDir], position: int, edges: LogEdges
+    ) -> RolledSegment | None:
+        """The inactive segment that holds `position`, if it can be copied already."""
+        folder = partition_folder(log_dirs, self._tip)
+        listing = list_partition(folder)
+        if listing.segments and position < listing.segments[0]:
+            raise LogDirUnusable(f"{folder} begins at {listing.segments[0]}, above {position}")
+        found = rolled_at(listing.segments, position)
+        if found is None or found[1] > edges.last_stable_offset:
+            return None
+        return RolledSegment(self._tip, folder, listing, *found, position)
+
+    async def _take(self, rolled: RolledSegment) -> Taken | None:
+        """None: the broker has just deleted it, so the next look will find another log start."""
+        stop = threading.Event()
+        path = self._spool.new_file()
+        try:
+            taken = await asyncio.to_thread(take_segment, rolled, path, lambda: not stop.is_set())
+        except SegmentGone:
+            return None
+        finally:
+            stop.set()  # a cancelled wait does not end the thread
+        self._spool.size_bytes += taken.copied_bytes
+        log.debug(
+            "segment_taken",
+            topic=self._tip.topic,
+            partition=self._tip.partition,
+            base_offset=taken.segment.start_offset,
+            end_offset=taken.segment.end_offset,
+            size_bytes=taken.segment.size_bytes,
+            copied_bytes=taken.copied_bytes,
+        )
+        return taken

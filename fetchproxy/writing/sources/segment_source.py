@@ -1,0 +1,342 @@
+"""Where the archiver gets segments from, as it sees it, and the spool in which they are
+gathered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import io
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import structlog
+
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import ARCHIVE_THROTTLE_SECONDS
+from fetchproxy.runtime.fairness import TokenBucket
+from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
+from protocol.record_batch import BatchHeader
+
+# The folder where segments are gathered before they are copied. Nothing in it is ever trusted.
+#
+# Each process has a folder of its own below `archive.spool_dir` and holds a lock in it, so that
+# the next start can tell what a killed process left from what another archiver still uses.
+
+log = structlog.get_logger(__name__)
+
+_PREFIX = "fetchproxy-spool-"
+_LOCK = "lock"
+
+
+class Spool:
+    """`async with`: creates the folder, removes leftovers; on exit the folder and all in it go."""
+
+    def __init__(self, spool_dir: Path | None) -> None:
+        self._parent = spool_dir or Path(tempfile.gettempdir())
+        self._folder: Path | None = None
+        self._lock: IO[bytes] | None = None
+        self._files = 0
+        self.size_bytes = 0  # of all segments being gathered; kept by their writers
+
+    async def __aenter__(self) -> Self:
+        """Raises OSError where the folder cannot be made."""
+        await asyncio.to_thread(self._make_way)
+        # Not in the thread, which goes on after a cancelled start: nobody would remove its folder.
+        self._take_folder()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._lock is not None and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.close()
+
+    def new_file(self) -> Path:
+        """A path in the folder that was never used before. The file is not created."""
+        if self._folder is None:
+            raise RuntimeError("the spool is not open")
+        self._files += 1
+        return self._folder / f"{self._files:08d}.log"
+
+    def _make_way(self) -> None:
+        self._parent.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+
+    def _take_folder(self) -> None:
+        while True:
+            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
+            self._lock = (self._folder / _LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if (self._folder / _LOCK).exists():
+                return
+            # Another process that was starting has taken it for a leftover before it was locked.
+            self._lock.close()
+
+    def _remove_leftovers(self) -> None:
+        for folder in self._parent.glob(f"{_PREFIX}*"):
+            try:
+                if os.lstat(folder).st_uid != os.geteuid():
+                    continue  # in /tmp anybody may make one, with anything in it
+                with (folder / _LOCK).open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+            except FileNotFoundError:
+                continue  # another archiver that is just starting, or has just removed it
+            except BlockingIOError:
+                continue  # in use
+            except OSError as error:
+                # Another user's, perhaps: it costs disk space but harms nothing.
+                log.warning("spool_leftover_kept", path=os.fspath(folder), error=str(error))
+
+
+# Where the archiver gets segments from, as it sees it: whatever the source, a GatheredSegment.
+#
+# `broker` gathers a segment from fetched batches (`broker`, over a `LogSource`),
+# `log-dirs` takes a broker's rolled segment file (`log_dirs`).
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """Whole batches from a position on, none above the LSO that the source knew of.
+
+    `headers` point into `records`. Empty headers: nothing more can be read now.
+    """
+
+    records: memoryview
+    headers: tuple[BatchHeader, ...]
+    aborted: tuple[tuple[int, int], ...]  # (producer id, first offset), see `aborted_txns`
+    log_start_offset: int
+    last_stable_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogGap:
+    """The log has lost the position: it begins above it now."""
+
+    log_start_offset: int
+
+
+class LogSource(ABC):
+    @abstractmethod
+    async def log_start_offset(self, tip: TopicIdPartition) -> int:
+        """As it is now. Raises ClusterError."""
+
+    @abstractmethod
+    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
+        """At least one batch if there is one, more while they fit into `bytes_max` bytes.
+
+        Raises LogTruncated where the log ends below `position`, CorruptSegment for a batch that
+        fails its CRC-32C or is none, ClusterError.
+        """
+
+
+class SegmentGatherer(ABC):
+    """One partition's next segment, for one PartitionArchiver, which calls one method at a time.
+
+    `log_start_offset` and `last_stable_offset` are those that it last heard of; None: not yet.
+    """
+
+    log_start_offset: int | None = None
+    last_stable_offset: int | None = None
+
+    @property
+    @abstractmethod
+    def gathered_bytes(self) -> int:
+        """Bytes of the segment that is being gathered or waits to be copied."""
+
+    @property
+    def gathered_end(self) -> int | None:
+        """One past the last offset of that segment; None: nothing is gathered."""
+        return None
+
+    @property
+    def first_timestamp_ms(self) -> int | None:
+        """Of the first record of that segment; None: nothing is gathered, or it is not known."""
+        return None
+
+    @abstractmethod
+    async def find_log_start(self) -> int:
+        """The log start as it is now. Raises ClusterError."""
+
+    @abstractmethod
+    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+        """The segment that begins at `position`; None: it cannot be closed yet.
+
+        What was gathered is kept over calls with the same position, and gone with another one. The
+        segment's file stays until `discard`. `close_short`: nobody waits for more, so what is there
+        makes a segment, however short; a source whose segments others close pays no heed to it.
+
+        Raises as `LogSource.read`, OSError of the disk. After any error but a ClusterError what was
+        gathered is of no use: call `discard`.
+        """
+
+    @abstractmethod
+    async def discard(self) -> None:
+        """Forget what was gathered and give the disk space back. Idempotent."""
+
+
+class SegmentSource(ABC):
+    """Makes gatherers; one for all partitions of an archiver."""
+
+    @abstractmethod
+    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer: ...
+
+
+# Gathers one segment's batches in a spool file. Uploads nothing and decides nothing about them.
+#
+# The file is opened for each write only, as there may be more partitions than file handles.
+
+
+class SpoolFull(OSError):
+    """The spool's disk has no room left."""
+
+
+class SegmentWriter:
+    """`began_at` is the loop time (s) of the first append, None before it."""
+
+    def __init__(self, tip: TopicIdPartition, start_offset: int, spool: Spool) -> None:
+        self._summary = SegmentSummary(tip, start_offset)
+        self.start_offset = start_offset
+        self.size_bytes = 0  # of the file; 0 once it is discarded
+        self.began_at: float | None = None
+        self._spool = spool
+        self._path = spool.new_file()
+
+    @property
+    def position(self) -> int:
+        """The next offset that is wanted."""
+        return self._summary.position
+
+    @property
+    def first_timestamp_ms(self) -> int | None:
+        """Of the first record; None: there is none yet."""
+        return self._summary.first_timestamp_ms
+
+    async def append(
+        self,
+        records: memoryview,
+        headers: Sequence[BatchHeader],
+        aborted: Iterable[tuple[int, int]],
+    ) -> None:
+        """`headers` are consecutive batches in `records`; `aborted` what their fetch reported.
+
+        Raises SpoolFull where the disk has no room for them: what was appended before is as it was.
+        Raises CorruptSegment where they do not continue the log, OSError from the disk; after
+        either, or a cancellation, the writer is of no use any more.
+        """
+        if not headers:
+            return
+        first, last = headers[0], headers[-1]
+        chunk = records[first.position : last.end]
+        self._spool.size_bytes += len(chunk)
+        self.size_bytes += len(chunk)
+        try:
+            await asyncio.to_thread(self._append_file, chunk, self.size_bytes)
+        except SpoolFull:
+            self._spool.size_bytes -= len(chunk)
+            self.size_bytes -= len(chunk)
+            raise
+        if self.began_at is None:
+            self.began_at = asyncio.get_running_loop().time()
+        self._summary.report(aborted)
+        for header in headers:
+            self._summary.add(records, header)
+
+    def close(self) -> GatheredSegment:
+        """At least one batch must have been appended."""
+        return self._summary.close(self._path, settled=True)
+
+    async def discard(self) -> None:
+        """Give the disk space back. Idempotent."""
+        self._spool.size_bytes -= self.size_bytes
+        self.size_bytes = 0
+        await asyncio.to_thread(self._path.unlink, missing_ok=True)
+
+    def _append_file(self, chunk: memoryview, size_after: int) -> None:
+        size_before = size_after - len(chunk)
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                _write_all(file, chunk)
+                if file.tell() != size_after:
+                    raise OSError(
+                        f"spool file {self._path} has {file.tell()} bytes, expected {size_after}"
+                    )
+        except OSError as error:
+            if error.errno not in (ENOSPC, EDQUOT):
+                raise
+            if self._path.exists():
+                os.truncate(self._path, size_before)
+            raise SpoolFull(error.errno, f"no room in the spool: {error}") from error
+        self._summary.add_bytes(chunk)
+
+
+def _write_all(file: io.FileIO, chunk: memoryview) -> None:
+    """A full disk takes a part, and says that it is full at the next attempt."""
+    while chunk:
+        chunk = chunk[file.write(chunk) :]
+
+
+# How fast the archiver may take from the brokers, over all partitions together.
+#
+# `archive.copy_bytes_per_s_max`, Kafka's remote.log.manager.copy.max.bytes.per.second (KIP-956).
+# It stands in front of the sources: what is not fetched costs neither broker nor store.
+
+_GATHER_MAX_S = 60.0
+
+
+class CopyPace:
+    """One for all partitions of an archiver; first come, first served. 0: no limit."""
+
+    def __init__(self, bytes_per_s_max: int) -> None:
+        self._bytes_per_s_max = bytes_per_s_max
+        self._bucket: TokenBucket | None = None
+        self._turns = asyncio.Lock()
+
+    def step(self, bytes_max: int) -> int:
+        """A read's own limit: no more than a second's worth, so that one cannot owe for long."""
+        return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
+
+    async def turn(self, until: float | None) -> bool:
+        """Wait until nothing is owed; False where it still is at `until` (loop time, s)."""
+        if not self._bytes_per_s_max:
+            return True
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
+        try:
+            async with asyncio.timeout_at(until), self._turns:
+                # What others' reads bring meanwhile is waited for by who comes next.
+                await asyncio.sleep(self._of(clock()).owed_s(clock()))
+        except TimeoutError:
+            return False
+        finally:
+            ARCHIVE_THROTTLE_SECONDS.inc(clock() - began_at)
+        return True
+
+    def spend(self, size_bytes: int) -> None:
+        """What a read has brought."""
+        if self._bytes_per_s_max:
+            now = asyncio.get_running_loop().time()
+            self._of(now).spend(size_bytes, now)
+
+    def _of(self, now: float) -> TokenBucket:
+        if self._bucket is None:
+            self._bucket = TokenBucket(self._bytes_per_s_max, now)
+        return self._bucket
+
+
+def gather_until() -> float:
+    """Loop time: what a rate keeps from a partition's turn is left to its next turn."""
+    return asyncio.get_running_loop().time() + _GATHER_MAX_S

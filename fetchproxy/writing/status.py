@@ -1,0 +1,224 @@
+"""What the archiver says of one partition, for console and metrics. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability.metrics import (
+    ARCHIVE_END_OFFSET,
+    ARCHIVE_GAPS,
+    ARCHIVE_LAG_OFFSETS,
+    ARCHIVE_MARGIN_OFFSETS,
+    ARCHIVE_START_OFFSET,
+    ARCHIVE_TRUNCATED_OFFSETS,
+    REMOTE_COPY_BYTES,
+    REMOTE_COPY_ERRORS,
+    REMOTE_COPY_LAG_BYTES,
+    REMOTE_COPY_LAG_SEGMENTS,
+    REMOTE_COPY_REQUESTS,
+)
+from fetchproxy.writing.copier import CopyProgress
+from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, Margin, broker_retention
+from fetchproxy.writing.partition_archiver import PartitionSteps, Progress, Step
+
+# A copy that has used up this share of its time is worth a look while there is one to look at.
+STALLED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionArchiveStatus:
+    """Offsets as last known, None where not known; ends are exclusive.
+
+    `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
+    `margin_offsets`: archive end minus the broker's log start; below 0, the brokers have deleted
+    what is not archived. `last_success_ms`: epoch ms of the last turn without an error. `stopped`:
+    an error that no retry can mend. `turn_began_at` is loop time (s). A follower knows no more than
+    the archive's range.
+    """
+
+    tip: TopicIdPartition
+    archive_start: int | None
+    archive_end: int | None
+    log_start_offset: int | None
+    last_stable_offset: int | None
+    gathered_bytes: int
+    last_error: str | None
+    last_success_ms: int | None
+    stopped: bool
+    leads: bool = True
+    closed_segments: int = 0
+    step: Step | None = None  # of the turn under way
+    turn_began_at: float | None = None
+    copy: CopyProgress | None = None  # under way now
+    first_unarchived_ms: int | None = None
+    bytes_per_offset: float | None = None  # in the last segment of the archive, or the next one
+    broker_retention: BrokerRetention = UNLIMITED
+    retention_used: float | None = None  # see `margin`
+    deleted_in_ms: int | None = None  # see `margin`
+    gathered_end: int | None = None  # of what lies in the spool, so that no broker can delete it
+    raised_log_start: int = 0  # below it everything was deleted on purpose
+
+    @property
+    def lost(self) -> tuple[int, int] | None:
+        """First and last offset that the brokers have deleted and nobody has copied.
+
+        As long as the archive has not gone on behind them; then it has a recorded gap.
+        """
+        if self.archive_end is None or self.log_start_offset is None:
+            return None
+        first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)
+        return (first, self.log_start_offset - 1) if self.log_start_offset > first else None
+
+    @property
+    def unarchived_bytes(self) -> int | None:
+        """An estimate, as nobody has read most of it yet."""
+        lag = self.lag_offsets
+        if lag is None or self.bytes_per_offset is None:
+            return None if lag is None else self.gathered_bytes
+        return max(round(lag * self.bytes_per_offset), self.gathered_bytes)
+
+    def copy_seconds(self, now: float) -> float | None:
+        """How long the copy has been under way at loop time `now`; None: there is none."""
+        return None if self.copy is None else max(now - self.copy.started_at, 0.0)
+
+    @property
+    def topic(self) -> str:
+        return self.tip.topic
+
+    @property
+    def partition(self) -> int:
+        return self.tip.partition
+
+    @property
+    def lag_offsets(self) -> int | None:
+        known = [at for at in (self.log_start_offset, self.archive_end) if at is not None]
+        if not known or self.last_stable_offset is None:
+            return None
+        return max(self.last_stable_offset - max(known), 0)
+
+    @property
+    def margin_offsets(self) -> int | None:
+        if self.archive_end is None or self.log_start_offset is None:
+            return None
+        return self.archive_end - self.log_start_offset
+
+
+def partition_archive_status(
+    steps: PartitionSteps,
+    *,
+    topic_config: Mapping[str, str] | None,
+    last_error: str | None,
+    last_success_ms: int | None,
+    stopped: bool,
+    margin: Margin,
+    edges: LogEdges | None,
+) -> PartitionArchiveStatus:
+    """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
+
+    `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
+    """
+    progress, view = steps.archiver.progress, steps.view
+    start, end = progress.archive_start, progress.archive_end
+    if view is not None:
+        start = start if view.log_start_offset is None else view.log_start_offset
+        end = view.log_end_offset if end is None else end
+    log_start, stable = _newest_edges(progress, edges if steps.leads else None, stopped)
+    return PartitionArchiveStatus(
+        tip=steps.tip,
+        archive_start=start,
+        archive_end=end,
+        log_start_offset=log_start,
+        last_stable_offset=stable,
+        gathered_bytes=progress.gathered_bytes,
+        last_error=last_error,
+        last_success_ms=last_success_ms,
+        stopped=stopped,
+        leads=steps.leads,
+        closed_segments=progress.closed_segments,
+        step=steps.step,
+        turn_began_at=steps.began_at,
+        copy=progress.copy,
+        first_unarchived_ms=progress.first_unarchived_ms,
+        broker_retention=broker_retention(topic_config or {}),
+        retention_used=margin.used,
+        deleted_in_ms=margin.deleted_in_ms,
+        bytes_per_offset=_bytes_per_offset(view) or progress.bytes_per_offset,
+        gathered_end=progress.gathered_end,
+        raised_log_start=progress.raised_log_start,
+    )
+
+
+def _newest_edges(
+    progress: Progress, edges: LogEdges | None, stopped: bool
+) -> tuple[int | None, int | None]:
+    """Log start and last stable offset. Both only rise, but in a log that begins again."""
+    if edges is None:
+        return progress.log_start_offset, progress.last_stable_offset
+    if stopped:
+        return edges.log_start_offset, edges.last_stable_offset
+    return (
+        max(edges.log_start_offset, progress.log_start_offset or 0),
+        max(edges.last_stable_offset, progress.last_stable_offset or 0),
+    )
+
+
+def _bytes_per_offset(view: PartitionView | None) -> float | None:
+    if view is None or not view.segments:
+        return None
+    last = view.segments[-1]
+    return last.segment_size_bytes / (last.end_offset - last.start_offset + 1)
+
+
+def trouble(status: PartitionArchiveStatus, config: ArchiveConfig, now: float) -> str | None:
+    """What an operator should know of the partition, in words; `now` is loop time (s)."""
+    if status.last_error is not None:
+        return status.last_error
+    copy_s = status.copy_seconds(now)
+    if copy_s is not None and copy_s >= STALLED_SHARE * config.copy_max_ms / 1000:
+        since_s = int(copy_s // 10) * 10
+        return (
+            f"a copy has been under way for {since_s} s; it is ended after "
+            f"{config.copy_max_ms // 1000} s"
+        )
+    return None
+
+
+def publish(status: PartitionArchiveStatus) -> None:
+    """Set the partition's gauges; what is not known is left as it was.
+
+    Its counters begin at 0 when it is led here: `increase()` does not see a first gap otherwise.
+    """
+    place = (status.topic, str(status.partition))
+    if place not in ARCHIVE_GAPS._metrics:
+        for counter in (ARCHIVE_GAPS, ARCHIVE_TRUNCATED_OFFSETS):
+            counter.labels(*place)
+        for counter in (REMOTE_COPY_REQUESTS, REMOTE_COPY_BYTES, REMOTE_COPY_ERRORS):
+            counter.labels(status.topic)
+    for gauge, value in (
+        (ARCHIVE_START_OFFSET, status.archive_start),
+        (ARCHIVE_END_OFFSET, status.archive_end),
+        (ARCHIVE_LAG_OFFSETS, status.lag_offsets),
+        (ARCHIVE_MARGIN_OFFSETS, status.margin_offsets),
+        (REMOTE_COPY_LAG_BYTES, status.gathered_bytes),
+        (REMOTE_COPY_LAG_SEGMENTS, status.closed_segments),
+    ):
+        if value is not None:
+            gauge.labels(*place).set(value)
+
+
+def withdraw(tip: TopicIdPartition) -> None:
+    """The partition is archived here no more: its gauges go."""
+    for gauge in (
+        ARCHIVE_START_OFFSET,
+        ARCHIVE_END_OFFSET,
+        ARCHIVE_LAG_OFFSETS,
+        ARCHIVE_MARGIN_OFFSETS,
+        REMOTE_COPY_LAG_BYTES,
+        REMOTE_COPY_LAG_SEGMENTS,
+    ):
+        if (tip.topic, str(tip.partition)) in gauge._metrics:
+            gauge.remove(tip.topic, str(tip.partition))

@@ -1,0 +1,699 @@
+"""Fetch: requests and answers as values, and read in one go where they are plain. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from protocol.apis import MalformedMessage, Truncated
+from protocol.primitives import (
+    INT16,
+    INT32,
+    INT64,
+    Buffer,
+    Cursor,
+    decode_uvarint,
+    encode_count,
+    encode_uvarint,
+)
+
+# FetchRequest v4–18: parsed with every partition's bytes kept, and composed again from them.
+#
+# A partition entry is never re-encoded: what the client wrote (epochs, tags) reaches the broker
+# unchanged, whichever session it travels in; but for the offset, where that was lost. Layout:
+# Kafka's FetchRequest.json.
+
+VERSION_MIN = 4
+VERSION_MAX = 18
+FLEXIBLE_FROM = 12
+TOPIC_IDS_FROM = 13
+SESSIONS_FROM = 7
+LEADER_EPOCH_FROM = 9
+
+SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the one named
+INITIAL_EPOCH = 0
+NO_LEADER_EPOCH = -1
+
+# Of one request. Five times what clusters of 10,000 partitions have; each costs some 400 bytes.
+PARTITIONS_MAX = 50_000
+# How many are read before `request_in_steps` leaves the event loop to others: less than 2 ms.
+_PARTITIONS_A_STEP = 250
+
+# A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
+TopicRef = bytes
+PartitionKey = tuple[TopicRef, int]
+# One asked partition as the client wrote it, with tags. Nothing else is kept of it: a session may
+# have ten thousand, and plain bytes are small, and nothing that Python's collector looks at.
+FetchEntry = bytes
+
+_ENTRY_V4 = Struct(">iqi")  # partition, offset, max bytes
+_ENTRY_V5 = Struct(">iqqi")  # + log start
+_ENTRY_V9 = Struct(">iiqqi")  # + leader epoch
+_ENTRY_V12 = Struct(">iiqiqi")  # + last fetched epoch
+_HEAD = Struct(">iii")  # max wait, min bytes, max bytes
+_SESSION = Struct(">ii")  # id, epoch
+_LIMITS = Struct(">iiiBii")  # max wait, min bytes, max bytes, isolation level, session id and epoch
+# Lengths that are below 0 (null) become large, and are not plain.
+_COUNT = Struct(">I")
+_LENGTH = Struct(">H")
+_NO_TAGS = b"\x00"
+
+
+def fetch_offset(entry: FetchEntry) -> int:
+    return INT64.unpack_from(entry, _offset_at(entry))[0]  # type: ignore[no-any-return]
+
+
+def entry_bytes_max(entry: FetchEntry) -> int:
+    """How much the client takes of this partition."""
+    at = min(len(entry), _ENTRY_V12.size) - INT32.size  # the last field before the tags
+    return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
+
+
+def leader_epoch(entry: FetchEntry) -> int:
+    """The one that the client believes in; -1 (and all below v9): none to check."""
+    if len(entry) < _ENTRY_V9.size:
+        return NO_LEADER_EPOCH
+    return INT32.unpack_from(entry, INT32.size)[0]  # type: ignore[no-any-return]
+
+
+def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:
+    """The same, asked from `offset` on."""
+    written = bytearray(entry)
+    INT64.pack_into(written, _offset_at(entry), offset)
+    return bytes(written)
+
+
+def _offset_at(entry: FetchEntry) -> int:
+    """Versions tell by the size: 16 bytes (v4), 24 (v5), 28 (v9), 33 and more (v12)."""
+    return 8 if len(entry) >= _ENTRY_V9.size else 4
+
+
+class FetchRequest(NamedTuple):
+    version: int
+    correlation_id: int
+    header: bytes  # request header as sent, from api_key to its tags
+    replica_id: int  # -1: a consumer
+    max_wait_ms: int
+    min_bytes: int
+    bytes_max: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    partitions: Mapping[PartitionKey, FetchEntry]
+    forgotten: tuple[PartitionKey, ...]
+    rack: bytes  # encoded rack id (v11+), else empty
+    tags: bytes  # top-level tagged fields (v12+), else empty
+
+
+def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
+    """`payload` is a whole request without size prefix; `body_at` is where its header ends.
+
+    Raises WireError. Versions outside 4–18 are the caller's to refuse.
+    """
+    version = INT16.unpack_from(payload, 2)[0]
+    return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at)
+
+
+def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | None:
+    """What consumers send as a rule, read in a third of the time: less than 128 of everything,
+    nothing forgotten, no tags. None: it is not so, or not in order; `any_request` will tell.
+    """
+    if version < SESSIONS_FROM:
+        return None
+    try:
+        at = body_at if version >= 15 else body_at + 4
+        wait, min_bytes, bytes_max, isolation, session, epoch = _LIMITS.unpack_from(payload, at)
+        read = _plain_request_flexible if version >= FLEXIBLE_FROM else _plain_request_classic
+        found = read(payload, at + _LIMITS.size, version)
+        if found is None or isolation > 1:
+            return None
+        partitions, rack, tags = found
+        values = (
+            version,
+            INT32.unpack_from(payload, 4)[0],
+            payload[:body_at],
+            -1 if version >= 15 else INT32.unpack_from(payload, body_at)[0],
+            *(wait, min_bytes, bytes_max, isolation, session, epoch),
+            *(partitions, (), rack, tags),
+        )
+    except (IndexError, StructError):
+        return None
+    return tuple.__new__(FetchRequest, values)
+
+
+_Read = tuple[dict[PartitionKey, FetchEntry], bytes, bytes]  # partitions, rack and tags
+
+
+def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
+    """From the topics on (v12+). Raises IndexError and StructError where it ends too early."""
+    number_of, size = INT32.unpack_from, _ENTRY_V12.size + 1
+    partitions: dict[PartitionKey, FetchEntry] = {}
+    topics = payload[pos] - 1
+    pos += 1
+    if not 0 <= topics < 0x7F:
+        return None
+    for _ in range(topics):
+        length = 17 if version >= TOPIC_IDS_FROM else payload[pos]
+        start = pos if version >= TOPIC_IDS_FROM else pos + 1
+        pos = start + length - 1
+        topic = payload[start:pos]
+        count = payload[pos] - 1
+        pos += 1
+        if not (0 < length < 0x80 and 0 <= count < 0x7F):
+            return None
+        for _ in range(count):
+            entry = payload[pos : pos + size]
+            if entry[size - 1]:
+                return None
+            partitions[topic, number_of(entry)[0]] = entry
+            pos += size
+        if payload[pos]:
+            return None
+        pos += 1
+    rack_at = pos + 1  # behind the number of topics with forgotten partitions
+    rack_end = rack_at + (payload[rack_at] or 1)
+    if payload[pos] != 1 or payload[rack_at] >= 0x80 or payload[rack_end:] != _NO_TAGS:
+        return None
+    return partitions, payload[rack_at:rack_end], _NO_TAGS
+
+
+def _plain_request_classic(payload: bytes, pos: int, version: int) -> _Read | None:
+    """From the topics on (v7–11). Raises IndexError and StructError where it ends too early."""
+    number_of, size = INT32.unpack_from, _entry_bytes(version)
+    partitions: dict[PartitionKey, FetchEntry] = {}
+    topics = _COUNT.unpack_from(payload, pos)[0]
+    pos += 4
+    if topics >= 0x80:
+        return None
+    for _ in range(topics):
+        start = pos + 2
+        pos = start + _LENGTH.unpack_from(payload, pos)[0]
+        topic = payload[start:pos]
+        count = _COUNT.unpack_from(payload, pos)[0]
+        pos += 4
+        if count >= 0x80:
+            return None
+        for _ in range(count):
+            partitions[topic, number_of(payload, pos)[0]] = payload[pos : pos + size]
+            pos += size
+    rack_at = pos + 4
+    if _COUNT.unpack_from(payload, pos)[0]:
+        return None
+    rack_end = rack_at
+    if version >= 11:
+        rack_end += 2 + _LENGTH.unpack_from(payload, rack_at)[0]
+    return (partitions, payload[rack_at:], b"") if rack_end == len(payload) else None
+
+
+def any_request(payload: Buffer, body_at: int) -> FetchRequest:
+    steps = request_in_steps(payload, body_at)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as read:
+            return read.value  # type: ignore[no-any-return]
+
+
+def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, FetchRequest]:
+    """As `parse_fetch_request`, with a pause wherever it yields. Raises WireError."""
+    version = INT16.unpack_from(payload, 2)[0]
+    flexible = version >= FLEXIBLE_FROM
+    cursor = Cursor(payload, body_at)
+    replica_id = cursor.int32() if version < 15 else -1
+    at = cursor.skip(13, "fetch limits")
+    max_wait_ms, min_bytes, bytes_max = _HEAD.unpack_from(payload, at)
+    isolation_level = payload[at + 12]
+    if isolation_level not in (0, 1):  # the broker's IsolationLevel.forId takes no other
+        raise MalformedMessage(f"isolation level {isolation_level} in a Fetch")
+    session_id, session_epoch = 0, SESSIONLESS_EPOCH
+    if version >= SESSIONS_FROM:
+        session_id, session_epoch = cursor.int32(), cursor.int32()
+    partitions: dict[PartitionKey, FetchEntry] = {}
+    yield from _read_partitions(cursor, version, partitions)
+    forgotten: list[PartitionKey] = []
+    if version >= SESSIONS_FROM:
+        yield from _read_forgotten(cursor, version, forgotten)
+    rack = b""
+    if version >= 11:
+        start = cursor.pos
+        cursor.skip_string(flexible)
+        rack = bytes(payload[start : cursor.pos])
+    tags = b""
+    if flexible:
+        start = cursor.pos
+        for tag, tag_at, tag_end in cursor.tags():
+            if tag == 1 and version >= 15:  # ReplicaState: a follower, not a consumer
+                replica_id = Cursor(payload, tag_at, tag_end).int32()
+        tags = bytes(payload[start : cursor.pos])
+    if cursor.remaining:
+        raise MalformedMessage(f"{cursor.remaining} bytes after the end of Fetch v{version}")
+    return FetchRequest(
+        version=version,
+        correlation_id=INT32.unpack_from(payload, 4)[0],
+        header=bytes(payload[:body_at]),
+        replica_id=replica_id,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        bytes_max=bytes_max,
+        isolation_level=isolation_level,
+        session_id=session_id,
+        session_epoch=session_epoch,
+        partitions=partitions,
+        forgotten=tuple(forgotten),
+        rack=rack,
+        tags=tags,
+    )
+
+
+def _topic_ref(cursor: Cursor, version: int) -> TopicRef:
+    if version >= TOPIC_IDS_FROM:
+        start = cursor.skip(16, "topic id")
+        return bytes(cursor.buf[start : cursor.pos])
+    length = cursor.uvarint() - 1 if version >= FLEXIBLE_FROM else cursor.int16()
+    start = cursor.skip(length, "topic name")
+    return bytes(cursor.buf[start : cursor.pos])
+
+
+def _entry_bytes(version: int) -> int:
+    """Without tags."""
+    if version >= FLEXIBLE_FROM:
+        return _ENTRY_V12.size
+    if version >= LEADER_EPOCH_FROM:
+        return _ENTRY_V9.size
+    return _ENTRY_V5.size if version >= 5 else _ENTRY_V4.size
+
+
+def _read_partitions(
+    cursor: Cursor, version: int, found: dict[PartitionKey, FetchEntry]
+) -> Iterator[None]:
+    flexible = version >= FLEXIBLE_FROM
+    size = _entry_bytes(version)
+    left, step = PARTITIONS_MAX, 0
+    for _ in range(cursor.count(flexible) or 0):
+        topic = _topic_ref(cursor, version)
+        count = cursor.count(flexible) or 0
+        left = _within(left, count, "partitions")
+        for _ in range(count):
+            start = cursor.skip(size, "fetch partition")
+            if flexible:
+                cursor.skip_tags()
+            number = INT32.unpack_from(cursor.buf, start)[0]
+            found[topic, number] = bytes(cursor.buf[start : cursor.pos])
+            step += 1
+            if step % _PARTITIONS_A_STEP == 0:
+                yield
+        if flexible:
+            cursor.skip_tags()
+        step += 1  # a topic of few partitions costs as much as one of them
+        if step % _PARTITIONS_A_STEP == 0:
+            yield
+
+
+def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> Iterator[None]:
+    flexible = version >= FLEXIBLE_FROM
+    for number in range(cursor.count(flexible) or 0):
+        topic = _topic_ref(cursor, version)
+        count = cursor.count(flexible) or 0
+        _within(PARTITIONS_MAX - len(found), count, "forgotten partitions")
+        found.extend((topic, cursor.int32()) for _ in range(count))
+        if flexible:
+            cursor.skip_tags()
+        if number % _PARTITIONS_A_STEP == 0 or count > _PARTITIONS_A_STEP:
+            yield
+
+
+def _within(left: int, count: int, what: str) -> int:
+    if count > left:
+        raise MalformedMessage(f"a Fetch of more than {PARTITIONS_MAX} {what}")
+    return left - count
+
+
+def _encode_topic_ref(topic: TopicRef, version: int) -> bytes:
+    if version >= TOPIC_IDS_FROM:
+        return topic
+    if version >= FLEXIBLE_FROM:
+        return encode_uvarint(len(topic) + 1) + topic
+    return INT16.pack(len(topic)) + topic
+
+
+def encode_fetch_request(
+    request: FetchRequest,
+    *,
+    partitions: Mapping[PartitionKey, FetchEntry],
+    forgotten: Iterable[PartitionKey],
+    session_id: int,
+    session_epoch: int,
+    max_wait_ms: int,
+    min_bytes: int,
+    bytes_max: int,
+) -> bytes:
+    """A framed request for `partitions` in another session; all else as the client asked it."""
+    version = request.version
+    flexible = version >= FLEXIBLE_FROM
+    tag_end = b"\x00" if flexible else b""
+    out = bytearray(4)
+    out += request.header
+    if version < 15:
+        out += INT32.pack(request.replica_id)
+    out += _HEAD.pack(max_wait_ms, min_bytes, bytes_max)
+    out.append(request.isolation_level)
+    if version >= SESSIONS_FROM:
+        out += INT32.pack(session_id) + INT32.pack(session_epoch)
+    by_topic = group_by_topic(partitions)
+    out += encode_count(len(by_topic), flexible)
+    for topic, numbers in by_topic.items():
+        out += _encode_topic_ref(topic, version) + encode_count(len(numbers), flexible)
+        for number in numbers:
+            out += partitions[topic, number]
+        out += tag_end
+    if version >= SESSIONS_FROM:
+        gone = group_by_topic(forgotten)
+        out += encode_count(len(gone), flexible)
+        for topic, numbers in gone.items():
+            out += _encode_topic_ref(topic, version) + encode_count(len(numbers), flexible)
+            for number in numbers:
+                out += INT32.pack(number)
+            out += tag_end
+    out += request.rack
+    out += request.tags
+    INT32.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+def with_session(
+    frame: bytes, body_at: int, version: int, session_id: int, session_epoch: int
+) -> bytes:
+    """A framed request (v7+) in another session, and else as it came.
+
+    `body_at` is where the header ends behind the size prefix.
+    """
+    out = bytearray(frame)
+    at = 4 + body_at + (4 if version < 15 else 0) + _HEAD.size + 1
+    _SESSION.pack_into(out, at, session_id, session_epoch)
+    return bytes(out)
+
+
+def group_by_topic(keys: Iterable[PartitionKey]) -> dict[TopicRef, list[int]]:
+    """Partition numbers by topic, both in the order in which they first appear."""
+    grouped: dict[TopicRef, list[int]] = {}
+    for topic, partition in keys:
+        grouped.setdefault(topic, []).append(partition)
+    return grouped
+
+
+# FetchResponse v4–18: its head, read and written, and the entries that the proxy adds to one.
+#
+# Records are never touched here: whoever composes an answer puts them between
+# `encode_partition_start` and `encode_partition_end`. Layout: Kafka's FetchResponse.json.
+
+WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
+WATERMARKS_V4 = Struct(">qq")
+_SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
+# Error code, session id, topics; behind the size prefix, correlation id and throttle time.
+_HEAD_V7 = Struct(">12xhiI")
+_TOPICS_AT, _ONE = 19, 2  # in a framed answer (v12+) their number, one more than there are
+# An answer of one topic and partition (v13+) up to its records, without the values of the partition
+# that nobody looks at.
+_ONE_V13 = Struct(">8xB4xhix16sB4xh16xqB4xB")
+_ONE_PARTITION_AT = 37
+
+
+# A partition up to its records: aborted transactions, (preferred replica,) bytes of records.
+_PARTITION_V5 = Struct(">ihqqqiI")
+_PARTITION_V11 = Struct(">ihqqqiiI")
+_LOG_START_AT = 22  # in a partition's entry (v5+)
+# A partition up to its aborted transactions' count, which takes one byte where there are few.
+_PARTITION_V12 = Struct(">ihqqqB")
+
+
+# The first offset of a partition that is to be shown, -1: not known, None: the broker's own.
+LogStart = Callable[[int], int | None]
+# By topic, for those whose log may begin below the broker's.
+LogStarts = Mapping[TopicRef, LogStart]
+
+
+# One of each per answer: a named tuple is made in a third of a frozen dataclass's time.
+class FetchResponseHead(NamedTuple):
+    correlation_id: int
+    throttle_time_ms: int
+    error_code: int
+    session_id: int
+    topics: int
+
+
+class HeadPatch(NamedTuple):
+    """What the client sees instead: its own ids, and `injected_topics` entries in front."""
+
+    correlation_id: int
+    session_id: int
+    injected_topics: int = 0
+    injected: Sequence[Buffer] = ()
+    throttle_time_ms: int = 0  # where it is longer than the broker's
+
+
+class PartitionPatch(NamedTuple):
+    """Makes an answer without error of one with, or changes it; -1 where a value is not known."""
+
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    error_code: int = 0
+
+
+def head_bytes(version: int) -> int:
+    """Bytes before the topic count, size prefix included."""
+    return 8 + (1 if version >= FLEXIBLE_FROM else 0) + 4 + (6 if version >= SESSIONS_FROM else 0)
+
+
+def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | None:
+    """(head, position of the first topic) of a framed response, None while bytes are missing."""
+    at = head_bytes(version)
+    if len(frame) < at + 5:  # 5: the longest topic count
+        total = INT32.unpack_from(frame)[0] + 4 if len(frame) >= 4 else 1 << 31
+        if len(frame) < total:
+            return None
+    flexible = version >= FLEXIBLE_FROM
+    cursor = Cursor(frame, 4)
+    correlation_id = cursor.int32()
+    if flexible:
+        cursor.skip_tags()
+    error_code = session_id = 0
+    if version >= SESSIONS_FROM:
+        start = cursor.skip(_SESSION_HEAD.size, "head")
+        throttle_time_ms, error_code, session_id = _SESSION_HEAD.unpack_from(frame, start)
+    else:
+        throttle_time_ms = cursor.int32()
+    topics = cursor.uvarint() - 1 if flexible else cursor.int32()
+    return FetchResponseHead(
+        correlation_id, throttle_time_ms, error_code, session_id, max(topics, 0)
+    ), cursor.pos
+
+
+def encode_head(version: int, head: FetchResponseHead, body_bytes: int) -> bytes:
+    """Framed head of a response whose topics and trailing tags take `body_bytes`."""
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray(4)
+    out += INT32.pack(head.correlation_id)
+    if flexible:
+        out.append(0)
+    out += INT32.pack(head.throttle_time_ms)
+    if version >= SESSIONS_FROM:
+        out += INT16.pack(head.error_code) + INT32.pack(head.session_id)
+    out += encode_count(head.topics, flexible)
+    INT32.pack_into(out, 0, len(out) - 4 + body_bytes)
+    return bytes(out)
+
+
+def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
+    if version >= TOPIC_IDS_FROM:
+        return topic + encode_uvarint(partitions + 1)
+    if version >= FLEXIBLE_FROM:
+        return encode_uvarint(len(topic) + 1) + topic + encode_uvarint(partitions + 1)
+    return INT16.pack(len(topic)) + topic + INT32.pack(partitions)
+
+
+def encode_topic_end(version: int) -> bytes:
+    return b"\x00" if version >= FLEXIBLE_FROM else b""
+
+
+def encode_partition_start(
+    version: int,
+    partition: int,
+    error_code: int,
+    watermarks: PartitionPatch,
+    aborted: Sequence[tuple[int, int]] | None,
+    records_bytes: int,
+) -> bytes:
+    """A partition up to its records, which the caller appends, then `encode_partition_end`.
+
+    `aborted` are (producer id, first offset), None for read_uncommitted.
+    """
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray(INT32.pack(partition) + INT16.pack(error_code))
+    w = watermarks
+    if version >= 5:
+        out += WATERMARKS.pack(w.high_watermark, w.last_stable_offset, w.log_start_offset)
+    else:
+        out += WATERMARKS_V4.pack(w.high_watermark, w.last_stable_offset)
+    out += encode_count(None if aborted is None else len(aborted), flexible)
+    for producer_id, first_offset in aborted or ():
+        out += INT64.pack(producer_id) + INT64.pack(first_offset)
+        if flexible:
+            out.append(0)
+    if version >= 11:
+        out += INT32.pack(-1)  # no preferred read replica
+    out += encode_uvarint(records_bytes + 1) if flexible else INT32.pack(records_bytes)
+    return bytes(out)
+
+
+def encode_partition_end(version: int) -> bytes:
+    return b"\x00" if version >= FLEXIBLE_FROM else b""
+
+
+def encode_error_response(version: int, correlation_id: int, error_code: int) -> bytes:
+    """A framed answer with a top-level error and no topics (v7+)."""
+    tail = b"\x00" if version >= FLEXIBLE_FROM else b""
+    head = FetchResponseHead(correlation_id, 0, error_code, 0, 0)
+    return encode_head(version, head, len(tail)) + tail
+
+
+def plain_session_id(
+    frame: memoryview, version: int, log_starts: LogStarts | None = None
+) -> int | None:
+    """Of a whole framed answer (v7+) that holds nothing to look at but log starts.
+
+    Such is nearly every answer at the tail: no error, no aborted transaction, no tags. One pass
+    without the scan's state, as its time is what the proxy adds to a record's way. None for every
+    other answer, a malformed one among them: the scan then says what is wrong with it. Log starts
+    are patched in place, also before it turns out that the answer is another one.
+    """
+    try:
+        if version >= TOPIC_IDS_FROM and frame[_TOPICS_AT] == _ONE:
+            return _plain_one(frame, log_starts)
+        if version >= FLEXIBLE_FROM:
+            return _plain_answer_flexible(frame, version, log_starts)
+        return (
+            _plain_answer_classic(frame, version, log_starts) if version >= SESSIONS_FROM else None
+        )
+    except (IndexError, StructError, Truncated):
+        return None
+
+
+def _plain_one(frame: memoryview, log_starts: LogStarts | None) -> int | None:
+    """Of one topic, by id. Of one partition it is read in one go: so it is at the tail."""
+    tags, error_code, session_id, topic, partitions, code, start, aborted, length = (
+        _ONE_V13.unpack_from(frame)
+    )
+    if partitions != _ONE:
+        return _plain_answer_flexible(frame, TOPIC_IDS_FROM, log_starts)
+    if length < 0x80:
+        at = _ONE_V13.size - 1 + (length or 1)
+    else:
+        length, at = decode_uvarint(frame, _ONE_V13.size - 1)
+        at += length - 1
+    # Behind the records come the tags of the partition, of the topic and of the answer.
+    if tags or error_code or code or aborted > 1 or at + 3 != len(frame):
+        return None
+    if frame[at] or frame[at + 1] or frame[at + 2]:
+        return None
+    if log_starts and start > 0 and (shown := log_starts.get(topic)):
+        show_log_start(frame, _ONE_PARTITION_AT, shown)
+    return session_id  # type: ignore[no-any-return]
+
+
+def _plain_answer_flexible(
+    frame: memoryview, version: int, log_starts: LogStarts | None
+) -> int | None:
+    end = len(frame) - 1  # the last byte is the count of the answer's own tags
+    if frame[8] or frame[end]:
+        return None
+    _, error_code, session_id = _SESSION_HEAD.unpack_from(frame, 9)
+    topics = frame[_TOPICS_AT] - 1
+    pos = _TOPICS_AT + 1
+    if error_code or not 0 <= topics < 0x7F:
+        return None
+    for _ in range(topics):
+        length = 17 if version >= TOPIC_IDS_FROM else frame[pos]
+        at = pos if version >= TOPIC_IDS_FROM else pos + 1
+        pos = at + length - 1
+        partitions = frame[pos] - 1
+        if not (0 < length < 0x80 and 0 <= partitions < 0x7F):
+            return None
+        shown = log_starts.get(bytes(frame[at:pos])) if log_starts else None
+        pos, left = plain_run(frame, pos + 1, end, partitions, shown)
+        if left or frame[pos]:
+            return None
+        pos += 1
+    return session_id if pos == end else None
+
+
+def _plain_answer_classic(
+    frame: memoryview, version: int, log_starts: LogStarts | None
+) -> int | None:
+    """Counts and lengths are read without sign: null becomes large, and is not plain."""
+    error_code, session_id, topics = _HEAD_V7.unpack_from(frame)
+    entry = _PARTITION_V11 if version >= 11 else _PARTITION_V5
+    pos, end = _HEAD_V7.size, len(frame)
+    if error_code or topics >= 0x80:
+        return None
+    for _ in range(topics):
+        at = pos + 2
+        pos = at + _LENGTH.unpack_from(frame, pos)[0]
+        partitions = _COUNT.unpack_from(frame, pos)[0]
+        if partitions >= 0x80:
+            return None
+        shown = log_starts.get(bytes(frame[at:pos])) if log_starts else None
+        pos += 4
+        for _ in range(partitions):
+            fields = entry.unpack_from(frame, pos)
+            if fields[1] or fields[5] > 0 or fields[-1] >= end:
+                return None
+            if shown is not None:
+                show_log_start(frame, pos, shown)
+            pos += entry.size + fields[-1]
+    return session_id if pos == end else None
+
+
+def show_log_start(buf: memoryview, pos: int, shown: LogStart) -> None:
+    """In the partition's entry at `pos` (v5+): its log may begin below the broker's."""
+    start = INT64.unpack_from(buf, pos + _LOG_START_AT)[0]
+    if start <= 0:  # nothing lies below it
+        return
+    first_offset = shown(INT32.unpack_from(buf, pos)[0])
+    if first_offset is not None and first_offset < start:
+        INT64.pack_into(buf, pos + _LOG_START_AT, first_offset)
+
+
+def plain_run(
+    buf: memoryview, pos: int, end: int, partitions: int, shown: LogStart | None = None
+) -> tuple[int, int]:
+    """Step over partitions (v12+) without error, aborted transactions and tags.
+
+    (position, partitions left): stops before the first that is not so, or not whole. The log
+    starts of the others are patched where `shown` says so.
+    """
+    unpack = _PARTITION_V12.unpack_from
+    while partitions and pos + 36 <= end:
+        fields = unpack(buf, pos)
+        if fields[1] or fields[5] > 1:
+            break
+        length = buf[pos + 35]
+        at = pos + 35 + (length or 1)
+        if length >= 0x80:
+            if pos + 40 > end:  # the length takes up to five bytes
+                break
+            second = buf[pos + 36]
+            if second < 0x80:
+                at = pos + 36 + (length & 0x7F | second << 7)
+            else:
+                length, at = decode_uvarint(buf, pos + 35)
+                at += length - 1
+        if at >= end or buf[at]:
+            break
+        if shown is not None:
+            show_log_start(buf, pos, shown)
+        pos = at + 1
+        partitions -= 1
+    return pos, partitions

@@ -1,0 +1,232 @@
+"""Whole messages from tables of their fields: one reader of requests, one writer of responses.
+
+For the APIs that the proxy answers by itself. A table says what Kafka's message JSON says: each
+field's type and the versions that have it. Fields become the keys of a dict, with Kafka's names in
+snake_case. Tagged fields are skipped when read and never written.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct as Packed
+from typing import Any
+from uuid import UUID
+
+from protocol.apis import MalformedMessage, is_flexible
+from protocol.headers import response_header_version
+from protocol.primitives import (
+    INT16,
+    INT32,
+    INT64,
+    Buffer,
+    Cursor,
+    encode_bytes,
+    encode_count,
+    encode_string,
+)
+
+Fields = dict[str, Any]  # Any: a field's type is known to its table alone
+
+_INT8 = Packed(">b")
+_LATEST_VERSION = 0x7FFF
+
+# Elements of all arrays of one request: twice the partitions that anybody names at once. Each costs
+# the reader some microseconds, in which nobody else is served, and many times its bytes.
+ELEMENTS_MAX = 20_000
+
+
+class _RequestCursor(Cursor):
+    """Counts what is still to be read of arrays."""
+
+    __slots__ = ("elements_left",)
+
+    def __init__(self, buf: Buffer, pos: int) -> None:
+        super().__init__(buf, pos)
+        self.elements_left = ELEMENTS_MAX
+
+    def count(self, flexible: bool) -> int | None:
+        count = super().count(flexible)
+        self.elements_left -= count or 0
+        if self.elements_left < 0:
+            raise MalformedMessage(
+                f"{ELEMENTS_MAX - self.elements_left} elements up to the array before byte "
+                f"{self.pos}; expected at most {ELEMENTS_MAX} in a request"
+            )
+        return count
+
+
+class Kind(ABC):
+    """How one value is read and written."""
+
+    @abstractmethod
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any: ...
+
+    @abstractmethod
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None: ...
+
+
+class _Integer(Kind):
+    def __init__(self, packed: Packed) -> None:
+        self._packed = packed
+
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> int:
+        at = cursor.skip(self._packed.size, "integer")
+        return self._packed.unpack_from(cursor.buf, at)[0]  # type: ignore[no-any-return]
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        out += self._packed.pack(value)
+
+
+class _Boolean(Kind):
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> bool:
+        return cursor.boolean()
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        out.append(1 if value else 0)
+
+
+class _Uuid(Kind):
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> UUID:
+        return cursor.uuid()
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        out += value.bytes
+
+
+class _String(Kind):
+    def __init__(self, nullable: bool) -> None:
+        self._nullable = nullable
+
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> str | None:
+        return cursor.nullable_string(flexible) if self._nullable else cursor.string(flexible)
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        out += encode_string(value, flexible)
+
+
+class _Bytes(Kind):
+    def __init__(self, nullable: bool) -> None:
+        self._nullable = nullable
+
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> bytes | None:
+        value = cursor.nullable_bytes(flexible)
+        if value is None and not self._nullable:
+            raise MalformedMessage(f"null bytes before byte {cursor.pos}")
+        return value
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        out += encode_bytes(value, flexible)
+
+
+BOOLEAN = _Boolean()
+I8 = _Integer(_INT8)
+I16 = _Integer(INT16)
+I32 = _Integer(INT32)
+I64 = _Integer(INT64)
+ID = _Uuid()
+TEXT = _String(nullable=False)
+NULLABLE_TEXT = _String(nullable=True)
+BYTES = _Bytes(nullable=False)
+NULLABLE_BYTES = _Bytes(nullable=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`since` and `until` are versions, both inclusive; outside them the value is `default`."""
+
+    name: str
+    kind: Kind
+    since: int = 0
+    until: int = _LATEST_VERSION
+    default: Any = None
+
+    def within(self, version: int) -> bool:
+        return self.since <= version <= self.until
+
+
+class Structure(Kind):
+    def __init__(self, *fields: Field) -> None:
+        self.fields = fields
+
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> Fields:
+        found = {
+            field.name: field.kind.read(cursor, version, flexible)
+            if field.within(version)
+            else field.default
+            for field in self.fields
+        }
+        if flexible:
+            cursor.skip_tags()
+        return found
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        for field in self.fields:
+            if field.within(version):
+                content = value.get(field.name, field.default)
+                field.kind.write(out, content, version, flexible)
+        if flexible:
+            out.append(0)
+
+
+class NullableStructure(Structure):
+    """A byte below zero stands for null, another one goes before the fields."""
+
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any:
+        return None if cursor.int8() < 0 else super().read(cursor, version, flexible)
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        out += _INT8.pack(-1 if value is None else 1)
+        if value is not None:
+            super().write(out, value, version, flexible)
+
+
+class Array(Kind):
+    """Of values of one kind; None is the null array."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> list[Any] | None:
+        count = cursor.count(flexible)
+        if count is None:
+            return None
+        return [self._kind.read(cursor, version, flexible) for _ in range(count)]
+
+    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        out += encode_count(None if value is None else len(value), flexible)
+        for element in value or ():
+            self._kind.write(out, element, version, flexible)
+
+
+def array(*fields: Field) -> Array:
+    """Of structures."""
+    return Array(Structure(*fields))
+
+
+def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, version: int) -> Fields:
+    """The body of a whole request. Raises `WireError`: it ends too early, has too many elements.
+
+    What is left over is nobody's, as at a broker (AbstractRequest.parseRequest): librdkafka 2.16
+    sends Metadata 13 with a field that ended with version 10.
+    """
+    return table.read(_RequestCursor(buf, body_at), version, is_flexible(api_key, version))
+
+
+def write_response(
+    table: Structure, values: Mapping[str, Any], api_key: int, version: int, correlation_id: int
+) -> bytes:
+    """A framed response: size prefix, header and body."""
+    out = bytearray(4)
+    out += INT32.pack(correlation_id)
+    if response_header_version(api_key, version) == 1:
+        out.append(0)
+    table.write(out, values, version, is_flexible(api_key, version))
+    INT32.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+def elements(value: Sequence[Any] | None) -> Sequence[Any]:
+    """An array's elements; null, where a client may not send it, counts as empty."""
+    return () if value is None else value
