@@ -30,7 +30,7 @@ from protocol.headers import request_header, response_header_version
 from protocol.primitives import INT32, Cursor
 from protocol.record_batch import check_crc, walk
 
-# What brokers say, as plain values. Decodes nothing and asks nothing: see `messages`, `client`.
+# What brokers say, as plain values.
 
 NO_ERROR = 0
 OFFSET_OUT_OF_RANGE = 1

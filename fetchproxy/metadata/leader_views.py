@@ -299,9 +299,9 @@ class LeaderViews(PartitionViews):
     ) -> frozenset[TopicIdPartition]:
         """Ask the leaders that have to be asked; those of `tips` that must not be served now.
 
-        Not served is what a new leader is known of who does not answer until `deadline` (loop
-        time): it may have any log. Of a partition that was never checked nothing of the kind is
-        known: it is served. Never raises.
+        A partition with a new leader is not served if that leader does not answer until
+        `deadline` (loop time): its log may be any. A partition that was never checked is served:
+        no new leader of it is known. Never raises.
         """
         due = await chosen(tips, self.wants_check, CHECKED_AT_ONCE)
         if not due:
@@ -313,7 +313,7 @@ class LeaderViews(PartitionViews):
                         asking.create_task(self._ask(tip), name=f"compare {tip}")
                     await asyncio.sleep(0)
         except TimeoutError:
-            pass  # said by what is still due
+            pass  # `due` still holds those that did not answer
         return frozenset(
             tip
             for tip in due

@@ -53,7 +53,10 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Values by rising offset. `next_offset`: where to go on; equal to what was asked: no news."""
+    """Values by rising offset. The next read begins at `next_offset`.
+
+    Where nothing is new, that is the offset that was asked.
+    """
 
     values: tuple[tuple[int, bytes], ...]
     next_offset: int

@@ -109,7 +109,7 @@ class SparingWarnings:
         self._say(log.warning, event, about, context)
 
     def info(self, event: str, about: Hashable, **context: object) -> None:
-        """As `warn`, of what is no fault: that many of them are over, for one."""
+        """As `warn`, for events that are no fault, such as the end of many faults."""
         self._say(log.info, event, about, context)
 
     def _say(

@@ -15,7 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics_core import Metric
 
-# The one registry of metrics, and how they are declared on it. Declares none itself.
+# The one registry of metrics, and how they are declared on it.
 #
 # Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
 # them: domain, type, name, without the rate suffix), so that existing alerts go on working; the
@@ -78,7 +78,7 @@ def gauge(name: str, help_text: str, *labels: str) -> Gauge:
     return Gauge(name, help_text, labels, registry=REGISTRY)
 
 
-# Metrics of budgets, rates and the event loop's time; declared here, found in `metrics`.
+# Budgets, rates and the event loop's time.
 
 ARCHIVE_THROTTLE_SECONDS = counter(
     "fetchproxy_archive_throttle_seconds",
@@ -140,7 +140,7 @@ EVENT_LOOP_BUSY_SECONDS = counter(
 EVENT_LOOP_TURNS = counter("fetchproxy_event_loop_turns", "Turns of the event loop")
 
 
-# Metrics of caught offsets, and of readers that wait or are led on; `metrics` names them too.
+# Caught offsets, and readers that wait or are led on.
 
 CATCHES = counter(
     "fetchproxy_catches", "OffsetOutOfRange answers of brokers that the scan has seen", "topic"
@@ -170,7 +170,7 @@ HELD_PARTITIONS = gauge(
 )
 
 
-# Of brokers and archivers, as this process finds them. Reached through `metrics`.
+# Brokers and archivers, as this process finds them.
 
 BROKERS_KNOWN = gauge(
     "fetchproxy_brokers_known",
@@ -198,7 +198,7 @@ ARCHIVER_DISK_FAILING = gauge(
 )
 
 
-# Metrics of the local remote log indexes; `observability.metrics` names them with all others.
+# The local remote log indexes.
 
 LOCAL_INDEX_BYTES = gauge(
     "fetchproxy_local_index_bytes", "Bytes of local index files, of partitions opened so far"
@@ -218,7 +218,7 @@ LOCAL_INDEX_READS = counter(
 )
 
 
-# Metrics of reading ahead, disk cache and hedged reads; `metrics` names them with all others.
+# Reading ahead, disk cache and hedged reads.
 
 READ_AHEAD_CHUNKS = counter(
     "fetchproxy_read_ahead_chunks", "Chunks whose read was begun before anybody asked for them"
@@ -254,7 +254,7 @@ HEDGED_READS = counter(
 )
 
 
-# Metrics of what deletes, in either tier; `observability.metrics` names them with all others.
+# Deletions, in either tier.
 
 _BTM = "kafka_server_brokertopicmetrics"
 
@@ -307,7 +307,7 @@ DELETED_PARTITIONS = counter(
 )
 
 
-# How the store answers. Declared here, reached through `metrics`.
+# How the store answers.
 
 # Seconds; from a page-cache read of a local file to a store in trouble.
 STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

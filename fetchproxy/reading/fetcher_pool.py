@@ -170,7 +170,7 @@ class ReadBudget:
         (self._ahead if permit.ahead else self._asked).join(permit, client)
 
     def promote(self, permit: Permit, client: Hashable = None) -> None:
-        """A fetch of `client` now waits for what was to be read ahead."""
+        """A fetch of `client` now waits for this read, which was begun to read ahead."""
         if not permit.ahead:
             return
         permit.client = client

@@ -415,7 +415,7 @@ class FollowedArchive:
             raise
         self._views: Views = {}
         self._read_up_to: Ends = {}
-        # Of a query that ends with what was there when it began.
+        # Set for a query with availableNow: it ends at these offsets.
         self._last_ends: Ends | None = None
         self._batch_at: float | None = None
 

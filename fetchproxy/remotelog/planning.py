@@ -206,7 +206,7 @@ class SegmentPart(NamedTuple):
     offset_end: int
 
     def metadata(self, tip: TopicIdPartition) -> RemoteLogSegmentMetadata:
-        """With what is needed to read the segment's objects; the rest is not known any more."""
+        """Has the fields that reading the segment's objects needs; the others are not kept."""
         return RemoteLogSegmentMetadata(
             segment_id=RemoteLogSegmentId(tip, UUID(bytes=self.segment_id)),
             start_offset=self.start_offset,

@@ -103,7 +103,7 @@ class _NoTrigger:
     """In place of the interface that this PySpark has not."""
 
 
-# The base of a stream that ends with what was there when it began.
+# The base class of streams that know availableNow.
 EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else _NoTrigger
 
 
@@ -112,8 +112,8 @@ def check_stream(options: SourceOptions) -> None:
     if options.trigger.given and not ADMITS:
         raise ConfigError(
             f"remotelog: {options.trigger.given[0]}: needs PySpark 4.2 or newer, this is "
-            f"{pyspark.__version__}, which does not say that a query is to end with what is there "
-            "(availableNow): with a limit it would end too early, and say nothing"
+            f"{pyspark.__version__}, which does not tell a source that a query is availableNow: "
+            "with a limit the query would end too early, and say nothing"
         )
 
 

@@ -237,8 +237,8 @@ async def in_steps(
         await pause()
 
 
-# As many open files as the system lets this process have: each client takes two, its own
-# connection and the one to its broker, and most systems give 1,024 to who does not ask for more.
+# As many open files as the system lets this process have. Each client takes two: its own
+# connection and the one to its broker. Most systems give 1,024 to a process that does not ask.
 
 log = structlog.get_logger(__name__)
 

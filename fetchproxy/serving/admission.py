@@ -26,10 +26,10 @@ from protocol.primitives import Buffer
 # How much memory archived records may hold while clients take them, for one and for all together.
 #
 # Records leave as views of the chunks they were read in, and a view keeps its whole chunk in
-# memory, cached or not. So what counts is the blocks behind an answer, each once, however many
-# clients it goes to. Answers are cut to what is left; the last quarter is kept for single
-# batches, so that many slow readers make the others' answers small before anybody gets none. When
-# that is full, too, the archive's part waits: a client that takes nothing is closed after
+# memory, cached or not. So the blocks behind an answer are counted, each once, however many
+# clients read it. Answers are cut to the room that is left. The last quarter is kept for single
+# batches: many slow readers make the answers of others small before anybody gets none. When that
+# is full, too, the archive's part waits. A client that takes nothing is closed after
 # `gateway.client_stall_max_ms`.
 
 _CUT_SHARE = 0.75
