@@ -10,7 +10,9 @@ import itertools
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -23,6 +25,13 @@ from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
 from lab.mock_cluster import MockCluster
 from lab.s3 import S3Server
+
+# Modules have unique names, so the tests of each folder may use what stands beside others.
+for folder in sorted({path.parent for path in Path(__file__).parent.rglob("*.py")}):
+    sys.path.append(str(folder))
+    pytest.register_assert_rewrite(
+        *{path.stem for path in folder.glob("*.py")} - {"conftest", "folder_fixture"}
+    )
 
 # Time limits per example would fail on a busy machine for no fault of the code.
 settings.register_profile(

@@ -1,17 +1,8 @@
-"""One proxy over a file store for all tests that leave it alone, and topics that only it has whole.
-
-The modules beside the gateway's tests (the proxy as a process, stock readers, known records) are
-used here too.
-"""
+"""One proxy over a file store for all tests that leave it alone, and topics that only it has whole."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1] / "gateway"))
 
 import pytest
 from archived_topics import SETTINGS, MakeReplayed, archive_and_trim

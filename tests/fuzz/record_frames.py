@@ -12,13 +12,10 @@ import base64
 import contextlib
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import uuid
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition

@@ -1,19 +1,9 @@
-"""The matrix's brokers, one version at a time, and its result, written down where the docs show it.
-
-The modules beside the end-to-end, the gateway's and archive-only's tests are used here too.
-"""
+"""The matrix's brokers, one version at a time, and its result, written down where the docs show it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
-sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
-sys.path.insert(3, str(Path(__file__).parents[1] / "archive_only"))
 
 import pytest
 from folder_fixture import folder_fixture

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "remote_log"))
 
 import pytest
 from planted_archive import TIP, PlantedArchive, batch

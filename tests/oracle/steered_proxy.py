@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fetchproxy import app
 from fetchproxy.config.schema import Config, LogConfig

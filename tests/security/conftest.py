@@ -6,14 +6,8 @@ for and nothing else, so every test here also shows that this is enough.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
-sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
-sys.path.insert(3, str(Path(__file__).parents[1] / "tls"))
 
 import pytest
 from archive_process import archive_process

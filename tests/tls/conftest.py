@@ -1,17 +1,9 @@
-"""One authority, one Kafka with client certificates required, one proxy with TLS on both sides.
-
-The modules beside the gateway's tests (the proxy as a process, stock readers, known records) are
-used here too.
-"""
+"""One authority, one Kafka with client certificates required, one proxy with TLS on both sides."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1] / "gateway"))
 
 import pytest
 from certificates import Authority

@@ -1,14 +1,8 @@
-"""Spark sessions for the tests of the pipeline, and the modules beside other folders' tests."""
+"""Spark sessions, one for each version of PySpark that is set up."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1] / "e2e"))
-sys.path.insert(2, str(Path(__file__).parents[1] / "gateway"))
 
 import pytest
 from folder_fixture import folder_fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "metadata"))
 
 import pytest
 from derivable_archive import GeneratedLog, archived, logs

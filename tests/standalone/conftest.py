@@ -1,18 +1,8 @@
-"""The modules beside the gateway's, the end-to-end, the archiver's, TLS's and the fuzz tests are
-used here too."""
+"""One archive of a real broker, and one node without a cluster that serves it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "archive_only"))
-sys.path.insert(1, str(Path(__file__).parents[1] / "gateway"))
-sys.path.insert(2, str(Path(__file__).parents[1] / "e2e"))
-sys.path.insert(3, str(Path(__file__).parents[1] / "remote_log"))
-sys.path.insert(4, str(Path(__file__).parents[1] / "tls"))
-sys.path.insert(5, str(Path(__file__).parents[1] / "fuzz"))
 
 import pytest
 from archive_only_process import Archived, ArchiveOnlyProcess, archive_from
