@@ -8,29 +8,14 @@ finished segments that overlap, of two archivers that met. Which of those are sh
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import chain, groupby
-from operator import ge, gt
 from uuid import UUID
 
-from fetchproxy.metadata.columns import (
-    Columns,
-    Run,
-    SegmentRows,
-    Single,
-    compact,
-    fields_of,
-    relative_epochs,
-    split_entries,
-)
+from fetchproxy.metadata.columns import EntryRows, SegmentRows
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     FIRST_HISTORY,
-    OFFSET_MAX,
-    SEGMENT_BYTES_MAX,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -44,17 +29,18 @@ from fetchproxy.segments.records import (
     LogStartOffset,
     MetadataEvent,
     Restore,
+    compact,
     decode_entry,
+    walk_entries,
 )
 
 _STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 _GONE = RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
 _EMPTIED = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
-_NO_OFFSET = b"\xff" * 8
 
 
-class SegmentTable:
+class PartitionTable:
     """One partition's. Not for several threads at once."""
 
     __slots__ = (
@@ -84,38 +70,33 @@ class SegmentTable:
         self.restoring = False  # a restore has begun and not ended: this is not all of it
 
     @classmethod
-    def load(cls, tip: TopicIdPartition, entries: bytes) -> SegmentTable:
-        """Of the entries of a cache file; of each segment the last one counts.
+    def load(cls, tip: TopicIdPartition, entries: bytes) -> PartitionTable:
+        """Of the entries of a flat file; of each segment the last one counts.
 
         Raises CorruptSegment, naming entry and field; NewerMetadataVersion.
         """
         where = f"cached metadata of {tip}"
-        table = cls._read(tip, entries, where) or cls._read(
-            tip, compact(entries, tip, where), where
-        )
+        table = cls._read(tip, entries, where)
+        if table is None:
+            table = cls._read(tip, compact(entries, tip, where), where)
         assert table is not None, "compacted entries have each segment once"
         return table
 
     @classmethod
-    def _read(cls, tip: TopicIdPartition, entries: bytes, where: str) -> SegmentTable | None:
+    def _read(cls, tip: TopicIdPartition, entries: bytes, where: str) -> PartitionTable | None:
         """None where the order of entries counts, as there are several of one segment."""
-
-        def decoded(places: Iterable[tuple[int, int]]) -> list[MetadataEvent]:
-            return [decode_entry(entries[a:b], tip, f"{where}, byte {a}") for a, b in places]
-
         table = cls(tip)
-        runs: list[Run] = []
+        rows = EntryRows(entries)
         others: list[MetadataEvent] = []
-        for part in split_entries(entries, where):
-            rest, run = _parted(entries, part)
-            others += decoded(rest)
-            if run is not None:
-                runs.append(run)
-        columns = _columns(entries, runs)
-        if columns is None:
-            others += decoded(chain.from_iterable(map(_bodies, runs)))
+        for entry in walk_entries(entries, where):
+            if not rows.take(entry):
+                _, body, end, _ = entry
+                others.append(decode_entry(entries[body:end], tip, f"{where}, byte {body}"))
+        columns = rows.columns()
+        if columns is None:  # not all apart and in order
+            others += rows.decoded(tip, where)
         else:
-            table._rows = SegmentRows.of_columns(tip, columns)
+            table._rows = SegmentRows(tip, columns)
         return table if table._take_once(others) else None
 
     def _take_once(self, events: Iterable[MetadataEvent]) -> bool:
@@ -302,67 +283,3 @@ def _overlap(one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata) -> 
 
 def _order(segment: RemoteLogSegmentMetadata) -> tuple[int, int, bytes]:
     return segment.start_offset, segment.event_timestamp_ms, segment.segment_id.id.bytes
-
-
-def _parted(entries: bytes, part: Run | Single) -> tuple[Iterable[tuple[int, int]], Run | None]:
-    """Records to be read one by one, and the finished segments of a run, which come last in it."""
-    if isinstance(part, Single):
-        return [(part.body, part.end)], None
-    states = entries[part.start + part.state_at : part.end : part.stride]
-    unfinished = states.find(_FINISHED)
-    if part.version != 1 or unfinished < 0 or states.count(_FINISHED) < part.count - unfinished:
-        return _bodies(part), None
-    if unfinished == 0:
-        return [], part
-    start = part.start + unfinished * part.stride
-    run = replace(part, start=start, count=part.count - unfinished)
-    return _bodies(replace(part, count=unfinished)), run
-
-
-def _bodies(run: Run) -> Iterable[tuple[int, int]]:
-    """Where its entries' records are, behind their lengths."""
-    return ((at + run.lead - 2, at + run.stride) for at in run.positions())
-
-
-def _columns(entries: bytes, runs: list[Run]) -> Columns | None:
-    """Finished segments of version 1; None where they are not all apart and in order.
-
-    Fields are taken as they lie, many at one go: a cold start spends its time here.
-    """
-    # Segment id, start offset, end offset, both timestamps, epochs, size, aborted, copied end.
-    template = "{lead}x16s8sq4x16s4x{epochs}s8sxc8s"
-    fields: list[tuple[bytes, bytes, int, bytes, bytes, bytes, bytes, bytes]] = []
-    for run in runs:
-        fields += fields_of(run, template).iter_unpack(memoryview(entries)[run.start : run.end])
-    if not fields:
-        return Columns(b"", array("q"), array("q"), [], {})
-    ids, raw_starts, ends, times, epochs, sizes, aborted, copied = zip(*fields, strict=True)
-    starts = _int64s(raw_starts)
-    if starts[0] < 0 or not all(map(ge, ends, starts)) or not all(map(gt, starts[1:], ends)):
-        return None
-    known_sizes = _int64s(sizes)
-    if ends[-1] > OFFSET_MAX or min(known_sizes) < 0 or max(known_sizes) > SEGMENT_BYTES_MAX:
-        return None  # decoding them one by one then says what is wrong
-    clipped = {}
-    if copied.count(_NO_OFFSET) < len(copied):
-        pairs = zip(ids, copied, strict=True)
-        clipped = {i: int.from_bytes(end, "big") for i, end in pairs if end != _NO_OFFSET}
-        if max(clipped.values()) > OFFSET_MAX:
-            return None
-    return Columns(
-        rows=b"".join(
-            chain.from_iterable(zip(ids, raw_starts, times, sizes, aborted, strict=True))
-        ),
-        ends=array("q", ends),
-        max_timestamps=_int64s(times)[::2],
-        epochs=list(map(relative_epochs, epochs, raw_starts)),
-        clipped=clipped,
-    )
-
-
-def _int64s(fields: Iterable[bytes]) -> array[int]:
-    """Big-endian ones."""
-    found = array("q", b"".join(fields))
-    if sys.byteorder == "little":
-        found.byteswap()
-    return found

@@ -20,8 +20,7 @@ import structlog
 from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import ConfigError, CorruptSegment, StorageUnavailable
-from fetchproxy.metadata.catalogue import SegmentTable
-from fetchproxy.metadata.columns import Single, compact, split_entries
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
@@ -31,7 +30,15 @@ from fetchproxy.model import (
 from fetchproxy.runtime.folders import make_own_folder
 from fetchproxy.segments.description import NewerMetadataVersion
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
-from fetchproxy.segments.records import MetadataEvent, RecordType, encode_entry, framed, record_head
+from fetchproxy.segments.records import (
+    MetadataEvent,
+    RecordType,
+    compact,
+    encode_entry,
+    framed,
+    record_head,
+    walk_entries,
+)
 from protocol.primitives import INT64, UINT32
 
 # The metadata topic's events of one partition in a flat file: a restart reads little again.
@@ -69,7 +76,7 @@ APPENDED_BYTES_MIN = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CachedEntries:
-    """What a file holds: the last state of each segment, for `SegmentTable.load`.
+    """What a file holds: the last state of each segment, for `PartitionTable.load`.
 
     All of the partition's events below `metadata_topic_offset` are in it. `damaged`: something that
     was written is lost, so the events from there on have to be read again, if that is below the
@@ -253,9 +260,10 @@ def _checkpoints(raw: bytes) -> list[int]:
     """Where there are some, up to where entries cannot be told from each other any more."""
     found = []
     try:
-        for part in split_entries(raw[HEADER.size :], "a torn file"):
-            if isinstance(part, Single) and part.kind == RecordType.CACHE_FILE_CHECKPOINT:
-                found.append(HEADER.size + part.start)
+        entries = raw[HEADER.size :]
+        for begin, body, _, _ in walk_entries(entries, "a torn file"):
+            if entries[body] == RecordType.CACHE_FILE_CHECKPOINT:
+                found.append(HEADER.size + begin)
     except CorruptSegment:
         pass  # that is the place
     return found
@@ -523,7 +531,7 @@ class KeptEvents:
         self._committed = dict(self._positions)
         return found[0], tips
 
-    async def load(self, tip: TopicIdPartition) -> tuple[SegmentTable, CachedEntries]:
+    async def load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         """What the partition's file holds. Raises StorageUnavailable where it cannot be read."""
         try:
             async with self._disk:
@@ -578,11 +586,11 @@ class KeptEvents:
             self._cache = MetadataCache(directory).__enter__()
         return self._cache.load_committed(log_id), self._cache.partitions()
 
-    def _load(self, tip: TopicIdPartition) -> tuple[SegmentTable, CachedEntries]:
+    def _load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         assert self._cache is not None  # only then are there files
         file = self._files.setdefault(tip, self._cache.file(tip))
         cached = file.load()
-        return SegmentTable.load(tip, cached.entries), cached
+        return PartitionTable.load(tip, cached.entries), cached
 
     def _write(
         self,

@@ -20,7 +20,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageUnavailable,
 )
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import LogBounds, LogIdentity, MetadataLog
 from fetchproxy.metadata.partition_view import PartitionView
@@ -105,7 +105,7 @@ class _LogPartition:
     """One partition of the metadata topic: how far it was read, and what that came to."""
 
     position: int = 0  # the next offset to read
-    tables: dict[TopicIdPartition, SegmentTable] = field(default_factory=dict)
+    tables: dict[TopicIdPartition, PartitionTable] = field(default_factory=dict)
     unloaded: set[TopicIdPartition] = field(default_factory=set)  # only their files were seen
     # Files that have more than was committed: the offset up to which nothing is to be taken again.
     ahead: dict[TopicIdPartition, int] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class TopicFollower:
         await self._owned.aclose()
 
     # --- reading ---
-    async def table(self, tip: TopicIdPartition, not_older_than: float) -> SegmentTable:
+    async def table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
         """The partition's table, the log having been read at or after that loop time (s)."""
         number = await self._number_of(tip)
         await self._reads.get(number, not_older_than)
@@ -189,7 +189,7 @@ class TopicFollower:
         if self._identity is not None:
             self._reads.renew(self._number(tip), oldest, pause_s)
 
-    def loaded(self, tip: TopicIdPartition) -> SegmentTable | None:
+    def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
         """Never blocks."""
         if self._identity is None:
             return None
@@ -338,7 +338,7 @@ class TopicFollower:
         partition.problems = (*partition.problems, MetadataProblem(place, 0, str(error)))
 
     # --- tables ---
-    async def _table(self, number: int, tip: TopicIdPartition) -> SegmentTable:
+    async def _table(self, number: int, tip: TopicIdPartition) -> PartitionTable:
         partition = self._partitions[number]
         if (table := partition.tables.get(tip)) is not None:
             return table
@@ -353,12 +353,12 @@ class TopicFollower:
                     await self._read_again(number, table, tip, cached.metadata_topic_offset)
                 partition.unloaded.discard(tip)
             else:
-                table = SegmentTable(tip)
+                table = PartitionTable(tip)
             partition.tables[tip] = table
         return table
 
     async def _read_again(
-        self, number: int, table: SegmentTable, tip: TopicIdPartition, from_offset: int
+        self, number: int, table: PartitionTable, tip: TopicIdPartition, from_offset: int
     ) -> None:
         """What a damaged file has lost of one partition; kept all at once, or not at all."""
         position = from_offset
@@ -378,7 +378,7 @@ class TopicFollower:
         self._kept.note(tip, found, self._partitions[number].position)
 
 
-def refusal_of(table: SegmentTable, event: MetadataEvent) -> str:
+def refusal_of(table: PartitionTable, event: MetadataEvent) -> str:
     """Why the table has not taken an event. Pure."""
     try:
         if isinstance(event, RemoteLogSegmentMetadata):
@@ -491,7 +491,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> RemotePartitionDeleteMetadata | None:
         return (await self._restored_table(tip, not_older_than)).deletion
 
-    async def _restored_table(self, tip: TopicIdPartition, not_older_than: float) -> SegmentTable:
+    async def _restored_table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
         table = await self._follower.table(tip, not_older_than)
         if table.restoring:
             raise RemoteStorageError(
@@ -621,7 +621,9 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if metadata.state is not State.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
 
-    async def _put_finished(self, metadata: RemoteLogSegmentMetadata, table: SegmentTable) -> None:
+    async def _put_finished(
+        self, metadata: RemoteLogSegmentMetadata, table: PartitionTable
+    ) -> None:
         await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         try:
             await self._append(metadata)
@@ -669,7 +671,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._append(deletion)
             await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
 
-    async def _fresh(self, tip: TopicIdPartition) -> SegmentTable:
+    async def _fresh(self, tip: TopicIdPartition) -> PartitionTable:
         """As of now: what another instance has put counts for what may follow."""
         await self.refresh(tip, asyncio.get_running_loop().time())
         table = self._follower.loaded(tip)

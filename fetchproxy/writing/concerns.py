@@ -9,7 +9,6 @@ worked out from it by whoever looks: `archive_health`.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -20,7 +19,7 @@ from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError,
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_CONCERN_OFFSETS, ARCHIVE_CONCERNS
 from fetchproxy.runtime.loop import pieces
-from fetchproxy.segments.description import INT64, Fields, decode_document
+from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ConcernObject, ConcernObjects
 
 log = structlog.get_logger(__name__)
@@ -320,7 +319,7 @@ def encode_concern(one: Finding) -> bytes:
     offsets = {"first_offset": one.first_offset, "last_offset": one.last_offset}
     fields = {"version": VERSION, "what": one.what}
     known = {name: value for name, value in offsets.items() if value is not None}
-    return json.dumps(fields | known, indent=1).encode() + b"\n"
+    return json_document(fields | known)
 
 
 def _decode(raw: bytes, listed: ConcernObject) -> Finding:

@@ -16,7 +16,7 @@ from topic_backing import TopicBacking
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.archiver_positions import decode_positions
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.topic_based import PROBLEMS_KEPT_MAX
 from fetchproxy.model import (
     OFFSET_MAX,
@@ -125,7 +125,7 @@ def as_entry(said: RemoteLogSegmentMetadata) -> object:
 def as_cache_file(said: RemoteLogSegmentMetadata) -> object:
     """Entries of a file are read many at one go."""
     entries = encode_entry(segment(2, 0, 9)) + encode_entry(said)
-    return list(SegmentTable.load(TIP, entries).segments())[-1]
+    return list(PartitionTable.load(TIP, entries).segments())[-1]
 
 
 READERS = [as_message, as_object, as_entry, as_cache_file]

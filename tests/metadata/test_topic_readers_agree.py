@@ -19,7 +19,7 @@ from topic_backing import PARTITIONS, Manager
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata import flat_files as kept_events
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import COMMITTED
 from fetchproxy.metadata.topic_based import metadata_partition
 from fetchproxy.model import (
@@ -69,7 +69,7 @@ def _segment(rng: random.Random, tip: TopicIdPartition) -> RemoteLogSegmentMetad
 
 def replayed(sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
     """By the tables alone, from the first event on."""
-    tables = {tip: SegmentTable(tip) for tip in TIPS}
+    tables = {tip: PartitionTable(tip) for tip in TIPS}
     for event in sent:
         tables[event.topic_id_partition].apply(event)
     return {

@@ -5,7 +5,6 @@ partition.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -38,7 +37,7 @@ from fetchproxy.observability.metrics import (
     REMOTE_LOG_METADATA_COUNT,
     REMOTE_LOG_SIZE_BYTES,
 )
-from fetchproxy.segments.description import INT64, Fields, decode_document
+from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.archive_objects import RetentionObjects
@@ -223,7 +222,7 @@ def encode_announcement(tip: TopicIdPartition, announced: Announcement) -> bytes
         "offset": announced.offset,
         "announced_at_ms": announced.at_ms,
     }
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    return json_document(fields)
 
 
 def decode_announcement(raw: bytes) -> Announcement:
