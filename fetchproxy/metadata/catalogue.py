@@ -16,6 +16,7 @@ from fetchproxy.metadata.columns import EntryRows, SegmentRows
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     FIRST_HISTORY,
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -114,43 +115,60 @@ class PartitionTable:
                     continue
             elif getattr(event, "state", None) is _EMPTIED:
                 return False
-            self._take(event)
+            self.take(event)
         self._insert_many(finished)
         return True
+
+    def replace(self, segments: Iterable[RemoteLogSegmentMetadata], history: LogHistory) -> None:
+        """What a listing has found, unchecked; raised log starts stay, as they never fall."""
+        raised = self._raised
+        self._forget()
+        self._raised, self.history = raised, history
+        finished: list[RemoteLogSegmentMetadata] = []
+        for segment in segments:
+            if segment.state is _FINISHED:
+                finished.append(segment)
+            elif segment.state is not _GONE:
+                self._unfinished[segment.segment_id.id] = segment
+        self._insert_many(finished)
 
     def apply(self, event: MetadataEvent) -> bool:
         """Take over an event of the metadata topic; twice does no harm.
 
-        False: it may not follow what is known (`description`), as an event that is read again or of
-        somebody who has been overtaken, and is left out. DELETE_PARTITION_FINISHED takes everything
-        with it.
+        False: it may not follow what is known, as an event that is read again or of somebody who
+        has been overtaken, and is left out. DELETE_PARTITION_FINISHED takes everything with it.
         """
-        if isinstance(event, LogStartOffset | LogHistorySaid):
-            self._take(event)
-            return True
-        if isinstance(event, Restore):
-            self.restoring = event.restoring
-            return True
         try:
-            if isinstance(event, RemotePartitionDeleteMetadata):
-                check_deletion(None if self.deletion is None else self.deletion.state, event.state)
-            else:
-                check_update(self.known(event), event)
+            self.check(event)
         except ValueError:
             return False
-        self._take(event)
+        self.take(event)
         return True
+
+    def check(self, event: MetadataEvent) -> None:
+        """Raises ValueError where it may not follow what is known (`description`)."""
+        if isinstance(event, RemotePartitionDeleteMetadata):
+            check_deletion(None if self.deletion is None else self.deletion.state, event.state)
+        elif isinstance(event, RemoteLogSegmentMetadata):
+            check_update(self.known(event), event)
 
     @property
     def is_empty(self) -> bool:
         """Nothing is known of the partition."""
-        anything = self._rows or self._overlapping or self._unfinished or self.deletion
         settled = not self._raised and self.history == FIRST_HISTORY
-        return not anything and settled and not self.restoring
+        return not self.has_segments and self.deletion is None and settled and not self.restoring
+
+    @property
+    def has_segments(self) -> bool:
+        return bool(self._rows or self._overlapping or self._unfinished)
 
     @property
     def raised_log_start(self) -> int:
-        return self._raised.get(self.history.after_epoch, 0)
+        return self.raised(self.history.after_epoch)
+
+    def raised(self, after_epoch: int) -> int:
+        """The log start of the history behind that epoch; 0: never raised."""
+        return self._raised.get(after_epoch, 0)
 
     def known(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
         """The last state of the segment that has the same id and start offset."""
@@ -185,7 +203,15 @@ class PartitionTable:
         )
 
     def _work_out(self) -> SegmentRows:
-        """As `build_view` does; where nothing overlaps, the rows themselves are what is shown."""
+        """The finished segments of the history, by offset, without those below the log start.
+
+        Where nothing overlaps, the rows themselves are what is shown. Overlaps come from two
+        archivers that met in a hand-over: both copied the same log, so either copy may be served.
+        Of equal ranges the one that was finished first stays. One that adds no offset to those
+        before it is left out; one that goes on further must stay, or the rest would look like a
+        gap. Where one of the two copied a log that an unclean election has ended, the other one
+        counts: `overlaps`.
+        """
         below = self._rows.index_at_or_after(self.raised_log_start)
         rows = self._rows.replaced(0, below) if below else self._rows
         if self.history != FIRST_HISTORY:
@@ -204,7 +230,8 @@ class PartitionTable:
         return self.history.counts_from(segment), *_order(segment)[1:]
 
     # --- changes ---
-    def _take(self, event: MetadataEvent) -> None:
+    def take(self, event: MetadataEvent) -> None:
+        """Unchecked."""
         if isinstance(event, LogStartOffset):
             known = self._raised.get(event.after_epoch, 0)
             if event.offset > known:
@@ -275,6 +302,21 @@ class PartitionTable:
             del self._overlapping[other.segment_id.id]
         for other in neighbours:
             self._insert(other)
+
+
+def build_view(
+    tip: TopicIdPartition,
+    segments: Iterable[RemoteLogSegmentMetadata],
+    read_at: float,
+    unreadable: Iterable[int] = (),
+    raised_log_start: int = 0,
+    history: LogHistory = FIRST_HISTORY,
+) -> PartitionView:
+    """Of segments that are known at once."""
+    table = PartitionTable(tip)
+    table.replace(segments, history)
+    table.take(LogStartOffset(tip, raised_log_start, 0, history.after_epoch))
+    return table.view(read_at, unreadable)
 
 
 def _overlap(one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata) -> bool:

@@ -48,8 +48,6 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import pieces
 from fetchproxy.segments.description import (
-    check_deletion,
-    check_update,
     encode_log_history,
     encode_log_start,
     encode_partition_deletion,
@@ -381,11 +379,7 @@ class TopicFollower:
 def refusal_of(table: PartitionTable, event: MetadataEvent) -> str:
     """Why the table has not taken an event. Pure."""
     try:
-        if isinstance(event, RemoteLogSegmentMetadata):
-            check_update(table.known(event), event)
-        elif isinstance(event, RemotePartitionDeleteMetadata):
-            known = table.deletion
-            check_deletion(None if known is None else known.state, event.state)
+        table.check(event)
     except ValueError as error:
         return str(error)
     return "it says nothing new"
@@ -613,7 +607,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """
         tip = metadata.topic_id_partition
         table = await self._fresh(tip)
-        check_update(table.known(metadata), metadata)
+        table.check(metadata)
         if metadata.state is State.COPY_SEGMENT_FINISHED:
             await self._put_finished(metadata, table)
             return
@@ -662,8 +656,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         So a crash between both leaves a deletion that is repeated.
         """
         tip = deletion.topic_id_partition
-        known = (await self._fresh(tip)).deletion
-        check_deletion(None if known is None else known.state, deletion.state)
+        (await self._fresh(tip)).check(deletion)
         if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
             await self._rsm.forget_partition(tip)
             await self._append(deletion)

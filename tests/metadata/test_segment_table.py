@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata import catalogue as segment_table
-from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import PartitionTable, build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
@@ -26,6 +27,7 @@ from fetchproxy.segments.records import (
     encode_entry,
     framed,
 )
+from tests.metadata.plain_view import plain_view
 from tests.metadata.segment_values import (
     DELETED,
     DELETING,
@@ -34,6 +36,7 @@ from tests.metadata.segment_values import (
     TIP,
     PlainTable,
     histories,
+    log_histories,
     segment,
 )
 
@@ -49,7 +52,7 @@ def check_same(table: PartitionTable, plain: PlainTable) -> None:
     assert table.deletion == plain.deletion
     for each in known:
         assert table.known(each) == each
-    assert_same_view(table.view(4.0, {7}), build_view(TIP, known, 4.0, {7}, plain.raised_log_start))
+    assert_same_view(table.view(4.0, {7}), plain_view(TIP, known, 4.0, {7}, plain.raised_log_start))
 
 
 def assert_same_view(mine: PartitionView, expected: PartitionView) -> None:
@@ -58,6 +61,18 @@ def assert_same_view(mine: PartitionView, expected: PartitionView) -> None:
     assert len(mine.unfinished) == len(expected.unfinished)
     for name in ("tip", "copies_started", "read_at", "unreadable", "raised_log_start"):
         assert getattr(mine, name) == getattr(expected, name)
+
+
+@given(histories(), log_histories, st.integers(0, 90), st.sets(st.integers(0, 90), max_size=2))
+def test_a_view_of_what_a_person_has_said(
+    events: list[MetadataEvent], history: LogHistory, start: int, unreadable: set[int]
+) -> None:
+    plain = PlainTable()
+    for event in events:
+        plain.apply(event)
+    known = [*plain.segments.values()]
+    mine = build_view(TIP, known, 4.0, unreadable, start, history)
+    assert_same_view(mine, plain_view(TIP, known, 4.0, unreadable, start, history))
 
 
 def written(events: list[MetadataEvent]) -> bytes:

@@ -34,7 +34,7 @@ from two_archivers import (
 )
 
 from fetchproxy.auditing.verify import verify_archive
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.storage.stores.memory import MemoryObjectStore
