@@ -464,12 +464,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._owned.enter_async_context(self._collecting)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._owned.aclose()
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
@@ -142,12 +141,7 @@ class TopicFollower:
             self._owned = opened.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._owned.aclose()
 
     # --- reading ---
@@ -449,12 +443,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             self._owned = opened.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._owned.aclose()
 
     # --- reading ---
