@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fetchproxy.app import wall_clock_ms
+from fetchproxy.archive import wall_clock_ms
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.restore import RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults

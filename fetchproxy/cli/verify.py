@@ -22,8 +22,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fetchproxy.app import wall_clock_ms
-from fetchproxy.archive import metadata_topic_to_verify
+from fetchproxy.archive import metadata_topic_to_verify, wall_clock_ms
 from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import OnFault, verify_archive

@@ -5,7 +5,6 @@ of the topic.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 from uuid import UUID
 
 import structlog
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.errors import ConfigError, CorruptSegment, StorageUnavailable
+from fetchproxy.errors import CorruptSegment, StorageUnavailable
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
@@ -27,7 +26,7 @@ from fetchproxy.model import (
     TopicIdPartition,
     is_topic_name,
 )
-from fetchproxy.runtime.folders import make_own_folder
+from fetchproxy.runtime.folders import take_folder
 from fetchproxy.segments.description import NewerMetadataVersion
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 from fetchproxy.segments.records import (
@@ -300,7 +299,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 #
 #     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see `flat_files`
 #     <folder>/committed-offsets                                      text, see below
-#     <folder>/lock                                                  held by the process that has it
+#     <folder>/.lock                                                 held by the process that has it
 #
 # `committed-offsets` is, as Kafka's own checkpoint files are, lines of text:
 #
@@ -325,25 +324,16 @@ class MetadataCache:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock: int | None = None
+        self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Raises ConfigError where another process or user has the folder, OSError."""
-        make_own_folder(self._directory, "metadata.cache_dir")
-        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise ConfigError(
-                f"{self._directory}: another fetchproxy has its metadata cache here"
-            ) from None
-        self._lock = lock
+        """Raises ConfigError where the folder cannot be had, as another process has it."""
+        self._lock = take_folder(self._directory, "metadata.cache_dir")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def partitions(self) -> list[TopicIdPartition]:

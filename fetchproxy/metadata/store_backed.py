@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -14,8 +13,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import structlog
@@ -26,7 +24,6 @@ from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
     RemoteStorageError,
-    StorageUnavailable,
 )
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.collected import (
@@ -59,6 +56,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     check_deletion,
     decode_log_history,
@@ -95,13 +93,8 @@ class StoredPartitionDeletions:
         await self._reads.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._reads.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._reads.__aexit__(*failure)
 
     async def get(
         self, tip: TopicIdPartition, not_older_than: float
@@ -120,13 +113,8 @@ class StoredPartitionDeletions:
             await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
 
     async def _read(self, tip: TopicIdPartition, _: float) -> RemotePartitionDeleteMetadata | None:
-        try:
-            async with asyncio.timeout(self._read_max_ms / 1000):
-                raw = await self._rsm.get_partition_deletion(tip)
-        except TimeoutError:
-            raise StorageUnavailable(
-                f"deletion of {tip}: not read within {self._read_max_ms} ms"
-            ) from None
+        async with within(self._read_max_ms / 1000, f"deletion of {tip}"):
+            raw = await self._rsm.get_partition_deletion(tip)
         if raw is None:
             return None
         try:
@@ -615,7 +603,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return partition
 
     async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
-        listed = await self._within("list of topics", self._rsm.list_topics())
+        async with within(self._config.metadata_read_max_ms / 1000, "list of topics"):
+            listed = await self._rsm.list_topics()
         return _TopLevel.of([*listed, *self._put_topics])
 
     async def _read_archive(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
@@ -719,16 +708,13 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         Raises StorageUnavailable where nothing does for `metadata_read_max_ms`.
         """
         loop, silence_max_s = asyncio.get_running_loop(), self._config.metadata_read_max_ms / 1000
-        try:
-            async with asyncio.timeout(silence_max_s) as limit:
+        async with within(silence_max_s, what) as limit:
 
-                def it_came() -> None:
-                    if not limit.expired():
-                        limit.reschedule(loop.time() + silence_max_s)
+            def it_came() -> None:
+                if not limit.expired():
+                    limit.reschedule(loop.time() + silence_max_s)
 
-                yield it_came
-        except TimeoutError:
-            raise self._too_late(what) from None
+            yield it_came
 
     async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
         """Under which names the topic lies in the archive: one, or none."""
@@ -746,13 +732,3 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             METADATA_REFRESH_ERRORS.inc()
             raise
         METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
-
-    async def _within(self, what: str, work: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self._config.metadata_read_max_ms / 1000):
-                return await work
-        except TimeoutError:
-            raise self._too_late(what) from None
-
-    def _too_late(self, what: str) -> StorageUnavailable:
-        return StorageUnavailable(f"{what}: not read within {self._config.metadata_read_max_ms} ms")

@@ -46,6 +46,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     encode_log_history,
     encode_log_start,
@@ -258,13 +259,8 @@ class TopicFollower:
         return began_at
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
-        """A log that never answers is one that is away."""
-        read_max_ms = self._config.metadata_read_max_ms
-        try:
-            async with asyncio.timeout(read_max_ms / 1000):
-                return await work
-        except TimeoutError:
-            raise StorageUnavailable(f"{what}: not done within {read_max_ms} ms") from None
+        async with within(self._config.metadata_read_max_ms / 1000, what):
+            return await work
 
     async def _read_to_end(self, number: int) -> None:
         partition = self._partitions[number]
@@ -572,16 +568,11 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             )
 
     async def _is_in_store(self, tip: TopicIdPartition) -> bool:
-        read_max_ms = self._config.metadata_read_max_ms
-        try:
-            async with asyncio.timeout(read_max_ms / 1000):
-                async for found in self._rsm.list_partition(tip):
-                    if isinstance(found, SegmentMetadataObject):
-                        return True
-        except TimeoutError:
-            raise StorageUnavailable(
-                f"segments of {tip} in the store: not listed within {read_max_ms} ms"
-            ) from None
+        what = f"list of the segments of {tip} in the store"
+        async with within(self._config.metadata_read_max_ms / 1000, what):
+            async for found in self._rsm.list_partition(tip):
+                if isinstance(found, SegmentMetadataObject):
+                    return True
         return False
 
     # --- writing ---

@@ -15,10 +15,11 @@ from enum import StrEnum
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_CONCERN_OFFSETS, ARCHIVE_CONCERNS
 from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ConcernObject, ConcernObjects
 
@@ -233,11 +234,8 @@ class ArchiverConcerns:
         """Raises RemoteStorageError; what was not said by then is said by the next call."""
         if not self._unsaid or self._objects is None:
             return
-        try:
-            async with asyncio.timeout(PUBLISH_MAX_S):
-                await self._publish(self._objects)
-        except TimeoutError:
-            raise StorageUnavailable(f"concerns: not said within {PUBLISH_MAX_S} s") from None
+        async with within(PUBLISH_MAX_S, "put of concerns"):
+            await self._publish(self._objects)
 
     async def _publish(self, objects: ConcernObjects) -> None:
         self._stored = await read_concerns(objects, self._stored)

@@ -177,7 +177,7 @@ async def test_such_events_make_no_file_and_end_nothing(topic: str, tmp_path: Pa
                 assert len(manager.problems(TIP)) == starts
                 assert METADATA_UNREADABLE._value.get() == unreadable + 3 * starts
     names = {path.name for path in tmp_path.rglob("*")}
-    assert names <= {"a", "b", "c", "cache", "lock", "committed-offsets"}
+    assert names <= {"a", "b", "c", "cache", ".lock", "committed-offsets"}
 
 
 async def test_of_many_such_events_few_are_kept_and_all_counted() -> None:

@@ -19,7 +19,6 @@ from fetchproxy.errors import (
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
-    StorageUnavailable,
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -37,6 +36,7 @@ from fetchproxy.observability.metrics import (
     REMOTE_LOG_METADATA_COUNT,
     REMOTE_LOG_SIZE_BYTES,
 )
+from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -587,13 +587,8 @@ class Expirer:
 
     async def _within(self, work: Awaitable[T], what: str) -> T:
         """A store that hangs must not hold up the partition's copies for ever."""
-        try:
-            async with asyncio.timeout(self._config.copy_max_ms / 1000):
-                return await work
-        except TimeoutError:
-            raise StorageUnavailable(
-                f"{what}: not done within {self._config.copy_max_ms} ms"
-            ) from None
+        async with within(self._config.copy_max_ms / 1000, what):
+            return await work
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
         await self._put(segment, State.DELETE_SEGMENT_STARTED)
