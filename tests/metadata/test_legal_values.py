@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from scripted_store import ScriptedStore
 from segment_values import TIP, segment
 from structlog.testing import capture_logs
@@ -42,7 +43,6 @@ from fetchproxy.segments.records import (
     encode_entry,
     encode_message,
 )
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from protocol.primitives import decode_uvarint
 
 WHERE = "offset 41"

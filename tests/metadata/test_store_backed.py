@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from metadata_contract import (
     OTHER,
     TIP,
@@ -31,7 +32,6 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile, partition_folder
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 class StoreBacking(Backing):

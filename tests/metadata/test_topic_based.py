@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from memory_metadata_log import MemoryMetadataLog
+from memory_object_store import MemoryObjectStore
 from metadata_contract import (
     OTHER,
     TIP,
@@ -29,7 +30,6 @@ from fetchproxy.observability.metrics import METADATA_EVENTS_REFUSED, METADATA_U
 from fetchproxy.segments.object_keys import log_start_key
 from fetchproxy.segments.records import LogStartOffset, encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 @pytest.fixture

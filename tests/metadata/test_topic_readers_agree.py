@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from memory_metadata_log import MemoryMetadataLog
+from memory_object_store import MemoryObjectStore
 from metadata_contract import OTHER, TIP, DeleteState, State, now, segment
 from topic_backing import PARTITIONS, Manager
 
@@ -30,7 +31,6 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.records import LogStartOffset, MetadataEvent, encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 SEEDS = range(40)
 TIPS = (TIP, OTHER)
