@@ -33,8 +33,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.storage.attached_topics import open_archive
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.writing.archive_health import with_stored
 from fetchproxy.writing.concerns import read_concerns
 

@@ -21,8 +21,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.remotelog.options import SourceOptions
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 
 T = TypeVar("T")
 

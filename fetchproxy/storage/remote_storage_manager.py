@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 from uuid import UUID
 
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import (
     ByteRange,
@@ -63,6 +64,7 @@ from fetchproxy.storage.stores.object_store import (
     UnfinishedUploads,
     segment_file_bytes_max,
 )
+from fetchproxy.storage.stores.registry import open_object_store
 
 __all__ = [
     "LogSegmentData",
@@ -71,6 +73,7 @@ __all__ = [
     "RemoteStorageManager",
     "SegmentMetadataObject",
     "Standing",
+    "open_store",
 ]
 
 T = TypeVar("T")
@@ -387,3 +390,14 @@ class RemoteStorageManager:
     async def close(self) -> None:
         """Idempotent."""
         await self._store.close()
+
+
+def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
+    """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
+
+    It has to be there when it is used: a mistyped place is an error and no empty archive. `create`:
+    what makes one there (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
+    Raises ConfigError.
+    """
+    store, prefix = open_object_store(url, config, create=create)
+    return RemoteStorageManager(store, prefix, must_exist=True)

@@ -19,8 +19,11 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import LISTED_AT_ONCE, RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import (
+    LISTED_AT_ONCE,
+    RemoteStorageManager,
+    open_store,
+)
 
 
 def sample(name: str, **labels: str) -> float:

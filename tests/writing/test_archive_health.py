@@ -37,8 +37,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogHistory
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores.object_store import StoreClock
-from fetchproxy.storage.stores.registry import open_store
 from fetchproxy.writing.concerns import ON_RECORD, ArchiverConcerns, Concern, Finding, read_concerns
 from fetchproxy.writing.margin import UNLIMITED
 from fetchproxy.writing.partition_watch import PartitionWatch
