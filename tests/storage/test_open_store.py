@@ -9,8 +9,9 @@ import pytest
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores.hdfs_location import HdfsLocation
-from fetchproxy.storage.stores.registry import FileLocation, S3Location, open_store, parse_store_url
+from fetchproxy.storage.stores.registry import FileLocation, S3Location, parse_store_url
 
 
 def test_file_urls() -> None:
