@@ -56,7 +56,7 @@ from protocol.primitives import INT64, UINT32
 # has none that is good. Events may be read twice; that does no harm (`catalogue`).
 #
 # Blocking: for threads, and for one at a time. Knows no topic and no other file:
-# `metadata_cache`.
+# `MetadataCache`.
 
 log = structlog.get_logger(__name__)
 
