@@ -1,4 +1,4 @@
-"""README's table of features against the product: nothing is left out, and each row has its tests."""
+"""README's table of features against the product: nothing is missing, and each row has tests."""
 
 from __future__ import annotations
 

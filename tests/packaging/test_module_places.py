@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from compose_file import ROOT
 
-DOCUMENTS = sorted((ROOT / "docs").rglob("*.md")) + [ROOT / "README.md"]
+DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 FILE = re.compile(r"`([\w./]+/\w+\.py)`")
 PLACE = re.compile(r"(?<![\w./])([a-z_]+(?:/[a-z_]+)+)(?:\.(\w+))?")
 CHECKLIST = tomllib.loads((ROOT / "docs/compatibility/checklist.toml").read_text("utf-8"))
 ANSWERS = [entry.get("answer", "") for entry in (*CHECKLIST["proxy"], *CHECKLIST["tiered"])]
 KIP_PAGE = ROOT / "docs" / "kip-405.md"
-KIP_MODULES = re.findall(r"\[([\w/]+)\]\(\.\./(fetchproxy/[\w/]+)\.py\)", KIP_PAGE.read_text("utf-8"))
+KIP_MODULES = re.findall(
+    r"\[([\w/]+)\]\(\.\./(fetchproxy/[\w/]+)\.py\)", KIP_PAGE.read_text("utf-8")
+)
 
 
 def found(place: str) -> Path | None:
