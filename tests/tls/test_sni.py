@@ -100,7 +100,7 @@ def test_python_clients_read_all_partitions(
 # Runs in a process of its own: prints brokers, and what it has read of each partition.
 CONFLUENT = """
 import json, sys
-sys.path.insert(0, {gateway!r})
+sys.path.insert(0, {serving!r})
 from client_readers import read_confluent
 from confluent_kafka import Consumer
 settings, bootstrap = {settings!r}, {bootstrap!r}
@@ -133,7 +133,7 @@ def test_librdkafka_reads_all_partitions(
     find_part: FindPart,
 ) -> None:  # fmt: skip
     script = CONFLUENT.format(
-        gateway=str(Path(__file__).parents[1] / "gateway"),
+        serving=str(Path(__file__).parents[1] / "serving"),
         settings=confluent_tls(authority, None),
         bootstrap=f"{BOOTSTRAP}:{through.port}",
         topic=data.topic,

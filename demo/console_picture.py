@@ -1,0 +1,147 @@
+"""`python -m demo.console_picture FILE` takes the README's picture of the console.
+
+A real Kafka, `fetchproxy serve` with an archiver, producers, readers of the tail and of the
+archive, and the machine's own Chromium. Needs `python -m lab setup kafka`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from lab.browser import Browser
+from lab.kafka import KafkaServer
+from lab.process import ServerProcess, free_port
+
+_TOPICS = {"clicks": 1, "orders": 3, "payments": 2}
+_RECORDS = {"clicks": 30_000, "orders": 18_000, "payments": 12_000}  # of each partition
+_FORGOTTEN = 0.7  # of them the broker forgets
+_MARGIN_BELOW = 24  # px below the table of partitions
+_SETTINGS = {
+    "archive.segment_bytes_max": 1024 * 1024,
+    "archive.segment_age_max_ms": 1_000,
+    "archive.rlm_process_interval_ms": 100,
+    "metadata.refresh_interval_ms": 500,
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Half a minute; the store's folder is short, as the page shows it."""
+    picture, store = Path(arguments[0]).absolute(), Path("/tmp/kafka-archive")
+    assert not store.exists(), f"{store} is in the way"
+    with tempfile.TemporaryDirectory() as folder, KafkaServer() as kafka:
+        for topic, partitions in _TOPICS.items():
+            kafka.create_topic(topic, partitions)
+        _produce(kafka.bootstrap)
+        listen, console = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "fetchproxy", "serve", "--bootstrap", kafka.bootstrap]
+        command += ["--store", f"file://{store}", "--listen", listen]
+        command += ["--archive", "|".join(_TOPICS), "--console", console]
+        for key, value in _SETTINGS.items():
+            command += ["--set", f"{key}={value}"]
+        proxy, done = ServerProcess("fetchproxy", command, Path(folder) / "log"), threading.Event()
+        with Browser() as page:
+            try:
+                proxy.start()
+                time.sleep(20)  # everything is archived, and then the broker forgets
+                _forget(kafka.bootstrap)
+                for work in (_write_on, _replay, _read_the_tail):
+                    threading.Thread(target=work, args=(listen, done.is_set)).start()
+                time.sleep(8)
+                page.open(f"http://{console}/")
+                time.sleep(4)
+                page.evaluate("document.documentElement.style.overflow = 'hidden'")
+                bottom = page.evaluate(
+                    "document.getElementById('partitions').getBoundingClientRect().bottom"
+                )
+                page.screenshot(picture)
+                cut(picture, int(bottom) + _MARGIN_BELOW)
+            finally:
+                done.set()
+                proxy.stop()
+                shutil.rmtree(store, ignore_errors=True)
+
+
+def _partitions() -> list[tuple[str, int]]:
+    return [(topic, number) for topic, count in _TOPICS.items() for number in range(count)]
+
+
+def _produce(bootstrap: str) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for topic, partition in _partitions():
+        for _ in range(_RECORDS[topic] - 1_700 * partition):
+            producer.produce(topic, value=os.urandom(400), partition=partition)
+        producer.flush()
+
+
+def _forget(bootstrap: str) -> None:
+    places = [
+        TopicPartition(topic, number, int(_FORGOTTEN * (_RECORDS[topic] - 1_700 * number)))
+        for topic, number in _partitions()
+    ]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.delete_records(places).values():
+        future.result()
+
+
+def _write_on(bootstrap: str, done: Callable[[], bool]) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    while not done():
+        for topic, partition in _partitions():
+            producer.produce(topic, value=os.urandom(400), partition=partition)
+        producer.poll(0.005)
+    producer.flush(1)
+
+
+def _replay(bootstrap: str, done: Callable[[], bool]) -> None:
+    """From offset 0 again and again."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "replay"})
+    while not done():
+        consumer.assign([TopicPartition("orders", number, 0) for number in range(3)])
+        for _ in range(40):
+            consumer.consume(500, timeout=0.1)
+    consumer.close()
+
+
+def _read_the_tail(bootstrap: str, done: Callable[[], bool]) -> None:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "tail"})
+    consumer.subscribe(list(_TOPICS))
+    while not done():
+        consumer.consume(1_000, timeout=0.1)
+    consumer.close()
+
+
+def cut(picture: Path, height: int) -> None:
+    """The rows above `height` of a PNG without interlacing."""
+    content = picture.read_bytes()
+    chunks, position = [], 8
+    while position < len(content):
+        (length,) = struct.unpack_from(">I", content, position)
+        chunks.append((content[position + 4 : position + 8], content[position + 8 :][:length]))
+        position += 12 + length
+    width, rows = struct.unpack_from(">II", chunks[0][1])
+    pixels = zlib.decompress(b"".join(data for kind, data in chunks if kind == b"IDAT"))
+    height = min(height, rows)
+    header = struct.pack(">II", width, height) + chunks[0][1][8:]
+    body = zlib.compress(pixels[: len(pixels) // rows * height], 9)
+    parts = [(b"IHDR", header), (b"IDAT", body), (b"IEND", b"")]
+    told = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+    picture.write_bytes(content[:8] + told)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

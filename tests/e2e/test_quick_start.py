@@ -1,0 +1,102 @@
+"""README's quick start, line by line as it is written, but for the ports and the store's folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer
+from proxy_process import PROJECT, wait_for
+
+from lab.mock_cluster import MockCluster
+from lab.process import ServerProcess, free_port
+
+COUNT = 500
+PARTITIONS = 4  # the mock cluster's choice
+
+
+class QuickStart:
+    """The commands of README, for one upstream and one folder."""
+
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        blocks = re.findall(r"^ {4}(.*)$", (PROJECT / "README.md").read_text("utf-8"), re.MULTILINE)
+        self._lines = re.sub(r"\\\n\s*", " ", "\n".join(blocks)).splitlines()
+        self.listen = f"127.0.0.1:{free_port()}"
+        self._places = {
+            "localhost:9092": bootstrap,
+            "127.0.0.1:9192": self.listen,
+            "127.0.0.1:8080": f"127.0.0.1:{free_port()}",
+            "file:///tmp/kafka-archive": f"file://{folder}/kafka-archive",
+        }
+
+    def command(self, words: str) -> list[str]:
+        """The one line that begins so."""
+        found = [line.removeprefix("$ ") for line in self._lines]
+        (line,) = [line for line in found if line.startswith(f".venv/bin/fetchproxy {words}")]
+        for written, here in self._places.items():
+            line = line.replace(written, here)
+        return [sys.executable, "-m", "fetchproxy", *shlex.split(line)[1:]]
+
+    def run(self, words: str) -> str:
+        done = subprocess.run(
+            self.command(words), cwd=PROJECT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def read_all(self) -> list[bytes]:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.listen,
+                "group.id": "quick-start",
+                "auto.offset.reset": "earliest",
+                "log_level": 0,  # until the process listens
+            }
+        )
+        consumer.subscribe(["orders"])
+        found: list[bytes] = []
+
+        def is_all() -> bool:
+            got = consumer.consume(COUNT, timeout=1.0)
+            found.extend(each.value() or b"" for each in got if each.error() is None)
+            return len(found) >= COUNT
+
+        wait_for("all records", is_all)
+        consumer.close()
+        return sorted(found)
+
+
+def test_the_quick_start_does_what_it_says(mock_cluster: MockCluster, tmp_path: Path) -> None:
+    written = [b"%06d" % number for number in range(COUNT)]
+    producer = Producer({"bootstrap.servers": mock_cluster.bootstrap})
+    for number, value in enumerate(written):
+        producer.produce("orders", value, partition=number % PARTITIONS)
+    producer.flush()
+    start = QuickStart(mock_cluster.bootstrap, tmp_path)
+    serve = ServerProcess(
+        "fetchproxy", start.command("serve --bootstrap"), tmp_path / "log", cwd=PROJECT
+    )
+
+    def is_archived() -> bool:
+        states = [path.read_text() for path in tmp_path.glob("kafka-archive/**/*.metadata")]
+        return len([1 for state in states if "COPY_SEGMENT_FINISHED" in state]) == PARTITIONS
+
+    try:
+        serve.start()
+        assert start.read_all() == written
+        wait_for("archived", is_archived)
+    finally:
+        serve.stop()
+    assert "orders" in start.run("segments")
+    assert start.run("verify").rstrip().endswith("clean")
+    # The one place that its line leaves to the default.
+    alone_command = [*start.command("serve --archive-only"), "--listen", start.listen]
+    alone = ServerProcess("fetchproxy", alone_command, tmp_path / "alone", cwd=PROJECT)
+    try:
+        alone.start()
+        assert start.read_all() == written
+    finally:
+        alone.stop()
