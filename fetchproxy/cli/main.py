@@ -1,33 +1,59 @@
-"""The command `fetchproxy`: puts the commands together. Each is a module of its own."""
+"""The command `fetchproxy`. Each command is in the module of its name, loaded when asked for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fetchproxy import __version__
-from fetchproxy.cli import index
-from fetchproxy.cli.archive import archive
-from fetchproxy.cli.pipeline import app as pipeline
-from fetchproxy.cli.resolve import resolve
-from fetchproxy.cli.restore import restore
-from fetchproxy.cli.segments import segments
-from fetchproxy.cli.serve import serve
-from fetchproxy.cli.user import user
-from fetchproxy.cli.verify import verify
+
+COMMANDS = (
+    *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "report"),
+    *("backfill", "resolve", "index", "user"),
+)
+
+
+class Commands(TyperGroup):
+    """`COMMANDS`, none of them loaded before it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _loaded(cmd_name) if cmd_name in COMMANDS else None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`pipeline NAME …` is the old name of `NAME --spark …`."""
+        if args[:1] == ["pipeline"]:
+            args = args[1:]
+            if args and args[0] in COMMANDS:
+                args.insert(1, "--spark")
+        return super().parse_args(ctx, args)
+
+
+@cache
+def _loaded(name: str) -> Any:
+    """A module has the command itself, or `app`: a group of commands."""
+    module = import_module(f"fetchproxy.cli.{name}")
+    group = getattr(module, "app", None)
+    if group is None:
+        group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        group.command(name)(getattr(module, name))
+    return typer.main.get_command(group)
+
 
 app = typer.Typer(
+    cls=Commands,
     name="fetchproxy",
     help="Tiered storage (KIP-405) for any Kafka cluster, from outside the broker.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # they print locals, and locals may hold secrets
 )
-for command in (serve, archive, segments, verify, restore, resolve, user):
-    app.command()(command)
-app.add_typer(index.app, name="index")
-app.add_typer(pipeline.app, name="pipeline")
 
 
 def _show_version(wanted: bool) -> None:
