@@ -43,7 +43,9 @@ def _loaded(name: str) -> Any:
     if group is None:
         group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         group.command(name)(getattr(module, name))
-    return typer.main.get_command(group)
+    command = typer.main.get_command(group)
+    command.name = name
+    return command
 
 
 app = typer.Typer(

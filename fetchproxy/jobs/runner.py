@@ -415,6 +415,7 @@ def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(active_children()) - others:
             child.kill()  # what it writes is whole, or as if it had not been written
+            child.join()
         raise
     pool.shutdown()
 

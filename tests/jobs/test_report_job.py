@@ -35,7 +35,7 @@ from fetchproxy.jobs.report import (
     fewer,
     forecast_of,
     page,
-    report_partition,
+    report_work,
     round_ticks,
     table_rows,
 )
@@ -149,7 +149,7 @@ def archive(tmp_path: Path) -> PlantedArchive:
 
 
 def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> None:
-    found = report_partition(config_of(tmp_path), TIP)
+    found = report_work(config_of(tmp_path))(TIP)
     assert found.records == 40
     assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
     assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 0)
@@ -161,7 +161,7 @@ def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> N
 
 def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None:
     config = config_of(tmp_path, archive__remote_log_retention_ms=str(DAY_MS))
-    found = report_partition(config, TIP)
+    found = report_work(config)(TIP)
     rows = table_rows([(found, forecast_of(config, found, NOW_MS))])
     for name, schema in SCHEMAS.items():
         assert rows[name]

@@ -12,7 +12,7 @@ from planted_archive import TIP, PlantedArchive, batch, flip
 from stored_archives import PREFIX, config_of, planted
 
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.jobs.verify import fault_rows, together, verify_partition
+from fetchproxy.jobs.verify import fault_rows, together, verify_work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 
@@ -41,14 +41,14 @@ def test_partition_by_partition_finds_what_the_whole_run_finds(
     whole = asyncio.run(archive.verify())
     assert len(whole.faults) == 2
     config = config_of(tmp_path)
-    found = together(verify_partition(config, tip) for tip in (TIP, OTHER))
+    found = together(map(verify_work(config), (TIP, OTHER)))
     # The archive is opened at its folder here, there as a prefix of the store.
     faults = tuple(replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in found.faults)
     assert replace(found, faults=faults) == whole
 
 
 def test_a_fault_is_a_row_that_says_where(archive: PlantedArchive, tmp_path: Path) -> None:
-    (row,) = fault_rows(verify_partition(config_of(tmp_path), OTHER).faults)
+    (row,) = fault_rows(verify_work(config_of(tmp_path))(OTHER).faults)
     assert row[:2] == ("orders", 1)
     assert row[2].endswith(".index")
     assert row[5] == "object is missing"
@@ -56,4 +56,4 @@ def test_a_fault_is_a_row_that_says_where(archive: PlantedArchive, tmp_path: Pat
 
 def test_a_store_that_is_away_is_no_clean_partition(tmp_path: Path) -> None:
     with pytest.raises(RemoteStorageError):
-        verify_partition(config_of(tmp_path / "nowhere"), TIP)
+        verify_work(config_of(tmp_path / "nowhere"))(TIP)
