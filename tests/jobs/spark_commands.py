@@ -23,7 +23,7 @@ from lab.errors import PartMissing
 from lab.parts import PARTS, is_cached
 from lab.spark import spark_environment
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[2]
 # As the default, but for the cores: tests share them with others.
 TWO_CORES = ["--master", "local[2,4]", "--conf", "spark.driver.memory=512m"]
 TWO_CORES += ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1"]
