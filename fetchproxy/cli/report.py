@@ -55,7 +55,7 @@ def report(
 
     def work(runner: Runner) -> job.Reported:
         done = job.report(runner, config, topic=topic)
-        done.write(runner, out, parquet)
+        done.write(out, parquet)
         return done
 
     done = run_job(context, config, work)

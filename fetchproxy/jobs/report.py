@@ -349,15 +349,18 @@ class Reported:
     html: str
     failures: tuple[Failure, ...]
 
-    def write(self, runner: Runner, folder: Path, parquet: str | None = None) -> None:
+    def write(self, folder: Path, parquet: str | None = None) -> None:
         """The page into `folder`, the tables below `parquet` (a URI; None: `folder`).
 
         A second run replaces what the first one wrote. Raises OSError.
         """
         folder.mkdir(parents=True, exist_ok=True)
         below = folder.resolve().as_uri() if parquet is None else parquet.rstrip("/")
-        for name, rows in table_rows(self.figures).items():
-            runner.write_parquet(rows, SCHEMAS[name], f"{below}/{name}")
+        for name, frame in self.frames.items():
+            if isinstance(frame, list):
+                _write_table(frame, SCHEMAS[name], f"{below}/{name}")
+            else:
+                frame.coalesce(1).write.mode("overwrite").parquet(f"{below}/{name}")
         draft = folder / ".report.html"
         draft.write_text(self.html, encoding="utf-8")
         os.replace(draft, folder / "report.html")
@@ -383,6 +386,27 @@ def report_work(config: Config) -> StoreWork[StoredArchive, TopicIdPartition, Pa
 
 async def _measure(archive: StoredArchive, tip: TopicIdPartition, tell: Tell) -> PartitionFigures:
     return await measure_partition(archive.rsm, archive.rlmm, tip)
+
+
+def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
+    """As Spark does. Raises OSError, ConfigError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from fetchproxy.jobs.backfill_files import OutputFolder
+
+    types = {"string": "string", "int": "int32", "bigint": "int64", "double": "float64"}
+    types["date"] = "date32"
+    fields = [(name, types[kind]) for name, kind in map(str.split, schema.split(","))]
+    named = [dict(zip((name for name, _ in fields), row, strict=True)) for row in rows]
+    table = pa.Table.from_pylist(
+        named, pa.schema([(name, pa.type_for_alias(kind)) for name, kind in fields])
+    )
+    folder = OutputFolder(place)
+    path = folder.path("")
+    folder.fs.create_dir(path, recursive=True)
+    folder.fs.delete_dir_contents(path)
+    pq.write_table(table, folder.path("part-0.parquet"), filesystem=folder.fs)
 
 
 def forecast_of(config: Config, figures: PartitionFigures, now_ms: int) -> Forecast:

@@ -152,10 +152,6 @@ class Runner(ABC):
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         """A DataFrame of Spark's; here the rows themselves."""
 
-    @abstractmethod
-    def write_parquet(self, rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
-        """To a folder, by path or URI. A second run replaces what the first one wrote."""
-
 
 class Here(Runner):
     """In this process, or for `Work` in worker processes, one for each core."""
@@ -219,11 +215,6 @@ class Here(Runner):
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return list(rows)
 
-    def write_parquet(self, rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
-        from fetchproxy.jobs.parquet_tables import write_table  # needs pyarrow
-
-        write_table(rows, schema, place)
-
 
 class OnSpark(Runner):
     """By the executors of `spark`, a task for each item."""
@@ -275,9 +266,6 @@ class OnSpark(Runner):
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return self._spark.createDataFrame(rows, schema)
-
-    def write_parquet(self, rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
-        self.frame(rows, schema).coalesce(1).write.mode("overwrite").parquet(place)
 
 
 class _Done(Generic[R]):

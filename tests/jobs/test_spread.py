@@ -72,6 +72,9 @@ class Session:
     def __init__(self, lost: Exception | None = None) -> None:
         self.sparkContext = Context(lost)
 
+    def createDataFrame(self, rows: list[Any], schema: str) -> list[Any]:
+        return list(rows)
+
 
 def halved(number: int) -> int:
     if number == 3:
