@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -17,14 +18,24 @@ COMMANDS = (
 )
 
 
-class Commands(TyperGroup):
-    """`COMMANDS`, none of them loaded before it is asked for."""
+class _Loading(Mapping[str, Any]):
+    """`COMMANDS`, each loaded when it is asked for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _loaded(name)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _loaded(cmd_name) if cmd_name in COMMANDS else None
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Commands(TyperGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": _Loading()})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`pipeline NAME …` is the old name of `NAME --spark …`."""
@@ -49,7 +60,7 @@ def _loaded(name: str) -> Any:
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=_Commands,
     name="fetchproxy",
     help="Tiered storage (KIP-405) for any Kafka cluster, from outside the broker.",
     no_args_is_help=True,

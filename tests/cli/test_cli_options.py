@@ -11,15 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 from fetchproxy import __version__
-from fetchproxy.cli.main import Commands, app
+from fetchproxy.cli.main import app
 from fetchproxy.cli.options import NAMED_KEYS, read_config
 from fetchproxy.config.load import OPTION_VARIABLES, all_keys
 from fetchproxy.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
-GROUP = typer.main.get_command(app)
-assert isinstance(GROUP, Commands)
-COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = [
     pytest.param(option, id=f"{name} {option.opts[0]}")
     for name, command in COMMANDS.items()

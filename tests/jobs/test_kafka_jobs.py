@@ -22,6 +22,7 @@ from fetchproxy.jobs.archive import (
     ArchivedPartition,
     archive_work,
     begin_archive,
+    check_source,
     plan_archive,
 )
 from fetchproxy.jobs.merge import MergeOptions, merge_work
@@ -151,7 +152,7 @@ def test_what_cannot_be_planned_is_said_before_anything_starts(
     logs = str(tmp_path / "logs")
     by_files = {"archive__source": "log-dirs", "archive__log_dirs": logs}
     with pytest.raises(ConfigError, match="log-dirs"):
-        plan_archive(config_for(bootstrap, data.topic, tmp_path, **by_files))
+        check_source(config_for(bootstrap, data.topic, tmp_path, **by_files))
     with pytest.raises(ClusterError):
         plan_archive(config_for("127.0.0.1:1", data.topic, tmp_path))
 
