@@ -18,6 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from fetchproxy.jobs.backfill import backfill
+from fetchproxy.jobs.runner import OnSpark
 from fetchproxy.remotelog.source import register_source
 
 # Every column is looked at, and no two records' bytes can be exchanged unnoticed for each other.
@@ -140,7 +141,7 @@ class Contest:
 
     def _backfilled(self, topics: list[str], out: str) -> None:
         source = {"store": self._question["store"], "topics": ",".join(topics)}
-        done = backfill(self._spark, source, out)
+        done = backfill(OnSpark(self._spark), source, out)
         if done.failures:
             raise RuntimeError(f"not backfilled: {done.failures}")
 

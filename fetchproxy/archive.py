@@ -99,6 +99,10 @@ def wall_clock_ms() -> int:
 
 def in_loop(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, also where the caller's thread runs a loop already (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)  # which a signal ends at once
     with ThreadPoolExecutor(1, thread_name_prefix="job") as threads:
         return threads.submit(asyncio.run, work).result()
 

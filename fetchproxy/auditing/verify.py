@@ -127,7 +127,7 @@ async def verify_archive(
         segments_unfinished=run.segments_unfinished,
         size_bytes=run.bytes_done,
         gaps=tuple(sorted(run.gaps)),
-        faults=tuple(sorted(run.faults, key=_place)),
+        faults=tuple(sorted(run.faults, key=place_of)),
         orphans=tuple(sorted(run.orphans)),
         segments_overlapping=run.segments_overlapping,
         not_known=tuple(sorted(run.not_known)),
@@ -147,7 +147,7 @@ async def metadata_faults(
     """
     run = _Run(rsm, rlmm, None, lambda done, total: None, lambda fault: None, CHUNK_BYTES)
     await for_each(await _partitions(rlmm, topics, partitions), run.catalog, PARTITIONS_AT_ONCE)
-    return tuple(sorted(run.faults, key=_place))
+    return tuple(sorted(run.faults, key=place_of))
 
 
 async def _partitions(
@@ -162,7 +162,7 @@ async def _partitions(
     return [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
 
 
-def _place(fault: Fault) -> tuple[str, int, str, int, int]:
+def place_of(fault: Fault) -> tuple[str, int, str, int, int]:
     position = -1 if fault.byte_position is None else fault.byte_position
     offset = -1 if fault.offset is None else fault.offset
     return fault.topic, fault.partition, fault.object_key, position, offset

@@ -1,17 +1,21 @@
-"""`fetchproxy archive`: the archiver alone."""
+"""`fetchproxy archive`: the archiver alone; and one pass of archiving, here or on Spark."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
 
 from fetchproxy.app import run_archiver
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cli.jobs import count, interruptible, read_job, run_job, say_failures
+from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.observability.logs import configure_logging
+from fetchproxy.jobs import archive as job
 
 Once = Annotated[
     bool,
@@ -30,20 +34,64 @@ def archive(
     store: options.Store = None,
     archive: options.Archive = None,
     once: Once = False,
+    dry_run: options.DryRun = False,
     console: options.Console = None,
     create: options.Create = False,
+    spark: options.Spark = False,
+    master: options.Master = None,
+    spark_settings: options.SparkSettings = None,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
-    """Copy topics to the store, without serving clients. Ends on SIGINT or SIGTERM."""
+    """Copy topics to the store, without serving clients. Ends on SIGINT or SIGTERM.
+
+    With --once or --spark it ends by itself: it copies up to the last stable offsets of now, and a
+    running archiver may be at the same topics. A run that was ended goes on where it was. --dry-run
+    shows what such a run would copy. Exit code 2 where a partition could not be archived, or a
+    topic must not be.
+    """
+    config = read_job(context)
     with users_errors():
-        config = options.read_config(context)
-        options.store_url(config)
         if config.archive.topics is None:
             raise ConfigError(
                 "archive.topics is not set; give --archive REGEX (or FETCHPROXY_ARCHIVE_TOPICS)"
             )
-        configure_logging(config.log, sys.stderr)
-    finished = run(run_archiver(config, once=once, create=create))
-    if once and finished is None:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        if spark:
+            job.check_source(config)
+    if dry_run:
+        with users_errors(), interruptible():
+            _print_plan(job.plan_archive(config))
+    elif spark:
+        _archive_on_spark(context, config, create)
+    else:
+        finished = run(run_archiver(config, once=once, create=create))
+        if once and finished is None:
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> None:
+    done = run_job(context, config, lambda runner: job.archive(runner, config, create=create))
+    segments = sum(partition.segments for partition in done.partitions)
+    size = decimal(sum(partition.size_bytes for partition in done.partitions))
+    typer.echo(
+        f"{count(len(done.partitions), 'partition')} archived: {count(segments, 'segment')}, {size}"
+    )
+    for topic, reason in done.plan.refused.items():
+        typer.echo(f"not archived: {topic}: {reason}", err=True)
+    say_failures(done.failures)
+    if done.plan.refused:
+        raise typer.Exit(EXIT_USER_ERROR)
+
+
+def _print_plan(plan: job.ArchivePlan) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("topic-partition", overflow="fold")
+    for name in ("archive end", "log start", "last stable", "to copy"):
+        table.add_column(name, justify="right")
+    for p in plan.partitions:
+        end = "" if p.archive_end is None else str(p.archive_end)
+        numbers = (p.log_start_offset, p.last_stable_offset, p.offsets)
+        table.add_row(str(p.tip), end, *map(str, numbers))
+    Console().print(table)
+    for topic, reason in plan.refused.items():
+        typer.echo(f"refused: {topic}: {reason}")

@@ -26,7 +26,12 @@ from fetchproxy.storage.index_files import (
     RemoteTimeIndex,
 )
 
-app = typer.Typer(help="Look into index files of the archive.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look into index files of the archive.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 Row = dict[str, int | str]
 _UNBROKEN = 10_000  # characters

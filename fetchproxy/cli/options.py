@@ -114,7 +114,7 @@ DryRun = Annotated[
     typer.Option(
         "--dry-run",
         envvar="FETCHPROXY_DRY_RUN",
-        help="Say what would be repaired or restored, and change nothing.",
+        help="Say what would be done, and change nothing.",
     ),
 ]
 Create = Annotated[
@@ -122,6 +122,33 @@ Create = Annotated[
     typer.Option(
         "--create",
         help="Begin a new archive where one is expected and there is none: a person's word, once.",
+    ),
+]
+
+Spark = Annotated[
+    bool,
+    typer.Option(
+        "--spark",
+        envvar="FETCHPROXY_SPARK",
+        help="Have the work done on Spark; needs, in a clone: pip install -e '.\\[spark]'.",
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_SPARK_MASTER",
+        metavar="URL",
+        help="With --spark: Spark's master; without it this process is Spark, with all cores. "
+        "Under spark-submit: what that was given.",
+    ),
+]
+SparkSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        envvar="FETCHPROXY_SPARK_CONF",
+        metavar="KEY=VALUE",
+        help="With --spark: a setting of Spark's; may be repeated.",
     ),
 ]
 
@@ -134,6 +161,20 @@ def read_config(context: typer.Context) -> Config:
             option = "--" + parameter.replace("_", "-")
             overrides.append(Setting(key, context.params[parameter], option))
     return load_config(context.params.get("config_file"), os.environ, overrides)
+
+
+def spark_settings(context: typer.Context) -> dict[str, str]:
+    """Of `--conf`. Raises ConfigError, also where there are options of Spark's without Spark."""
+    for parameter, option in (("master", "--master"), ("spark_settings", "--conf")):
+        if not context.params["spark"] and _source(context, parameter) == "COMMANDLINE":
+            raise ConfigError(f"{option} is an option of Spark's; give --spark as well")
+    found: dict[str, str] = {}
+    for text in context.params["spark_settings"] or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
+        found[key] = value
+    return found
 
 
 def store_url(config: Config) -> str:

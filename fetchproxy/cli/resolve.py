@@ -42,14 +42,6 @@ NewHistory = Annotated[
         help="The leader's log counts. The archive's log stays in the store, and is not shown.",
     ),
 ]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        envvar="FETCHPROXY_DRY_RUN",
-        help="Say what would be done, and change nothing.",
-    ),
-]
 
 
 def resolve(
@@ -60,7 +52,7 @@ def resolve(
     new_history: NewHistory = False,
     bootstrap: options.Bootstrap = None,
     store: options.Store = None,
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:

@@ -145,7 +145,12 @@ def _bound_words(bound: object) -> str:
 # Options of the command line that are no configuration key, but do have a variable.
 OPTION_VARIABLES = frozenset(
     f"{VARIABLE_PREFIX}{name}"
-    for name in ("CONFIG", "SET", "ONCE", "TOPIC", "JSON", "REPAIR", "DRY_RUN")
+    for name in (
+        *("CONFIG", "SET", "ONCE", "TOPIC", "TOPICS", "JSON", "REPAIR", "DRY_RUN"),
+        *("SPARK", "SPARK_MASTER", "SPARK_CONF", "MERGE_BYTES_MAX", "REPORT_OUT"),
+        *("REPORT_PARQUET", "BACKFILL_PARQUET", "BACKFILL_TO_TOPIC", "BACKFILL_OPTION"),
+        *("BACKFILL_RANGE_BYTES", "BACKFILL_APPEND", "BACKFILL_COMPRESSION"),
+    )
 )
 
 # What the project's tests and lab are steered by; they start this program with it set.

@@ -1,6 +1,6 @@
 """The job `archive`: one pass over all partitions, planned on the driver, copied by executors.
 
-Each executor runs the archiver's own pass (`remote_log.archive_once`) for its partition. It leads
+Each executor runs the archiver's own pass (`archive_partitions`) for its partition. It leads
 nothing: a running archiver may be at the same partition, and whichever comes second gives up its
 copy, as two archivers do that meet.
 """
@@ -14,11 +14,17 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from fetchproxy.archive import for_executors, in_loop, managed_archive, wall_clock_ms
+from fetchproxy.archive import (
+    ManagedArchive,
+    for_executors,
+    in_loop,
+    managed_archive,
+    wall_clock_ms,
+)
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.discovery import TopicDiscovery
@@ -73,7 +79,7 @@ class ArchivedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """`frame`: `partitions` as a DataFrame of ARCHIVED_SCHEMA."""
+    """`frame`: `partitions` as a frame of ARCHIVED_SCHEMA."""
 
     plan: ArchivePlan
     partitions: tuple[ArchivedPartition, ...]
@@ -81,30 +87,28 @@ class Archived:
     failures: tuple[Failure, ...]
 
 
-def archive(
-    spark: Any, config: Config, *, create: bool = False, on_progress: OnProgress = quiet
-) -> Archived:
+def archive(runner: Runner, config: Config, *, create: bool = False) -> Archived:
     """Copy what `archive.topics` matches, up to the last stable offsets of this moment.
 
     `create`: as of `OwnArchive`.
     Raises ConfigError, ClusterError, RemoteStorageError where it cannot be planned; PipelineFailed.
     """
+    check_source(config)
     config = for_executors(config)
     begin_archive(config, create=create)
     plan = plan_archive(config)
-    done = spread(
-        spark,
-        plan.partitions,
-        partial(archive_partition, config),
-        label="archive",
-        name=lambda planned: str(planned.tip),
-        size=lambda partition: partition.size_bytes,
-        on_progress=on_progress,
-        log=config.log,
-    )
+    done = runner.each(plan.partitions, archive_work(config))
     rows = [_row(partition) for partition in done.results]
-    frame = spark.createDataFrame(rows, ARCHIVED_SCHEMA)
-    return Archived(plan, done.results, frame, done.failures)
+    return Archived(plan, done.results, runner.frame(rows, ARCHIVED_SCHEMA), done.failures)
+
+
+def check_source(config: Config) -> None:
+    """Raises ConfigError where an executor cannot reach what is copied."""
+    if config.archive.source != "broker":
+        raise ConfigError(
+            "archive.source = log-dirs: on Spark only the brokers are a source that every executor "
+            "reaches; set archive.source=broker"
+        )
 
 
 def begin_archive(config: Config, *, create: bool = False) -> None:
@@ -127,11 +131,6 @@ def plan_archive(config: Config) -> ArchivePlan:
     """Runs on the driver. Those with the most to copy come first. Raises as `archive`."""
     if config.archive.topics is None:
         raise ConfigError("archive.topics is not set; give --archive REGEX")
-    if config.archive.source != "broker":
-        raise ConfigError(
-            "archive.source = log-dirs: on Spark only the brokers are a source that every executor "
-            "reaches; set archive.source=broker"
-        )
 
     async def planned() -> ArchivePlan:
         async with managed_archive(config, brokers=True, create=True, must_exist=False) as opened:
@@ -141,28 +140,39 @@ def plan_archive(config: Config) -> ArchivePlan:
     return in_loop(planned())
 
 
-def archive_partition(config: Config, planned: PlannedPartition) -> ArchivedPartition:
-    """Runs on an executor: copies, then removes what retention has passed.
+def archive_work(
+    config: Config,
+) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
+    """Copies, then removes what retention has passed.
 
-    Raises RemoteStorageError, ClusterError, LogTruncated, CompactedLog, CorruptSegment, OSError.
+    Fails with RemoteStorageError, ClusterError, LogTruncated, CompactedLog, CorruptSegment,
+    OSError.
     """
+    config = for_executors(config)
+    return StoreWork(
+        "archive",
+        partial(managed_archive, config, brokers=True),
+        partial(_archive_partition, config),
+        name=lambda planned: str(planned.tip),
+        size=lambda partition: partition.size_bytes,
+    )
 
-    async def archived() -> ArchivedPartition:
-        async with managed_archive(config, brokers=True) as opened:
-            assert opened.cluster is not None
-            await archive_partitions(
-                config.archive,
-                opened.cluster,
-                opened.rsm,
-                opened.rlmm,
-                [planned.tip],
-                topic_config=lambda topic_id: planned.topic_config,
-                wall_clock_ms=wall_clock_ms,
-                uuid_factory=uuid4,
-            )
-            return await _result(opened.rlmm, planned)
 
-    return asyncio.run(archived())
+async def _archive_partition(
+    config: Config, opened: ManagedArchive, planned: PlannedPartition, tell: Tell
+) -> ArchivedPartition:
+    assert opened.cluster is not None  # brokers were asked for
+    await archive_partitions(
+        config.archive,
+        opened.cluster,
+        opened.rsm,
+        opened.rlmm,
+        [planned.tip],
+        topic_config=lambda topic_id: planned.topic_config,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid4,
+    )
+    return await _result(opened.rlmm, planned)
 
 
 async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager) -> ArchivePlan:

@@ -23,7 +23,7 @@ from fetchproxy.jobs.backfill_plan import (
     next_plan,
     plan_backfill_input,
 )
-from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.jobs.runner import Failure, Runner, Work
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.options import SourceOptions, parse_options
@@ -69,7 +69,7 @@ class PlannedBackfill:
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """`manifests`: of what this run has written; `frame`: these, as a DataFrame of MANIFEST_SCHEMA.
+    """`manifests`: of what this run has written; `frame`: these, as a frame of MANIFEST_SCHEMA.
 
     `ranges_before`: ranges that earlier runs have written. `failures`: includes partitions that
     were left out because the archive lacks some of their offsets.
@@ -82,13 +82,12 @@ class Backfilled:
 
 
 def backfill(
-    spark: Any,
+    runner: Runner,
     source: Mapping[str, str],
     output: str,
     *,
     range_bytes_max: int = RANGE_BYTES_MAX,
     compression: str = CODECS[0],
-    on_progress: OnProgress = quiet,
 ) -> Backfilled:
     """`source`: the options of `format("remotelog")`; `output`: a path or URI all executors reach.
 
@@ -99,19 +98,17 @@ def backfill(
         raise ConfigError(f"compression {compression!r}: there are {', '.join(CODECS)}")
     target = Target(parse_options(source), OutputFolder(output), compression)
     plan = plan_backfill(target, range_bytes_max)
-    done = spread(
-        spark,
-        plan.tasks,
+    work = Work(
+        "backfill",
         partial(backfill_range, target),
-        label="backfill",
         name=lambda one: one.range.name,
         size=lambda manifest: manifest.rows,
-        on_progress=on_progress,
     )
+    done = runner.spread(plan.tasks, work)
     if not done.failures:
         target.folder.remove_parts()
     rows = [_row(manifest) for manifest in done.results]
-    frame = spark.createDataFrame(rows, MANIFEST_SCHEMA)
+    frame = runner.frame(rows, MANIFEST_SCHEMA)
     return Backfilled(done.results, plan.ranges_before, frame, (*plan.left_out, *done.failures))
 
 
@@ -155,7 +152,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
 
 
 def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
-    """Runs on an executor; a range that is whole is not written again.
+    """In a worker process; a range that is whole is not written again.
 
     Raises CorruptSegment, RemoteStorageError, OSError.
     """

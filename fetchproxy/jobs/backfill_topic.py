@@ -27,7 +27,7 @@ from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
 from fetchproxy.jobs.backfill import COLUMNS
 from fetchproxy.jobs.backfill_plan import plan_backfill_input
-from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.jobs.runner import Failure, Runner, Work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
@@ -80,7 +80,7 @@ class CopiedPartition:
 
 @dataclass(frozen=True, slots=True)
 class CopiedTopic:
-    """`frame`: `partitions` as a DataFrame of COPIED_SCHEMA."""
+    """`frame`: `partitions` as a frame of COPIED_SCHEMA."""
 
     partitions: tuple[CopiedPartition, ...]
     frame: Any
@@ -88,13 +88,12 @@ class CopiedTopic:
 
 
 def backfill_topic(
-    spark: Any,
+    runner: Runner,
     config: Config,
     source: Mapping[str, str],
     topic: str,
     *,
     append: bool = False,
-    on_progress: OnProgress = quiet,
 ) -> CopiedTopic:
     """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`.
 
@@ -103,18 +102,14 @@ def backfill_topic(
     config = for_executors(config)
     target = TopicTarget(config.cluster, topic, parse_options(source), append)
     tasks, left_out = plan_topic(config, target)
-    done = spread(
-        spark,
-        tasks,
+    work = Work(
+        "backfill",
         partial(copy_partition, target),
-        label="backfill",
         name=lambda one: f"{one.tip} to {topic}",
         size=lambda copied: copied.records,
-        on_progress=on_progress,
-        log=config.log,
     )
-    rows = [astuple(one) for one in done.results]
-    frame = spark.createDataFrame(rows, COPIED_SCHEMA)
+    done = runner.spread(tasks, work)
+    frame = runner.frame([astuple(one) for one in done.results], COPIED_SCHEMA)
     return CopiedTopic(done.results, frame, (*left_out, *done.failures))
 
 
@@ -140,7 +135,7 @@ def plan_topic(
 
 
 def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartition:
-    """Runs on an executor. Raises ConfigError, ClusterError, CorruptSegment, RemoteStorageError."""
+    """In a worker process. Raises ConfigError, ClusterError, CorruptSegment, RemoteStorageError."""
     place = TopicPartition(target.topic, wanted.tip.partition)
     group = f"fetchproxy-backfill-{wanted.tip.topic}"
     with _kafka_errors(str(wanted.tip)), _closing(_producer(target, wanted)) as producer:

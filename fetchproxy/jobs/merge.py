@@ -1,18 +1,20 @@
 """The job `merge`: adjacent small segments into large ones, partition by partition.
 
-What is merged and how it is switched is `remote_log.merging`'s; what is replaced goes by the rule
-that archivers have for spare copies, so this may run beside them, and twice at once.
+What is merged, and how readers change over, is decided in `writing.merging`. What is replaced goes
+by the rule that archivers have for spare copies, so this may run beside them, and twice at once.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from fetchproxy.archive import (
+    ManagedArchive,
     for_executors,
     in_loop,
     managed_archive,
@@ -20,7 +22,7 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -35,7 +37,7 @@ MERGED_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """`frame`: `partitions` as a DataFrame of MERGED_SCHEMA."""
+    """`frame`: `partitions` as a frame of MERGED_SCHEMA."""
 
     partitions: tuple[MergedPartition, ...]
     frame: Any
@@ -51,26 +53,17 @@ class MergeOptions:
 
 
 def merge(
-    spark: Any,
+    runner: Runner,
     config: Config,
     *,
     topic: str | None = None,
     options: MergeOptions = MergeOptions(),
-    on_progress: OnProgress = quiet,
 ) -> Merged:
     """Merge in every partition of `topic` (None: of all). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
-    done = spread(
-        spark,
-        tips,
-        partial(merge_partition, for_executors(config), options),
-        label="merge",
-        size=lambda partition: partition.size_bytes,
-        on_progress=on_progress,
-        log=config.log,
-    )
+    done = runner.each(tips, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
-    return Merged(done.results, spark.createDataFrame(rows, MERGED_SCHEMA), done.failures)
+    return Merged(done.results, runner.frame(rows, MERGED_SCHEMA), done.failures)
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
@@ -78,44 +71,55 @@ def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
     return (*place, p.merged, p.replaced, p.size_bytes, p.overtaken, list(p.refused))
 
 
-def merge_partition(
-    config: Config, options: MergeOptions, tip: TopicIdPartition
-) -> MergedPartition:
-    """Runs on an executor: merge, then remove what may go by now, of this run or of earlier ones.
+class ToMerge(NamedTuple):
+    archive: ManagedArchive
+    spool: Spool
 
-    Raises RemoteStorageError, ClusterError (metadata in a topic); OSError of the spool's disk.
+
+def merge_work(
+    config: Config, options: MergeOptions
+) -> StoreWork[ToMerge, TopicIdPartition, MergedPartition]:
+    """Merge, then remove what may go by now, of this run or of earlier ones.
+
+    Fails with RemoteStorageError, ClusterError (metadata in a topic); OSError of the spool's disk.
     """
+    config = for_executors(config)
+    work = partial(_merge_partition, config, options)
+    opened = partial(_to_merge, config)
+    return StoreWork("merge", opened, work, size=lambda partition: partition.size_bytes)
 
-    async def merged() -> MergedPartition:
-        async with (
-            managed_archive(config) as archive,
-            Spool(config.archive.spool_dir) as spool,
-        ):
-            copier = SegmentCopier(
-                archive.rsm,
-                archive.rlmm,
-                copy_max_ms=config.archive.copy_max_ms,
-                wall_clock_ms=wall_clock_ms,
-                uuid_factory=uuid4,
-            )
-            merger = PartitionMerger(
-                archive.rsm, archive.rlmm, copier, spool, bytes_max=options.bytes_max
-            )
-            if options.dry_run:
-                return _planned(tip, await merger.plan(tip))
-            done = await merger.merge(tip)
-            expirer = Expirer(
-                config.archive,
-                archive.rsm,
-                archive.rlmm,
-                topic_config=lambda topic_id: None,  # nothing is asked of retention here
-                wall_clock_ms=wall_clock_ms,
-                clock_settle_ms=0,
-            )
-            await expirer.tidy(tip)
-            return done
 
-    return asyncio.run(merged())
+@asynccontextmanager
+async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
+    async with managed_archive(config) as archive, Spool(config.archive.spool_dir) as spool:
+        yield ToMerge(archive, spool)
+
+
+async def _merge_partition(
+    config: Config, options: MergeOptions, opened: ToMerge, tip: TopicIdPartition, tell: Tell
+) -> MergedPartition:
+    rsm, rlmm = opened.archive.rsm, opened.archive.rlmm
+    copier = SegmentCopier(
+        rsm,
+        rlmm,
+        copy_max_ms=config.archive.copy_max_ms,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid4,
+    )
+    merger = PartitionMerger(rsm, rlmm, copier, opened.spool, bytes_max=options.bytes_max)
+    if options.dry_run:
+        return _planned(tip, await merger.plan(tip))
+    done = await merger.merge(tip)
+    expirer = Expirer(
+        config.archive,
+        rsm,
+        rlmm,
+        topic_config=lambda topic_id: None,  # nothing is asked of retention here
+        wall_clock_ms=wall_clock_ms,
+        clock_settle_ms=0,
+    )
+    await expirer.tidy(tip)
+    return done
 
 
 def _planned(tip: TopicIdPartition, groups: list[Any]) -> MergedPartition:

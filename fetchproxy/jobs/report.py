@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from fetchproxy.archive import (
+    StoredArchive,
     for_executors,
     in_loop,
     stored_archive,
@@ -37,7 +37,7 @@ from fetchproxy.jobs.figures import (
     forecast,
     measure_partition,
 )
-from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.deletion.retention import effective_retention
 
@@ -342,7 +342,7 @@ SCHEMAS = {
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """`frames`: DataFrames by the names of SCHEMAS. `html`: the page."""
+    """`frames`: by the names of SCHEMAS. `html`: the page."""
 
     figures: tuple[tuple[PartitionFigures, Forecast], ...]
     frames: dict[str, Any]
@@ -350,49 +350,63 @@ class Reported:
     failures: tuple[Failure, ...]
 
     def write(self, folder: Path, parquet: str | None = None) -> None:
-        """The page into `folder`, the tables below `parquet` (a URI of Spark's; None: `folder`).
+        """The page into `folder`, the tables below `parquet` (a URI; None: `folder`).
 
         A second run replaces what the first one wrote. Raises OSError.
         """
         folder.mkdir(parents=True, exist_ok=True)
         below = folder.resolve().as_uri() if parquet is None else parquet.rstrip("/")
         for name, frame in self.frames.items():
-            frame.coalesce(1).write.mode("overwrite").parquet(f"{below}/{name}")
+            if isinstance(frame, list):
+                _write_table(frame, SCHEMAS[name], f"{below}/{name}")
+            else:
+                frame.coalesce(1).write.mode("overwrite").parquet(f"{below}/{name}")
         draft = folder / ".report.html"
         draft.write_text(self.html, encoding="utf-8")
         os.replace(draft, folder / "report.html")
 
 
-def report(
-    spark: Any, config: Config, *, topic: str | None = None, on_progress: OnProgress = quiet
-) -> Reported:
+def report(runner: Runner, config: Config, *, topic: str | None = None) -> Reported:
     """Of `topic` (None: of all). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     now_ms = wall_clock_ms()
-    done = spread(
-        spark,
-        tips,
-        partial(report_partition, for_executors(config)),
-        label="report",
-        size=lambda figures: figures.size_bytes,
-        on_progress=on_progress,
-        log=config.log,
-    )
+    done = runner.each(tips, report_work(config))
     by_name = sorted(done.results, key=lambda f: (f.tip.topic, f.tip.topic_id, f.tip.partition))
     figures = tuple((one, forecast_of(config, one, now_ms)) for one in by_name)
     rows = table_rows(figures)
-    frames = {name: spark.createDataFrame(rows[name], SCHEMAS[name]) for name in SCHEMAS}
+    frames = {name: runner.frame(rows[name], SCHEMAS[name]) for name in SCHEMAS}
     return Reported(figures, frames, page(figures, now_ms), done.failures)
 
 
-def report_partition(config: Config, tip: TopicIdPartition) -> PartitionFigures:
-    """Runs on an executor. Raises RemoteStorageError."""
+def report_work(config: Config) -> StoreWork[StoredArchive, TopicIdPartition, PartitionFigures]:
+    """Fails with RemoteStorageError."""
+    opened = partial(stored_archive, for_executors(config))
+    return StoreWork("report", opened, _measure, size=lambda figures: figures.size_bytes)
 
-    async def measured() -> PartitionFigures:
-        async with stored_archive(config) as archive:
-            return await measure_partition(archive.rsm, archive.rlmm, tip)
 
-    return asyncio.run(measured())
+async def _measure(archive: StoredArchive, tip: TopicIdPartition, tell: Tell) -> PartitionFigures:
+    return await measure_partition(archive.rsm, archive.rlmm, tip)
+
+
+def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
+    """As Spark does. Raises OSError, ConfigError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from fetchproxy.jobs.backfill_files import OutputFolder
+
+    types = {"string": "string", "int": "int32", "bigint": "int64", "double": "float64"}
+    types["date"] = "date32"
+    fields = [(name, types[kind]) for name, kind in map(str.split, schema.split(","))]
+    named = [dict(zip((name for name, _ in fields), row, strict=True)) for row in rows]
+    table = pa.Table.from_pylist(
+        named, pa.schema([(name, pa.type_for_alias(kind)) for name, kind in fields])
+    )
+    folder = OutputFolder(place)
+    path = folder.path("")
+    folder.fs.create_dir(path, recursive=True)
+    folder.fs.delete_dir_contents(path)
+    pq.write_table(table, folder.path("part-0.parquet"), filesystem=folder.fs)
 
 
 def forecast_of(config: Config, figures: PartitionFigures, now_ms: int) -> Forecast:

@@ -1,21 +1,22 @@
-"""The job `restore`: `fetchproxy restore` with a task for some partitions at a time.
+"""The job `restore`: the metadata topic, caches and local indexes anew, from the store alone.
 
 Metadata objects that are lost are derived from their logs; then the metadata topic gets what it
 does not know. Partitions whose events lie in the same partition of that topic share a task, so that
-each part of it is read once.
+each part of it is read once. Local indexes are made again where there is one machine; on Spark an
+archiver makes its own again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fetchproxy.archive import (
-    for_executors,
+    StoredArchive,
     in_loop,
     stored_archive,
     stored_partitions,
@@ -26,11 +27,12 @@ from fetchproxy.auditing.restore import RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.tls.contexts import upstream_context
+from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
 
 Tips = tuple[TopicIdPartition, ...]
@@ -50,50 +52,37 @@ class RestoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`frame`: `partitions` as a DataFrame of RESTORED_SCHEMA."""
+    """`frame`: `partitions` as a frame of RESTORED_SCHEMA."""
 
     partitions: tuple[RestoredPartition, ...]
-    repairs: tuple[str, ...]
-    refusals: tuple[str, ...]
     frame: Any
     failures: tuple[Failure, ...]
 
 
 def restore(
-    spark: Any,
+    runner: Runner,
     config: Config,
     *,
     topic: str | None = None,
     dry_run: bool = False,
-    on_progress: OnProgress = quiet,
+    on_result: Callable[[RestoredGroup], None] = lambda restored: None,
 ) -> Restored:
     """Of `topic` (None: of all). Writes only what is missing, so it can be repeated.
 
     Raises as `verify`, and ClusterError or RemoteStorageError where the metadata topic is away.
     """
-    config = for_executors(config)
+    config = runner.config(config)
     tips = in_loop(stored_partitions(config, topic))
     there = in_loop(_metadata_topic(config, create=bool(tips) and not dry_run))
-    done = spread(
-        spark,
-        grouped(tips, config.metadata.topic_partitions),
-        partial(restore_group, config, dry_run, there),
-        label="restore",
-        name=lambda group: ", ".join(map(str, group)),
-        size=lambda group: sum(partition.segments for partition in group.partitions),
-        on_progress=on_progress,
-        log=config.log,
-    )
-    if topic is None and there and not dry_run and not done.failures:
-        in_loop(_state_metadata_topic(config))
+    groups = grouped(tips, config.metadata.topic_partitions)
+    done = runner.each(groups, restore_work(config, dry_run, there), on_result)
     partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tip))
-    return Restored(
-        partitions,
-        repairs=tuple(repair for group in done.results for repair in group.repairs),
-        refusals=tuple(refusal for group in done.results for refusal in group.refusals),
-        frame=spark.createDataFrame([_row(p) for p in partitions], RESTORED_SCHEMA),
-        failures=done.failures,
-    )
+    if not dry_run:
+        if topic is None and there and not done.failures:
+            in_loop(_state_metadata_topic(config))
+        in_loop(_refresh_local_indexes(config, [partition.tip for partition in partitions]))
+    frame = runner.frame([_row(p) for p in partitions], RESTORED_SCHEMA)
+    return Restored(partitions, frame, done.failures)
 
 
 def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tips]:
@@ -104,37 +93,60 @@ def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tip
     return [tuple(group) for _, group in sorted(groups.items())]
 
 
-def restore_group(config: Config, dry_run: bool, topic_is_there: bool, tips: Tips) -> RestoredGroup:
-    """Runs on an executor. Raises RemoteStorageError, ClusterError."""
+class ToRestore(NamedTuple):
+    archive: StoredArchive
+    follower: TopicFollower | None
 
-    async def restored() -> RestoredGroup:
-        async with AsyncExitStack() as opened:
-            archive = await opened.enter_async_context(stored_archive(config))
-            repaired = await repair_archive(
-                archive.rsm,
-                archive.rlmm,
-                await metadata_faults(archive.rsm, archive.rlmm, partitions=tips),
-                wall_clock_ms=wall_clock_ms,
-                dry_run=dry_run,
-            )
-            follower = None
-            if topic_is_there:
-                cluster = await opened.enter_async_context(_cluster(config))
-                metadata_log = _metadata_log(config, cluster)
-                follower = await opened.enter_async_context(
-                    TopicFollower(metadata_log, config.metadata)
-                )
-            done = await restore_archive(
-                archive.rlmm,
-                follower,
-                wall_clock_ms=wall_clock_ms,
-                partitions=tips,
-                dry_run=dry_run,
-            )
-        repairs = tuple(map(str, repaired.repairs))
-        return RestoredGroup(tuple(done), repairs, tuple(repaired.refusals))
 
-    return asyncio.run(restored())
+def restore_work(
+    config: Config, dry_run: bool, topic_is_there: bool
+) -> StoreWork[ToRestore, Tips, RestoredGroup]:
+    """Fails with RemoteStorageError, ClusterError."""
+    return StoreWork(
+        "restore",
+        partial(_to_restore, config, topic_is_there),
+        partial(_restore_group, dry_run),
+        name=lambda group: ", ".join(map(str, group)),
+        size=lambda group: sum(partition.segments for partition in group.partitions),
+    )
+
+
+@asynccontextmanager
+async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToRestore]:
+    async with AsyncExitStack() as opened:
+        archive = await opened.enter_async_context(stored_archive(config))
+        follower = None
+        if topic_is_there:
+            cluster = await opened.enter_async_context(_cluster(config))
+            followed = TopicFollower(_metadata_log(config, cluster), config.metadata)
+            follower = await opened.enter_async_context(followed)
+        yield ToRestore(archive, follower)
+
+
+async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tell) -> RestoredGroup:
+    (rsm, rlmm), follower = opened
+    lost = await metadata_faults(rsm, rlmm, partitions=tips)
+    repaired = await repair_archive(rsm, rlmm, lost, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
+    done = await restore_archive(
+        rlmm, follower, wall_clock_ms=wall_clock_ms, partitions=tips, dry_run=dry_run
+    )
+    return RestoredGroup(tuple(done), tuple(map(str, repaired.repairs)), tuple(repaired.refusals))
+
+
+async def _refresh_local_indexes(config: Config, tips: Iterable[TopicIdPartition]) -> None:
+    if config.archive.local_index_dir is None:
+        return
+    async with (
+        stored_archive(config) as archive,
+        open_local_indexes(config.archive, archive.rsm) as local_indexes,
+    ):
+        if local_indexes is None:
+            return
+        refresher = LocalIndexRefresher(local_indexes, archive.rsm)
+        for tip in tips:
+            view = await archive.rlmm.refresh(tip, asyncio.get_running_loop().time())
+            while await refresher.refresh(tip, view):
+                pass
 
 
 async def _state_metadata_topic(config: Config) -> None:

@@ -1,28 +1,40 @@
-"""Spreads items over Spark's executors, one task each, and brings back what became of every one.
+"""Where a job's work is done: here, or by Spark's executors. The work is the same function.
 
 What fails for a reason of the domain (a store that does not answer, corrupt bytes) fails for its
-item alone: the others go on, and the result names it. What a task loses with its worker process is
-done again by Spark; so whatever is spread must bear being done twice, also at the same time.
+item alone: the others go on, and the result names it. Spark does again what a task loses with its
+worker process; so work must bear being done twice, also at the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import active_children, get_context, parent_process
 from typing import Any, Generic, TypeVar
 
-from fetchproxy.config.schema import LogConfig
+from fetchproxy.archive import for_executors, in_loop
+from fetchproxy.config.schema import Config, LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import keep_what_is_loaded
 
+Opened = TypeVar("Opened")
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Spark's driver keeps about 10 KB for each task; above this, several items share one.
 TASKS_MAX = 10_000
+# Items in work at once where they share this process: each waits for the store most of its time.
+AT_ONCE_HERE = 4
 _LOOK_S = 0.2  # between two looks at what is done
 _NAMED_MAX = 5
 # How Spark says that the process died in which a task ran, and not that the task raised.
@@ -48,11 +60,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`size` is in whatever unit the job counts in, mostly bytes."""
+    """`size_done` is in whatever unit the job counts in, mostly bytes.
+
+    `begun`: how much is done, in items, of those that are not done as a whole.
+    """
 
     items_done: int
     items: int
     size_done: int
+    begun: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +80,242 @@ class Spread(Generic[R]):
 
 
 OnProgress = Callable[[Progress], None]
+# From within the work on an item: how much of its size is done, and how much there is.
+Tell = Callable[[int, int], None]
+Outcome = tuple[R | None, Failure | None]
 
 
 def quiet(progress: Progress) -> None:
     """Nobody looks on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[T, R]):
+    """What is done with an item: takes a core for itself. All of it must be picklable."""
+
+    label: str
+    do: Callable[[T], R]
+    name: Callable[[T], str] = str
+    size: Callable[[R], int] = lambda result: 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWork(Generic[Opened, T, R]):
+    """What is done with an item: waits for the store most of its time. It must be picklable.
+
+    `opened`: what the work needs; entered once here, and for each item on an executor.
+    """
+
+    label: str
+    opened: Callable[[], AbstractAsyncContextManager[Opened]]
+    do: Callable[[Opened, T, Tell], Coroutine[Any, Any, R]]
+    name: Callable[[T], str] = str
+    size: Callable[[R], int] = lambda result: 0
+
+    def __call__(self, item: T) -> R:
+        """Of one item alone."""
+
+        async def done() -> R:
+            async with self.opened() as opened:
+                return await self.do(opened, item, lambda done, total: None)
+
+        return asyncio.run(done())
+
+
+class Runner(ABC):
+    """`log`: for the processes that do the work."""
+
+    def __init__(self, on_progress: OnProgress = quiet, log: LogConfig | None = None) -> None:
+        self._on_progress = on_progress
+        self._log = log or LogConfig()
+
+    @abstractmethod
+    def spread(self, items: Sequence[T], work: Work[T, R]) -> Spread[R]:
+        """Raises PipelineFailed where a worker process is lost (on Spark: too often,
+        spark.task.maxFailures): what was finished until then stays, and a next run goes on."""
+
+    @abstractmethod
+    def each(
+        self,
+        items: Sequence[T],
+        work: StoreWork[Opened, T, R],
+        on_result: Callable[[R], None] = lambda result: None,
+    ) -> Spread[R]:
+        """As `spread`. `on_result` gets the results in the order of the items, as early as that
+        allows; on Spark that is at the end."""
+
+    @abstractmethod
+    def config(self, config: Config) -> Config:
+        """With the folders that one process has for itself, where there is only one."""
+
+    @abstractmethod
+    def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
+        """A DataFrame of Spark's; here the rows themselves."""
+
+
+class Here(Runner):
+    """In this process, or for `Work` in worker processes, one for each core."""
+
+    def spread(self, items: Sequence[T], work: Work[T, R]) -> Spread[R]:
+        done = _Done[R](len(items))
+        at_once = min(len(items), os.cpu_count() or 1)
+        if not items:
+            return done.spread()
+        with _workers(at_once, self._log) as workers, _watched(done.progress, self._on_progress):
+            waiting = {
+                workers.submit(attempt, work.do, item, work.name(item)): number
+                for number, item in enumerate(items)
+            }
+            while waiting:
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    try:
+                        outcome = future.result()
+                    except BrokenProcessPool as error:
+                        left = [work.name(items[number]) for number in sorted(waiting.values())]
+                        raise PipelineFailed(
+                            f"a worker process was lost with its task; not finished: {named(left)}"
+                        ) from error
+                    done.add(waiting.pop(future), outcome, work.size)
+        return done.spread()
+
+    def each(
+        self,
+        items: Sequence[T],
+        work: StoreWork[Opened, T, R],
+        on_result: Callable[[R], None] = lambda result: None,
+    ) -> Spread[R]:
+        done = _Done[R](len(items), on_result)
+        left = iter(enumerate(items))
+
+        async def worker(opened: Opened) -> None:
+            for number, item in left:
+                doing = work.do(opened, item, done.teller(number))
+                done.add(number, await _attempted(doing, work.name(item)), work.size)
+
+        async def every() -> None:
+            async with AsyncExitStack() as stack:
+                with _domain_errors("") as failures:
+                    opened = await stack.enter_async_context(work.opened())
+                for failure in failures:  # as an executor would have it, for each item
+                    for number, item in left:
+                        done.add(number, (None, replace(failure, what=work.name(item))), work.size)
+                    return
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(min(AT_ONCE_HERE, len(items))):
+                        workers.create_task(worker(opened))
+
+        if items:
+            with _watched(done.progress, self._on_progress):
+                in_loop(every())
+        return done.spread()
+
+    def config(self, config: Config) -> Config:
+        return config
+
+    def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
+        return list(rows)
+
+
+class OnSpark(Runner):
+    """By the executors of `spark`, a task for each item."""
+
+    def __init__(
+        self, spark: Any, on_progress: OnProgress = quiet, log: LogConfig | None = None
+    ) -> None:
+        super().__init__(on_progress, log)
+        self._spark = spark
+
+    def spread(self, items: Sequence[T], work: Work[T, R]) -> Spread[R]:
+        done = _Done[R](len(items))
+        if not items:
+            return done.spread()
+        context, label = self._spark.sparkContext, work.label
+        sizes = context.accumulator({}, _Sizes())
+        context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
+        tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
+        task = _Task(work, sizes, self._log)
+        with _watched(lambda: _progress(len(items), dict(sizes.value)), self._on_progress):
+            try:
+                rows = tasks.mapPartitions(task).collect()
+            except KeyboardInterrupt:
+                context.cancelJobGroup(f"fetchproxy-{label}")
+                raise
+            except Exception as error:
+                lost = _loss(error)
+                if lost is None:
+                    raise
+                left = [work.name(item) for i, item in enumerate(items) if i not in sizes.value]
+                raise PipelineFailed(f"{lost}; not finished: {named(left)}") from error
+        for number, result, failure in rows:
+            done.add(number, (result, failure), work.size)
+        return done.spread()
+
+    def each(
+        self,
+        items: Sequence[T],
+        work: StoreWork[Opened, T, R],
+        on_result: Callable[[R], None] = lambda result: None,
+    ) -> Spread[R]:
+        done = self.spread(items, Work(work.label, work, work.name, work.size))
+        for result in done.results:
+            on_result(result)
+        return done
+
+    def config(self, config: Config) -> Config:
+        return for_executors(config)
+
+    def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
+        return self._spark.createDataFrame(rows, schema)
+
+
+class _Done(Generic[R]):
+    """What has become of every item, by its number."""
+
+    def __init__(self, items: int, on_result: Callable[[R], None] = lambda result: None) -> None:
+        self._items = items
+        self._outcomes: dict[int, Outcome[R]] = {}
+        self._sizes: dict[int, int] = {}
+        self._told: dict[int, tuple[int, int]] = {}
+        self._on_result = on_result
+        self._handed_on = 0
+
+    def teller(self, number: int) -> Tell:
+        def tell(done: int, total: int) -> None:
+            self._told[number] = (done, total)
+
+        return tell
+
+    def add(self, number: int, outcome: Outcome[R], size: Callable[[R], int]) -> None:
+        result, _ = self._outcomes[number] = outcome
+        self._told.pop(number, None)
+        self._sizes[number] = 0 if result is None else size(result)
+        while self._handed_on in self._outcomes:
+            result, _ = self._outcomes[self._handed_on]
+            self._handed_on += 1
+            if result is not None:
+                self._on_result(result)
+
+    def progress(self) -> Progress:
+        return _progress(self._items, dict(self._sizes), dict(self._told))
+
+    def spread(self) -> Spread[R]:
+        outcomes = [self._outcomes[number] for number in sorted(self._outcomes)]
+        return Spread(
+            results=tuple(result for result, _ in outcomes if result is not None),
+            failures=tuple(failure for _, failure in outcomes if failure is not None),
+        )
+
+
+def _progress(
+    items: int, sizes: Mapping[int, int], told: Mapping[int, tuple[int, int]] | None = None
+) -> Progress:
+    parts = (told or {}).values()
+    return Progress(
+        len(sizes),
+        items,
+        sum(sizes.values()) + sum(done for done, _ in parts),
+        sum(done / total for done, total in parts if total),
+    )
 
 
 class _Sizes:
@@ -85,9 +333,7 @@ class _Sizes:
 class _Task(Generic[T, R]):
     """What runs on an executor."""
 
-    work: Callable[[T], R]
-    name: Callable[[T], str]
-    size: Callable[[R], int]
+    work: Work[T, R]
     done: Any
     log: LogConfig
 
@@ -96,64 +342,36 @@ class _Task(Generic[T, R]):
     ) -> Iterator[tuple[int, R | None, Failure | None]]:
         configure_logging(self.log, sys.stderr)  # a worker's own, which Spark keeps
         for number, item in numbered:
-            result, failure = attempt(self.work, item, self.name)
-            self.done.add({number: 0 if result is None else self.size(result)})
+            result, failure = attempt(self.work.do, item, self.work.name(item))
+            self.done.add({number: 0 if result is None else self.work.size(result)})
             yield number, result, failure
         keep_what_is_loaded()
 
 
-def attempt(
-    work: Callable[[T], R], item: T, name: Callable[[T], str]
-) -> tuple[R | None, Failure | None]:
-    """One of both; defects of the program are raised. An OSError is of the executor's own disk."""
-    try:
+def attempt(work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
+    """One of both; defects of the program are raised."""
+    with _domain_errors(name) as failures:
         return work(item), None
+    return None, failures[0]
+
+
+async def _attempted(work: Coroutine[Any, Any, R], name: str) -> Outcome[R]:
+    with _domain_errors(name) as failures:
+        return await work, None
+    return None, failures[0]
+
+
+@contextmanager
+def _domain_errors(name: str) -> Iterator[list[Failure]]:
+    """What they make of the item `name`. An OSError is of the own disk of whoever does the work."""
+    failures: list[Failure] = []
+    try:
+        yield failures
     except* (FetchProxyError, OSError) as group:
         errors = list(_leaves(group))
-    text = "; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors))
-    return None, Failure(name(item), text, all(getattr(e, "retriable", True) for e in errors))
-
-
-def spread(
-    spark: Any,
-    items: Sequence[T],
-    work: Callable[[T], R],
-    *,
-    label: str,
-    name: Callable[[T], str] = str,
-    size: Callable[[R], int] = lambda result: 0,
-    on_progress: OnProgress = quiet,
-    log: LogConfig = LogConfig(),  # noqa: B008 - frozen
-) -> Spread[R]:
-    """`work` of every item, on executors; it, the items and the results must be picklable.
-
-    Raises PipelineFailed where Spark has lost a task too often (spark.task.maxFailures): what was
-    finished until then stays, and a next run goes on from there.
-    """
-    if not items:
-        return Spread((), ())
-    context = spark.sparkContext
-    done = context.accumulator({}, _Sizes())
-    context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
-    task = _Task(work, name, size, done, log)
-    tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
-    with _watched(lambda: dict(done.value), len(items), on_progress):
-        try:
-            rows = tasks.mapPartitions(task).collect()
-        except KeyboardInterrupt:
-            context.cancelJobGroup(f"fetchproxy-{label}")
-            raise
-        except Exception as error:
-            lost = _loss(error)
-            if lost is None:
-                raise
-            left = [name(item) for i, item in enumerate(items) if i not in done.value]
-            raise PipelineFailed(f"{lost}; not finished: {named(left)}") from error
-    rows.sort(key=lambda row: row[0])
-    return Spread(
-        results=tuple(result for _, result, failure in rows if failure is None),
-        failures=tuple(failure for _, _, failure in rows if failure is not None),
-    )
+        text = "; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors))
+        retriable = all(getattr(e, "retriable", True) for e in errors)
+        failures.append(Failure(name, text, retriable))
 
 
 def named(names: Sequence[str]) -> str:
@@ -172,14 +390,43 @@ def _loss(error: Exception) -> str | None:
     return f"a worker process was lost with its task, every time it was tried ({first[:300]})"
 
 
+@contextmanager
+def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
+    """Processes that are gone at the end, also in the middle of their work."""
+    others = set(active_children())
+    pool = ProcessPoolExecutor(
+        count, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(log,)
+    )
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(active_children()) - others:
+            child.kill()  # what it writes is whole, or as if it had not been written
+            child.join()
+        raise
+    pool.shutdown()
+
+
+def _begin_worker(log: LogConfig) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
+    configure_logging(log, sys.stderr)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Also where the parent was killed: nobody would take the results."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 class _watched:
     """Calls `on_progress` from a thread of its own while its body runs, and once at its end."""
 
-    def __init__(
-        self, look: Callable[[], dict[int, int]], items: int, on_progress: OnProgress
-    ) -> None:
+    def __init__(self, look: Callable[[], Progress], on_progress: OnProgress) -> None:
         self._look = look
-        self._items = items
         self._on_progress = on_progress
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -190,15 +437,11 @@ class _watched:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._tell()
+        self._on_progress(self._look())
 
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_S):
-            self._tell()
-
-    def _tell(self) -> None:
-        sizes = self._look()
-        self._on_progress(Progress(len(sizes), self._items, sum(sizes.values())))
+            self._on_progress(self._look())
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -1,17 +1,19 @@
-"""The job `verify`: `fetchproxy verify` with a task for every partition.
+"""The jobs over every byte of an archive: `verify`, the repair of what it finds, and `reindex`.
 
-What is checked is decided by `remote_log.verification`; here it is spread and put together.
+What is checked, and what is derived from what, is decided in `auditing`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from fetchproxy.archive import (
+    StoredArchive,
     for_executors,
     in_loop,
     metadata_topic_to_verify,
@@ -20,11 +22,16 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.auditing.faults import Fault, VerifyReport
-from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.verify import place_of, verify_archive
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.writing.concerns import in_order
+from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.writing.archive_health import with_stored
+from fetchproxy.writing.concerns import in_order, read_concerns
 
 FAULT_SCHEMA = (
     "topic string, partition int, object_key string, byte_position bigint, offset bigint, "
@@ -34,78 +41,101 @@ FAULT_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`faults`: a DataFrame of FAULT_SCHEMA; `failures`: partitions of which nothing is known."""
+    """`faults`: a frame of FAULT_SCHEMA; `failures`: partitions of which nothing is known.
+
+    `not_asked`: what rules the archive's metadata, where it is not what `metadata.manager` says.
+    """
 
     report: VerifyReport
     faults: Any
     failures: tuple[Failure, ...]
+    not_asked: str | None
 
 
 def verify(
-    spark: Any, config: Config, *, topic: str | None = None, on_progress: OnProgress = quiet
+    runner: Runner,
+    config: Config,
+    *,
+    topic: str | None = None,
+    on_fault: Callable[[Fault], None] = lambda fault: None,
 ) -> Verified:
     """Check every segment of `topic` (None: of all): reads the whole archive, writes nothing.
 
     Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed.
     """
+
+    def on_result(report: VerifyReport) -> None:
+        for fault in report.faults:
+            on_fault(fault)
+
     tips = in_loop(_partitions(config, topic))
-    done = spread(
-        spark,
-        tips,
-        partial(verify_partition, for_executors(config)),
-        label="verify",
-        size=lambda report: report.size_bytes,
-        on_progress=on_progress,
-        log=config.log,
+    done = runner.each(tips, verify_work(config), on_result)
+    report, not_asked = in_loop(_with_stored(config, topic, together(done.results)))
+    faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
+    return Verified(report, faults, done.failures, not_asked)
+
+
+class ToVerify(NamedTuple):
+    archive: StoredArchive
+    metadata_topic: RemoteLogMetadataManager | None
+
+
+def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyReport]:
+    """Fails with RemoteStorageError, ClusterError: then nothing is known of the partition."""
+    opened = partial(_to_verify, for_executors(config))
+    return StoreWork("verify", opened, _verify_partition, size=lambda report: report.size_bytes)
+
+
+@asynccontextmanager
+async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
+    async with (
+        stored_archive(config) as archive,
+        metadata_topic_to_verify(config, archive.rsm, wall_clock_ms) as metadata_topic,
+    ):
+        yield ToVerify(archive, metadata_topic)
+
+
+async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell) -> VerifyReport:
+    """What is in the store against what is on record there, and in the metadata topic if any."""
+    (rsm, rlmm), metadata_topic = opened
+    return await verify_archive(
+        rsm, rlmm, partitions=[tip], metadata_topic=metadata_topic, on_progress=tell
     )
-    report = together(done.results)
-    return Verified(
-        report, spark.createDataFrame(fault_rows(report.faults), FAULT_SCHEMA), done.failures
-    )
-
-
-def verify_partition(config: Config, tip: TopicIdPartition) -> VerifyReport:
-    """Runs on an executor: what is in the store against what is on record there, and against the
-    metadata topic where there is one.
-
-    Raises RemoteStorageError, ClusterError: then nothing is known of the partition.
-    """
-
-    async def verified() -> VerifyReport:
-        async with (
-            stored_archive(config) as archive,
-            metadata_topic_to_verify(config, archive.rsm, wall_clock_ms) as metadata_topic,
-        ):
-            return await verify_archive(
-                archive.rsm, archive.rlmm, partitions=[tip], metadata_topic=metadata_topic
-            )
-
-    return asyncio.run(verified())
 
 
 async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
     """Also those of which the store has nothing any more, but the metadata topic has."""
     found = set(await stored_partitions(config, topic))
-    async with (
-        stored_archive(config) as archive,
-        metadata_topic_to_verify(for_executors(config), archive.rsm, wall_clock_ms) as in_topic,
-    ):
-        if in_topic is not None:
-            every = await in_topic.list_partitions()
+    async with _to_verify(for_executors(config)) as opened:
+        if opened.metadata_topic is not None:
+            every = await opened.metadata_topic.list_partitions()
             found.update(tip for tip in every if topic is None or tip.topic == topic)
     return sorted(found)
+
+
+async def _with_stored(
+    config: Config, topic: str | None, report: VerifyReport
+) -> tuple[VerifyReport, str | None]:
+    """The report with what archivers keep on record in the store; and `Verified.not_asked`."""
+    async with stored_archive(config) as archive:
+        stored = await read_concerns(archive.rsm.concerns)
+        said = await archive.rsm.identity.look()
+    concerns = with_stored(report.concerns, stored, topic)
+    not_asked = said is not None and said.manager not in (None, config.metadata.ruling)
+    return replace(report, concerns=concerns), str(said.manager) if said and not_asked else None
 
 
 def together(reports: Iterable[VerifyReport]) -> VerifyReport:
     """One report of several that have no partition in common."""
     every = list(reports)
+    faults = (fault for report in every for fault in report.faults)
     return VerifyReport(
         partitions=sum(report.partitions for report in every),
         segments=sum(report.segments for report in every),
         segments_unfinished=sum(report.segments_unfinished for report in every),
         size_bytes=sum(report.size_bytes for report in every),
         gaps=tuple(sorted(gap for report in every for gap in report.gaps)),
-        faults=tuple(fault for report in every for fault in report.faults),
+        faults=tuple(sorted(faults, key=place_of)),
         orphans=tuple(sorted(orphan for report in every for orphan in report.orphans)),
         segments_overlapping=sum(report.segments_overlapping for report in every),
         not_known=tuple(sorted(what for report in every for what in report.not_known)),
@@ -117,3 +147,127 @@ def fault_rows(
     faults: Iterable[Fault],
 ) -> list[tuple[str, int, str, int | None, int | None, str]]:
     return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]
+
+
+# What is derived from the logs alone (indexes, transactions, epochs, metadata), made again.
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedPartition:
+    """`repairs`: what was made again (would be, in a dry run)."""
+
+    repairs: tuple[str, ...]
+    refusals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """`uploads_removed`: unfinished ones, of nobody who still writes."""
+
+    partitions: tuple[RepairedPartition, ...]
+    failures: tuple[Failure, ...]
+    uploads_removed: int
+
+
+def repair(
+    runner: Runner,
+    config: Config,
+    faults: Iterable[Fault],
+    *,
+    dry_run: bool = False,
+    on_result: Callable[[RepairedPartition], None] = lambda repaired: None,
+) -> Repaired:
+    """`faults` are those that `verify` has just reported. Raises as it, and ArchiveMismatch."""
+    partitions = [
+        tuple(found) for _, found in groupby(faults, lambda fault: (fault.topic, fault.partition))
+    ]
+    work = StoreWork(
+        "repair",
+        partial(_to_repair, for_executors(config)),
+        partial(_repair_partition, dry_run),
+        name=lambda found: f"{found[0].topic}-{found[0].partition}",
+    )
+    done = runner.each(partitions, work, on_result)
+    removed = 0 if dry_run else in_loop(_uploads_removed(config))
+    return Repaired(done.results, done.failures, removed)
+
+
+@asynccontextmanager
+async def _to_repair(config: Config) -> AsyncIterator[StoredArchive]:
+    rsm = open_archive(config)  # of the configured manager: here is written
+    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
+        yield StoredArchive(rsm, rlmm)
+
+
+async def _repair_partition(
+    dry_run: bool, archive: StoredArchive, faults: tuple[Fault, ...], tell: Tell
+) -> RepairedPartition:
+    rsm, rlmm = archive
+    done = await repair_archive(rsm, rlmm, faults, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
+    return RepairedPartition(tuple(map(str, done.repairs)), tuple(done.refusals))
+
+
+async def _uploads_removed(config: Config) -> int:
+    async with _to_repair(config) as archive:
+        # As old as an archiver lets them become.
+        stale_ms = wall_clock_ms() - 2 * config.archive.copy_max_ms
+        return await archive.rsm.abort_stale_uploads(stale_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ReindexedPartition:
+    """`repairs`: as of RepairedPartition; `left`: faults that remain."""
+
+    tip: TopicIdPartition
+    size_bytes: int
+    repairs: tuple[str, ...]
+    refusals: tuple[str, ...]
+    left: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reindexed:
+    """`faults`: those that are left, as a frame of FAULT_SCHEMA."""
+
+    partitions: tuple[ReindexedPartition, ...]
+    faults: Any
+    failures: tuple[Failure, ...]
+
+
+def reindex(
+    runner: Runner, config: Config, *, topic: str | None = None, dry_run: bool = False
+) -> Reindexed:
+    """Verify each partition of `topic` (None: of all) and repair it, one after another.
+
+    Raises as `verify`.
+    """
+    tips = in_loop(stored_partitions(config, topic))
+    done = runner.each(tips, reindex_work(config, dry_run))
+    left = fault_rows(fault for partition in done.results for fault in partition.left)
+    return Reindexed(done.results, runner.frame(left, FAULT_SCHEMA), done.failures)
+
+
+def reindex_work(
+    config: Config, dry_run: bool
+) -> StoreWork[StoredArchive, TopicIdPartition, ReindexedPartition]:
+    """What is sound is not written. Fails with RemoteStorageError."""
+    config = for_executors(config)
+    work = partial(_reindex_partition, config, dry_run)
+    opened = partial(stored_archive, config)
+    return StoreWork("reindex", opened, work, size=lambda partition: partition.size_bytes)
+
+
+async def _reindex_partition(
+    config: Config, dry_run: bool, archive: StoredArchive, tip: TopicIdPartition, tell: Tell
+) -> ReindexedPartition:
+    rsm, rlmm = archive
+    found = await verify_archive(rsm, rlmm, partitions=[tip], on_progress=tell)
+    if found.clean:
+        return ReindexedPartition(tip, found.size_bytes, (), (), ())
+    done = await _repair_partition(dry_run, archive, found.faults, tell)
+    left = found.faults
+    if done.repairs and not dry_run:
+        # The same checks say whether a repair was one, by a manager that has not read it before.
+        async with stored_archive(config) as anew:
+            left = (await verify_archive(anew.rsm, anew.rlmm, partitions=[tip])).faults
+    return ReindexedPartition(tip, found.size_bytes, done.repairs, done.refusals, left)

@@ -68,12 +68,17 @@ _LOCAL = {
 }
 
 
-def require_spark() -> None:
-    """Raises ConfigError, naming the extra, where PySpark is not installed."""
-    if find_spec("pyspark") is None:
-        raise ConfigError(
-            "PySpark is not installed; in a clone of the project: pip install -e '.[spark]'"
-        )
+_NAMES = {"pyspark": "PySpark"}
+
+
+def require_extra(*packages: str) -> None:
+    """Raises ConfigError, naming the extra, where one of `packages` is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"{_NAMES.get(package, package)} is not installed; in a clone of the project: "
+                "pip install -e '.[spark]'"
+            )
 
 
 def master_places(master: str) -> list[tuple[str, int]]:
@@ -136,7 +141,7 @@ def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
 
     Raises ConfigError where PySpark is missing, or Spark cannot be started.
     """
-    require_spark()
+    require_extra("pyspark")
     from py4j.protocol import Py4JError  # what the JVM raises comes as this
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession

@@ -36,8 +36,8 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = ["archive", "index", "pipeline", "resolve", "restore", "segments", "serve"]
-    names += ["user", "verify"]
+    names = ["archive", "backfill", "index", "merge", "reindex", "report", "resolve", "restore"]
+    names += ["segments", "serve", "user", "verify"]
     assert sorted(COMMANDS) == names
 
 

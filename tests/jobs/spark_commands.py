@@ -1,4 +1,4 @@
-"""`fetchproxy pipeline …` as a user runs it, on the lab's Spark. Not a test."""
+"""Jobs as a user runs them, here and on the lab's Spark. Not a test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import pytest
 from made_batches import CODECS, Record, made_batch
 from written_archive import TIP, WrittenArchive
 
@@ -21,7 +23,7 @@ from lab.errors import PartMissing
 from lab.parts import PARTS, is_cached
 from lab.spark import spark_environment
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[2]
 # As the default, but for the cores: tests share them with others.
 TWO_CORES = ["--master", "local[2,4]", "--conf", "spark.driver.memory=512m"]
 TWO_CORES += ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1"]
@@ -38,9 +40,27 @@ def environment() -> dict[str, str]:
     return {**os.environ, **found, "PYTHONPATH": path, "FETCHPROXY_LOG_LEVEL": "warning"}
 
 
-def pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Runs:
+    """Where the work of a command is done."""
+
+    options: tuple[str, ...]
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return ended(*arguments, *self.options)
+
+    def running(self, *arguments: str) -> AbstractContextManager[Running]:
+        return running(*arguments, *self.options)
+
+
+HERE = Runs(())
+ON_SPARK = Runs(("--spark", *TWO_CORES))
+BOTH = [pytest.param(HERE, id="here"), pytest.param(ON_SPARK, id="on Spark")]
+
+
+def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fetchproxy", "pipeline", *arguments, *TWO_CORES],
+        [sys.executable, "-m", "fetchproxy", *arguments],
         cwd=PROJECT,
         env=environment(),
         capture_output=True,
@@ -57,7 +77,7 @@ class Running:
     def __init__(self, arguments: tuple[str, ...], out: IO[str], err: IO[str]) -> None:
         self._out, self._err = out, err
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fetchproxy", "pipeline", *arguments, *TWO_CORES],
+            [sys.executable, "-m", "fetchproxy", *arguments],
             cwd=PROJECT,
             env=environment(),
             stdout=out,

@@ -224,9 +224,7 @@ def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
     path.write_bytes(log)
     to = target(archive, tmp_path / "out")
     tasks = plan_backfill(to, 1_500).tasks
-    failures = [
-        attempt(partial(backfill_range, to), task, lambda t: t.range.name) for task in tasks
-    ]
+    failures = [attempt(partial(backfill_range, to), task, task.range.name) for task in tasks]
     ((broken, failure),) = [(t, f) for t, (_, f) in zip(tasks, failures, strict=True) if f]
     assert failure.what == broken.range.name
     assert not failure.retriable
@@ -327,7 +325,7 @@ def test_an_index_that_is_needed_for_cuts_and_is_gone_fails_its_own_range(
     failed = [
         task.range.first
         for task in tasks
-        if attempt(partial(backfill_range, to), task, lambda t: t.range.name)[1] is not None
+        if attempt(partial(backfill_range, to), task, task.range.name)[1] is not None
     ]
     assert failed == [100]
     assert {row["offset"] for row in rows(tmp_path / "out")} == {*range(100), *range(200, 300)}

@@ -34,7 +34,7 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 CreateTopic = Callable[..., str]
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, *sys.path)))}
 
 

@@ -12,14 +12,14 @@ import pytest
 from spark_commands import PROJECT, environment, small_segments
 from written_archive import WrittenArchive
 
-from fetchproxy.cli.pipeline.backfill import as_options, passed_over
+from fetchproxy.cli.backfill import as_options, passed_over
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.session import check_master, master_places
 
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fetchproxy", "pipeline", *arguments],
+        [sys.executable, "-m", "fetchproxy", *arguments],
         cwd=PROJECT,
         env={**environment(), "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
         capture_output=True,
@@ -50,17 +50,19 @@ def free_port() -> int:
 @pytest.mark.usefixtures("spark_set_up")
 def test_a_master_that_is_not_there(archive: WrittenArchive) -> None:
     master = f"spark://127.0.0.1:{free_port()}"
-    line = one_line(ended("verify", "--store", archive.url, "--master", master))
+    line = one_line(ended("verify", "--store", archive.url, "--spark", "--master", master))
     assert f"{master} does not answer" in line
     assert "no-such-kind" in one_line(
-        ended("verify", "--store", archive.url, "--master", "no-such-kind")
+        ended("verify", "--store", archive.url, "--spark", "--master", "no-such-kind")
     )
 
 
 @pytest.mark.usefixtures("spark_set_up")
+@pytest.mark.parametrize("spark", [[], ["--spark"]])
 @pytest.mark.parametrize("job", ["verify", "backfill"])
-def test_a_store_that_is_not_there(tmp_path: Path, job: str) -> None:
+def test_a_store_that_is_not_there(tmp_path: Path, job: str, spark: list[str]) -> None:
     more = ["--topics", "orders", "--parquet", str(tmp_path / "out")] if job == "backfill" else []
+    more += spark
     line = one_line(ended(job, "--store", (tmp_path / "nowhere").as_uri(), *more))
     assert f"the folder {tmp_path / 'nowhere'} is not there" in line
     port = free_port()
@@ -70,9 +72,12 @@ def test_a_store_that_is_not_there(tmp_path: Path, job: str) -> None:
 
 
 @pytest.mark.usefixtures("spark_set_up")
+@pytest.mark.parametrize("spark", [[], ["--spark"]])
 @pytest.mark.parametrize("job", ["report", "merge", "reindex", "restore"])
-def test_a_topic_that_the_archive_does_not_have(archive: WrittenArchive, job: str) -> None:
-    line = one_line(ended(job, "--store", archive.url, "--topic", "oders"))
+def test_a_topic_that_the_archive_does_not_have(
+    archive: WrittenArchive, job: str, spark: list[str]
+) -> None:
+    line = one_line(ended(job, "--store", archive.url, "--topic", "oders", *spark))
     assert "there is nothing of topic oders" in line
 
 

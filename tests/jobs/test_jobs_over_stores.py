@@ -1,4 +1,4 @@
-"""Jobs on Spark over stores that are no folder: a real S3 server, a real HDFS."""
+"""Jobs over stores that are no folder: a real S3 server, a real HDFS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from spark_commands import pipeline, small_segments
+from spark_commands import BOTH, Runs, small_segments
 from written_archive import WrittenArchive
 
 from fetchproxy.config.schema import StoreConfig
@@ -48,21 +48,23 @@ async def on_hdfs(archive: WrittenArchive, hdfs_server: HdfsServer) -> str:
 
 
 @pytest.mark.s3
-def test_jobs_over_s3(on_s3: str, archive: WrittenArchive, tmp_path: Path) -> None:
-    check_jobs(on_s3, archive, tmp_path)
+@pytest.mark.parametrize("runs", BOTH)
+def test_jobs_over_s3(runs: Runs, on_s3: str, archive: WrittenArchive, tmp_path: Path) -> None:
+    check_jobs(runs, on_s3, archive, tmp_path)
 
 
 @pytest.mark.hdfs
-def test_jobs_over_hdfs(on_hdfs: str, archive: WrittenArchive, tmp_path: Path) -> None:
-    check_jobs(on_hdfs, archive, tmp_path)
+@pytest.mark.parametrize("runs", BOTH)
+def test_jobs_over_hdfs(runs: Runs, on_hdfs: str, archive: WrittenArchive, tmp_path: Path) -> None:
+    check_jobs(runs, on_hdfs, archive, tmp_path)
 
 
-def check_jobs(url: str, archive: WrittenArchive, tmp_path: Path) -> None:
+def check_jobs(runs: Runs, url: str, archive: WrittenArchive, tmp_path: Path) -> None:
     """What tasks read there is what a folder's would be."""
-    verified = pipeline("verify", "--store", url)
+    verified = runs("verify", "--store", url)
     assert verified.returncode == 0, verified.stderr
     for store, out in ((url, "there"), (archive.url, "here")):
-        done = pipeline(
+        done = runs(
             "backfill", "--store", store, "--topics", "orders", "--parquet", str(tmp_path / out)
         )
         assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,14 @@ from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ClusterError, ConfigError
 from fetchproxy.jobs.archive import (
     ArchivedPartition,
-    archive_partition,
+    archive_work,
     begin_archive,
+    check_source,
     plan_archive,
 )
-from fetchproxy.jobs.merge import MergeOptions, merge_partition
-from fetchproxy.jobs.restore import _metadata_topic, _state_metadata_topic, grouped, restore_group
-from fetchproxy.jobs.verify import together, verify_partition
+from fetchproxy.jobs.merge import MergeOptions, merge_work
+from fetchproxy.jobs.restore import _metadata_topic, _state_metadata_topic, grouped, restore_work
+from fetchproxy.jobs.verify import together, verify_work
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -64,12 +64,12 @@ def archived(config: Config) -> list[ArchivedPartition]:
     """As the job does it, one task after another."""
     config = for_executors(config)
     begin_archive(config)
-    return [archive_partition(config, planned) for planned in plan_archive(config).partitions]
+    return list(map(archive_work(config), plan_archive(config).partitions))
 
 
 def verified(config: Config) -> VerifyReport:
     tips = in_loop(stored_partitions(config, None))
-    return together(verify_partition(config, tip) for tip in tips)
+    return together(map(verify_work(config), tips))
 
 
 def test_the_plan_says_what_there_is_to_copy(
@@ -112,7 +112,7 @@ def test_two_passes_at_once(config: Config, data: TopicData, kafka_server: Kafka
     begin_archive(config)
     plan = plan_archive(config).partitions
     with ThreadPoolExecutor(6) as threads:
-        list(threads.map(partial(archive_partition, for_executors(config)), [*plan, *plan]))
+        list(threads.map(archive_work(config), [*plan, *plan]))
     assert archived_ends(config.store.url or "", data.topic) == data.ends(kafka_server.bootstrap)
     report = verified(config)
     assert report.clean, report.faults
@@ -152,7 +152,7 @@ def test_what_cannot_be_planned_is_said_before_anything_starts(
     logs = str(tmp_path / "logs")
     by_files = {"archive__source": "log-dirs", "archive__log_dirs": logs}
     with pytest.raises(ConfigError, match="log-dirs"):
-        plan_archive(config_for(bootstrap, data.topic, tmp_path, **by_files))
+        check_source(config_for(bootstrap, data.topic, tmp_path, **by_files))
     with pytest.raises(ClusterError):
         plan_archive(config_for("127.0.0.1:1", data.topic, tmp_path))
 
@@ -184,13 +184,13 @@ def test_a_lost_metadata_topic_is_written_again(
     tips = in_loop(stored_partitions(by_topic, None))
     groups = grouped(tips, by_topic.metadata.topic_partitions)
     assert in_loop(_metadata_topic(by_topic, create=False)) is False
-    planned = [restore_group(by_topic, True, False, group) for group in groups]
+    planned = list(map(restore_work(by_topic, True, False), groups))
     assert sum(len(group.repairs) for group in planned) == 1
     assert in_loop(_metadata_topic(by_topic, create=True)) is True
-    done = [restore_group(by_topic, False, True, group) for group in groups]
+    done = list(map(restore_work(by_topic, False, True), groups))
     assert sum(p.restored for group in done for p in group.partitions) == len(metadata)
     assert metadata[1].exists()
-    again = [restore_group(by_topic, False, True, group) for group in groups]
+    again = list(map(restore_work(by_topic, False, True), groups))
     assert sum(p.restored for group in again for p in group.partitions) == 0
     with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
         archived(by_topic)
@@ -198,7 +198,7 @@ def test_a_lost_metadata_topic_is_written_again(
     # A merge that goes by the store's own metadata would delete what the topic names.
     before = sorted((tmp_path / "store").rglob("*.log"))
     with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
-        merge_partition(for_executors(config), MergeOptions(), tips[0])
+        merge_work(config, MergeOptions())(tips[0])
     assert sorted((tmp_path / "store").rglob("*.log")) == before
     # An archiver that follows that topic goes on where the archive ends.
     produce(kafka_server.bootstrap, data, 50, partition_count=PARTITIONS)
@@ -226,7 +226,7 @@ def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
         archive_and_trim(broker, store, data)
         (tip,) = in_loop(stored_partitions(config, None))
         small = len(logs(tmp_path))
-        done = merge_partition(config, MergeOptions(bytes_max=60_000), tip)
+        done = merge_work(config, MergeOptions(bytes_max=60_000))(tip)
         assert done.merged > 1
         assert len(logs(tmp_path)) == small + done.merged
         left = small - done.replaced + done.merged

@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from spark_commands import pipeline, running, small_segments
+from spark_commands import BOTH, ON_SPARK, Runs, small_segments
 from stored_archives import config_at
 from topic_data import TopicData, archived_ends, produce
 from written_archive import WrittenArchive
 
 from fetchproxy.archive import in_loop, stored_archive, stored_partitions
 from fetchproxy.config.load import Setting, load_config
-from fetchproxy.jobs.restore import grouped, restore_group
+from fetchproxy.jobs.restore import grouped, restore_work
 from fetchproxy.segments.object_keys import SegmentFile
 from lab.kafka import KafkaServer
 
@@ -42,8 +42,9 @@ def objects(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
 
 
+@pytest.mark.parametrize("runs", BOTH)
 def test_a_reindex_that_is_killed_ends_as_a_clean_one(
-    made: WrittenArchive, archive: Path, tmp_path: Path
+    runs: Runs, made: WrittenArchive, archive: Path, tmp_path: Path
 ) -> None:
     indexes = [
         made.path(segment, SegmentFile.INDEX).relative_to(made.folder) for segment in made.segments
@@ -56,23 +57,24 @@ def test_a_reindex_that_is_killed_ends_as_a_clean_one(
         spool = ("--set", f"archive.spool_dir={tmp_path / 'spool'}")
         return ("reindex", "--store", folder.as_uri(), *spool)
 
-    done = pipeline(*reindex(clean))
+    done = runs(*reindex(clean))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(".index: derived from the log") == len(indexes)
-    with running(*reindex(archive)) as job:
+    with runs.running(*reindex(archive)) as job:
         job.wait_until(lambda: sum((archive / index).exists() for index in indexes) > 1)
         job.kill()
     left = sum(not (archive / index).exists() for index in indexes)
     assert 0 < left < len(indexes)
-    done = pipeline(*reindex(archive))
+    done = runs(*reindex(archive))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(".index: derived from the log") == left
     assert objects(archive) == objects(clean)
-    assert pipeline("verify", "--store", archive.as_uri()).returncode == 0
+    assert runs("verify", "--store", archive.as_uri()).returncode == 0
 
 
+@pytest.mark.parametrize("runs", BOTH)
 def test_a_verify_and_a_report_that_are_killed_change_nothing(
-    made: WrittenArchive, archive: Path, tmp_path: Path
+    runs: Runs, made: WrittenArchive, archive: Path, tmp_path: Path
 ) -> None:
     (archive / made.path(made.segments[7], SegmentFile.INDEX).relative_to(made.folder)).unlink()
     before = objects(archive)
@@ -82,17 +84,18 @@ def test_a_verify_and_a_report_that_are_killed_change_nothing(
         return ("report", *store, "--out", str(out))
 
     clean, killed = tmp_path / "clean", tmp_path / "killed"
-    verified = pipeline("verify", *store)
+    verified = runs("verify", *store)
     assert verified.returncode == 1
-    assert pipeline(*report(clean)).returncode == 0
-    with running("verify", *store) as job:
-        job.wait_until(job.workers)
+    assert runs(*report(clean)).returncode == 0
+    with runs.running("verify", *store) as job:
+        if runs is ON_SPARK:
+            job.wait_until(job.workers)
         job.kill()
-    with running(*report(killed)) as job:
+    with runs.running(*report(killed)) as job:
         job.wait_until(killed.exists)
         job.kill()
-    assert pipeline("verify", *store).stdout == verified.stdout
-    assert pipeline(*report(killed)).returncode == 0
+    assert runs("verify", *store).stdout == verified.stdout
+    assert runs(*report(killed)).returncode == 0
     assert rows(killed) == rows(clean)
     assert (killed / "report.html").exists()
     assert objects(archive) == before
@@ -105,9 +108,10 @@ def rows(out: Path) -> list[tuple[object, ...]]:
     return sorted(zip(*(found.column(name).to_pylist() for name in columns), strict=True))
 
 
+@pytest.mark.parametrize("runs", BOTH)
 @pytest.mark.kafka
 def test_a_restore_that_is_killed_ends_as_a_clean_one(
-    kafka_server: KafkaServer, archive: Path, create_topic: Callable[..., str]
+    runs: Runs, kafka_server: KafkaServer, archive: Path, create_topic: Callable[..., str]
 ) -> None:
     """The metadata topic then has each segment, and a further run finds nothing to add."""
     topic = f"__{create_topic(1)}"
@@ -119,12 +123,12 @@ def test_a_restore_that_is_killed_ends_as_a_clean_one(
     }
     more = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     job = ("restore", "--store", archive.as_uri(), "--bootstrap", kafka_server.bootstrap, *more)
-    with running(*job) as killed:
+    with runs.running(*job) as killed:
         killed.wait_until(lambda: events(kafka_server, topic) > 10)
         killed.kill()
     assert events(kafka_server, topic) < 2 * SEGMENTS
     assert 0 < missing(kafka_server, archive, settings) < 2 * SEGMENTS
-    done = pipeline(*job)
+    done = runs(*job)
     assert done.returncode == 0, done.stderr
     assert missing(kafka_server, archive, settings) == 0
 
@@ -154,7 +158,7 @@ def missing(kafka: KafkaServer, archive: Path, settings: dict[str, str]) -> int:
     config = load_config(None, {}, [Setting(key, value, "test") for key, value in keys.items()])
     tips = in_loop(stored_partitions(config_at(archive.as_uri()), None))
     groups = grouped(tips, config.metadata.topic_partitions)
-    dry = [restore_group(config, True, True, group) for group in groups]
+    dry = [restore_work(config, True, True)(group) for group in groups]
     return sum(p.restored for group in dry for p in group.partitions)
 
 
@@ -176,22 +180,22 @@ def test_an_archive_that_is_killed_ends_as_a_clean_one(
         found = (tmp_path / name).rglob("*.metadata")
         return sum(b"COPY_SEGMENT_FINISHED" in path.read_bytes() for path in found)
 
-    done = pipeline(*archived("clean"))
+    done = ON_SPARK(*archived("clean"))
     assert done.returncode == 0, done.stderr
-    with running(*archived("killed")) as job:
+    with ON_SPARK.running(*archived("killed")) as job:
         job.wait_until(lambda: finished("killed") > 10)
         job.kill()
     assert 10 < finished("killed") < finished("clean")
-    done = pipeline(*archived("killed"))
+    done = ON_SPARK(*archived("killed"))
     assert done.returncode == 0, done.stderr
     assert seen(tmp_path / "killed") == seen(tmp_path / "clean")
     assert archived_ends((tmp_path / "killed").as_uri(), data.topic) == data.ends(
         kafka_server.bootstrap
     )
     count = finished("killed")
-    assert pipeline(*archived("killed")).returncode == 0
+    assert ON_SPARK(*archived("killed")).returncode == 0
     assert finished("killed") == count
-    assert pipeline("verify", "--store", (tmp_path / "killed").as_uri()).returncode == 0
+    assert ON_SPARK("verify", "--store", (tmp_path / "killed").as_uri()).returncode == 0
 
 
 def seen(folder: Path) -> list[tuple[int, int, int, bytes]]:

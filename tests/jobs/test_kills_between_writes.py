@@ -24,10 +24,9 @@ from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import Config
 from fetchproxy.jobs.backfill import Target, backfill_range, plan_backfill
 from fetchproxy.jobs.backfill_files import OutputFolder
-from fetchproxy.jobs.merge import MergeOptions, merge_partition
-from fetchproxy.jobs.reindex import reindex_partition
-from fetchproxy.jobs.restore import _metadata_topic, grouped, restore_group
-from fetchproxy.jobs.verify import verify_partition
+from fetchproxy.jobs.merge import MergeOptions, merge_work
+from fetchproxy.jobs.restore import _metadata_topic, grouped, restore_work
+from fetchproxy.jobs.verify import reindex_work, verify_work
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.options import parse_options
@@ -146,13 +145,13 @@ def test_a_merge(copies: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) ->
         for later_ms in (0, 86_400_000, 2 * 86_400_000):
             clock = partial(later, later_ms)
             monkeypatch.setattr("fetchproxy.jobs.merge.wall_clock_ms", clock)
-            merge_partition(config_of(archive), MergeOptions(bytes_max=1_500), TIP)
+            merge_work(config_of(archive), MergeOptions(bytes_max=1_500))(TIP)
 
     for archive in each_kill(copies, lambda archive: [], files, work):
         assert rows_read(archive) == TRUTH
         work(archive)
         assert rows_read(archive) == TRUTH
-        report = verify_partition(config_at(archive.as_uri()), TIP)
+        report = verify_work(config_at(archive.as_uri()))(TIP)
         assert report.clean, report.faults
         assert report.segments < 6
 
@@ -170,12 +169,12 @@ def test_a_reindex(made: WrittenArchive, copies: Callable[[], Path]) -> None:
         return archive / made.path(made.segments[i], file).relative_to(made.folder)
 
     def work(archive: Path) -> None:
-        reindex_partition(config_of(archive), False, TIP)
+        reindex_work(config_of(archive), False)(TIP)
 
     for archive in each_kill(damaged, lambda archive: [], files, work):
         work(archive)
         assert rows_read(archive) == TRUTH
-        report = verify_partition(config_at(archive.as_uri()), TIP)
+        report = verify_work(config_at(archive.as_uri()))(TIP)
         assert report.clean, report.faults
 
 
@@ -202,7 +201,7 @@ def test_a_restore(
         (group,) = grouped([TIP], 1)
 
         def work() -> object:
-            return restore_group(config, False, True, group)  # noqa: B023
+            return restore_work(config, False, True)(group)  # noqa: B023
 
         def watch(writes: Writes) -> None:
             writes.watch(KafkaMetadataLog, "append")
@@ -211,10 +210,10 @@ def test_a_restore(
             assert number > 6, "each segment has an event"
             assert missing(kafka_server, archive, settings) == 0
             return
-        assert not verify_partition(config, TIP).clean
+        assert not verify_work(config)(TIP).clean
         work()
         assert missing(kafka_server, archive, settings) == 0
-        assert verify_partition(config, TIP).clean
+        assert verify_work(config)(TIP).clean
 
 
 def created(config: Config) -> None:

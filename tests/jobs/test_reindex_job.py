@@ -10,9 +10,8 @@ import pytest
 from planted_archive import TIP, PlantedArchive, batch, flip
 from stored_archives import config_of, planted
 
-from fetchproxy.jobs.reindex import reindex_partition
 from fetchproxy.jobs.restore import grouped
-from fetchproxy.jobs.verify import verify_partition
+from fetchproxy.jobs.verify import reindex_work, verify_work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import INTERVAL_BYTES
@@ -38,7 +37,7 @@ def test_indexes_and_metadata_come_back_from_the_logs(
 ) -> None:
     config = config_of(tmp_path)
     before = {s.start_offset: s for s in archive.segments}
-    planned = reindex_partition(config, True, TIP)
+    planned = reindex_work(config, True)(TIP)
     # The index beside the lost metadata comes along: it names its log below a prefix.
     assert [text.rpartition(".")[2] for text in planned.repairs] == [
         "index: derived from the log",
@@ -46,17 +45,17 @@ def test_indexes_and_metadata_come_back_from_the_logs(
         "metadata: derived from the log",
     ]
     assert len(planned.left) == 2
-    assert not verify_partition(config, TIP).clean
-    done = reindex_partition(config, False, TIP)
+    assert not verify_work(config)(TIP).clean
+    done = reindex_work(config, False)(TIP)
     assert done.repairs == planned.repairs
     assert done.left == ()
-    report = verify_partition(config, TIP)
+    report = verify_work(config)(TIP)
     assert report.clean
     assert (report.segments, report.size_bytes) == (
         len(before),
         sum(s.segment_size_bytes for s in before.values()),
     )
-    again = reindex_partition(config, False, TIP)
+    again = reindex_work(config, False)(TIP)
     assert (again.repairs, again.left) == ((), ())
 
 
@@ -65,7 +64,7 @@ def test_a_corrupt_log_stays_a_fault_and_keeps_nothing_else_from_being_mended(
 ) -> None:
     broken = archive.segments[1]
     asyncio.run(archive.change(broken, SegmentFile.LOG, flip(100)))
-    done = reindex_partition(config_of(tmp_path), False, TIP)
+    done = reindex_work(config_of(tmp_path), False)(TIP)
     assert len(done.repairs) == 1
     assert ".index" in done.repairs[0]
     assert any("CRC-32C" in refusal for refusal in done.refusals)

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 from xml.etree import ElementTree
 
+import pyarrow.dataset as ds
 import pytest
 from planted_archive import TIP, PlantedArchive, batch, flip
 from retention_segments import segment
@@ -35,10 +36,12 @@ from fetchproxy.jobs.report import (
     fewer,
     forecast_of,
     page,
-    report_partition,
+    report,
+    report_work,
     round_ticks,
     table_rows,
 )
+from fetchproxy.jobs.runner import Here
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
@@ -149,7 +152,7 @@ def archive(tmp_path: Path) -> PlantedArchive:
 
 
 def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> None:
-    found = report_partition(config_of(tmp_path), TIP)
+    found = report_work(config_of(tmp_path))(TIP)
     assert found.records == 40
     assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
     assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 0)
@@ -161,7 +164,7 @@ def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> N
 
 def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None:
     config = config_of(tmp_path, archive__remote_log_retention_ms=str(DAY_MS))
-    found = report_partition(config, TIP)
+    found = report_work(config)(TIP)
     rows = table_rows([(found, forecast_of(config, found, NOW_MS))])
     for name, schema in SCHEMAS.items():
         assert rows[name]
@@ -243,3 +246,15 @@ def test_a_scale_reaches_the_largest() -> None:
         assert ticks[-1] >= top
         assert len(ticks) == 5
     assert round_ticks(0) == [0.0, 1.0]
+
+
+def test_the_tables_without_spark(archive: PlantedArchive, tmp_path: Path) -> None:
+    done = report(Here(), config_of(tmp_path))
+    for _ in range(2):
+        done.write(tmp_path / "out")
+        for name, rows in table_rows(done.figures).items():
+            found = ds.dataset(tmp_path / "out" / name, format="parquet").to_table()
+            names = [column.split()[0] for column in SCHEMAS[name].split(",")]
+            assert found.column_names == names
+            assert [tuple(row.values()) for row in found.to_pylist()] == rows
+    assert (tmp_path / "out/report.html").read_text() == done.html

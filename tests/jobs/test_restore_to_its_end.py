@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,30 +9,17 @@ import pytest
 from archived_topics import NO_MEMORY
 from client_readers import read_confluent
 from proxy_process import ProxyProcess
-from spark_commands import PROJECT, environment, pipeline
+from spark_commands import BOTH, HERE, ON_SPARK, Runs
 from topic_data import TopicData, produce, trim
 
 from lab.kafka import KafkaServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.usefixtures("spark_set_up")]
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
-
-def on_one_machine(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fetchproxy", *arguments],
-        cwd=PROJECT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("command", [on_one_machine, pipeline], ids=["one machine", "Spark"])
+@pytest.mark.parametrize("runs", BOTH)
 def test_a_restore(
-    command: Command, kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+    runs: Runs, kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     broker, store = kafka_server.bootstrap, (tmp_path / "store").as_uri()
     data = TopicData(create_topic(2))
@@ -42,7 +27,7 @@ def test_a_restore(
     places = ("--store", store, "--bootstrap", broker)
     size = ("--set", "archive.segment_bytes_max=20000")
     spool = ("--set", f"archive.spool_dir={tmp_path / 'spool'}")
-    done = on_one_machine("archive", "--once", *places, "--archive", data.topic, *size, *spool)
+    done = HERE("archive", "--once", *places, "--archive", data.topic, *size, *spool)
     assert done.returncode == 0, done.stderr
     (next((tmp_path / "store").rglob("*.metadata"))).unlink()  # is derived from its log
     by_topic = {
@@ -52,14 +37,14 @@ def test_a_restore(
         "metadata.topic_replication_factor": "1",
     }
     settings = [word for key, value in by_topic.items() for word in ("--set", f"{key}={value}")]
-    before = command("verify", *places, *settings)
+    before = runs("verify", *places, *settings)
     assert before.returncode == 2, before.stdout
     assert f"there is no metadata topic __{data.topic}" in before.stderr
-    done = command("restore", *places, *settings)
+    done = runs("restore", *places, *settings)
     assert done.returncode == 0, done.stdout + done.stderr
-    verified = command("verify", *places, *settings)
+    verified = runs("verify", *places, *settings)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    again = command("restore", *places, *settings)
+    again = runs("restore", *places, *settings)
     assert again.returncode == 0, again.stdout + again.stderr
     ends = data.ends(broker)
     trim(broker, data.topic, {partition: end - 40 for partition, end in ends.items()})
@@ -84,12 +69,12 @@ def test_verify_on_spark_names_what_only_the_metadata_topic_knows(
         "archive.spool_dir": str(tmp_path / "spool"),
     }
     settings = [word for key, value in by_topic.items() for word in ("--set", f"{key}={value}")]
-    done = on_one_machine("archive", "--once", *places, "--archive", data.topic, *settings)
+    done = HERE("archive", "--once", *places, "--archive", data.topic, *settings)
     assert done.returncode == 0, done.stderr
-    assert pipeline("verify", *places, *settings).returncode == 0
+    assert ON_SPARK("verify", *places, *settings).returncode == 0
     for path in (tmp_path / "store").glob("*/1/*"):
         path.unlink()
-    verified = pipeline("verify", *places, *settings)
+    verified = ON_SPARK("verify", *places, *settings)
     assert verified.returncode == 1, verified.stdout + verified.stderr
     assert f"{data.topic}-1: " in verified.stdout
     assert "the store has no metadata of it" in verified.stdout

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.remotelog.session import require_spark, session_settings
+from fetchproxy.remotelog.session import require_extra, session_settings
 
 
 def test_without_a_master_this_process_is_spark_and_tasks_that_are_lost_are_done_again() -> None:
@@ -38,4 +38,4 @@ def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("fetchproxy.remotelog.session.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[spark\]'"):
-        require_spark()
+        require_extra("pyspark")

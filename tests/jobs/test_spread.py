@@ -1,15 +1,32 @@
-"""How work is spread and what becomes of it, on a context that runs tasks here and now."""
+"""How work is spread and what becomes of it: here, and on a context that runs tasks at once."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from multiprocessing import active_children
 from typing import Any
 
 import pytest
 
 from fetchproxy.errors import CorruptSegment, PipelineFailed, StorageUnavailable
-from fetchproxy.jobs.runner import Progress, attempt, named, spread
+from fetchproxy.jobs.runner import (
+    Here,
+    OnSpark,
+    Progress,
+    Runner,
+    StoreWork,
+    Tell,
+    Work,
+    attempt,
+    named,
+    quiet,
+)
 
 
 class Context:
@@ -55,6 +72,9 @@ class Session:
     def __init__(self, lost: Exception | None = None) -> None:
         self.sparkContext = Context(lost)
 
+    def createDataFrame(self, rows: list[Any], schema: str) -> list[Any]:
+        return list(rows)
+
 
 def halved(number: int) -> int:
     if number == 3:
@@ -66,15 +86,8 @@ def halved(number: int) -> int:
 
 def test_what_fails_fails_alone_and_is_named() -> None:
     seen: list[Progress] = []
-    done = spread(
-        Session(),
-        [2, 3, 4, 5],
-        halved,
-        label="halve",
-        name=lambda n: f"number {n}",
-        size=lambda half: half,
-        on_progress=seen.append,
-    )
+    work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
+    done = OnSpark(Session(), seen.append).spread([2, 3, 4, 5], work)
     assert done.results == (1, 2)
     assert [str(f) for f in done.failures] == [
         "number 3: CorruptSegment: three is broken",
@@ -83,15 +96,97 @@ def test_what_fails_fails_alone_and_is_named() -> None:
     assert seen[-1] == Progress(items_done=4, items=4, size_done=3)
 
 
+BOTH = [lambda told: Here(told), lambda told: OnSpark(Session(), told)]
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[int]:
+    yield 2
+
+
+async def divided(by: int, number: int, tell: Tell) -> int:
+    await asyncio.sleep(0.01 / number)  # the last ones are done first
+    tell(1, 2)
+    return halved(number) * 2 // by
+
+
+@pytest.mark.parametrize("runner", BOTH)
+def test_results_come_in_the_order_of_the_items(
+    runner: Callable[[Callable[[Progress], None]], Runner],
+) -> None:
+    seen: list[Progress] = []
+    early: list[int] = []
+    work = StoreWork("divide", opened, divided, name=lambda n: f"number {n}", size=lambda n: n)
+    done = runner(seen.append).each([2, 3, 4, 5, 6, 8], work, early.append)
+    assert list(done.results) == early == [1, 2, 3, 4]
+    assert [failure.what for failure in done.failures] == ["number 3", "number 5"]
+    assert seen[-1] == Progress(items_done=6, items=6, size_done=10)
+
+
+@pytest.mark.parametrize("runner", BOTH)
+def test_what_cannot_be_opened_fails_each_item(
+    runner: Callable[[Callable[[Progress], None]], Runner],
+) -> None:
+    @asynccontextmanager
+    async def away() -> AsyncIterator[int]:
+        raise StorageUnavailable("away")
+        yield 2
+
+    done = runner(quiet).each([2, 4], StoreWork("divide", away, divided))
+    assert [str(failure) for failure in done.failures] == [
+        "2: StorageUnavailable: away (may be tried again)",
+        "4: StorageUnavailable: away (may be tried again)",
+    ]
+
+
+def test_a_part_of_an_item_is_progress() -> None:
+    seen: list[Progress] = []
+    is_seen = threading.Event()
+
+    def look(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.begun:
+            is_seen.set()
+
+    async def told(by: int, number: int, tell: Tell) -> int:
+        tell(25, 100)
+        await asyncio.to_thread(is_seen.wait)
+        return number
+
+    Here(look).each([7], StoreWork("tell", opened, told, size=lambda n: 100))
+    assert Progress(items_done=0, items=1, size_done=25, begun=0.25) in seen
+    assert seen[-1] == Progress(items_done=1, items=1, size_done=100)
+
+
+def test_work_here_is_spread_over_processes() -> None:
+    seen: list[Progress] = []
+    work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
+    done = Here(seen.append).spread([2, 3, 4, 5], work)
+    assert done.results == (1, 2)
+    assert [failure.what for failure in done.failures] == ["number 3", "number 5"]
+    assert seen[-1] == Progress(items_done=4, items=4, size_done=3)
+
+
+def test_a_worker_process_that_dies_is_named_by_what_it_had() -> None:
+    with pytest.raises(PipelineFailed, match=r"lost with its task.*not finished: .*9"):
+        Here().spread([9], Work("die", killed))
+    assert not [child for child in active_children() if child.is_alive()]
+
+
+def killed(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_each_item_is_a_task_of_its_own() -> None:
     session = Session()
-    spread(session, list(range(10, 17)), halved, label="halve")
+    OnSpark(session).spread(list(range(10, 17)), Work("halve", halved))
     assert session.sparkContext.slices == 7
     assert session.sparkContext.groups == ["fetchproxy-halve"]
 
 
 def test_nothing_to_do_asks_spark_nothing() -> None:
-    assert spread(None, [], halved, label="halve").results == ()
+    assert OnSpark(None).spread([], Work("halve", halved)).results == ()
+    assert Here().spread([], Work("halve", halved)).results == ()
 
 
 def test_a_defect_is_no_failure_of_an_item() -> None:
@@ -99,7 +194,7 @@ def test_a_defect_is_no_failure_of_an_item() -> None:
         raise KeyError(number)
 
     with pytest.raises(KeyError):
-        attempt(broken, 1, str)
+        attempt(broken, 1, "1")
 
 
 def test_a_defect_beside_a_failure_is_not_hidden() -> None:
@@ -107,26 +202,22 @@ def test_a_defect_beside_a_failure_is_not_hidden() -> None:
         raise ExceptionGroup("both", [StorageUnavailable("away"), KeyError(number)])
 
     with pytest.raises(ExceptionGroup, match="both") as raised:
-        attempt(broken, 1, str)
+        attempt(broken, 1, "1")
     assert [type(e) for e in raised.value.exceptions] == [KeyError]
 
 
 def test_a_lost_worker_is_told_from_a_defect() -> None:
     text = "Task 0 in stage 0.0 failed 4 times\nPython worker exited unexpectedly (crashed)"
     with pytest.raises(PipelineFailed, match=r"lost with its task.*not finished: 4") as e:
-        spread(Session(RuntimeError(text)), [2, 4], halved, label="halve")
+        OnSpark(Session(RuntimeError(text))).spread([2, 4], Work("halve", halved))
     assert e.value.retriable
+    defect = Session(RuntimeError("Traceback (most recent call last)\nKeyError: 1"))
     with pytest.raises(RuntimeError, match="KeyError"):
-        spread(
-            Session(RuntimeError("Traceback (most recent call last)\nKeyError: 1")),
-            [1],
-            halved,
-            label="halve",
-        )
+        OnSpark(defect).spread([1], Work("halve", halved))
 
 
 def test_results_and_failures_go_over_the_pipe() -> None:
-    result = attempt(halved, 3, str)
+    result = attempt(halved, 3, "3")
     assert pickle.loads(pickle.dumps(result)) == result
 
 

@@ -10,9 +10,12 @@ from uuid import UUID
 import pytest
 from planted_archive import TIP, PlantedArchive, batch, flip
 from stored_archives import PREFIX, config_of, planted
+from test_spread import Session
 
+from fetchproxy.auditing.faults import Fault
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.jobs.verify import fault_rows, together, verify_partition
+from fetchproxy.jobs.runner import Here, OnSpark
+from fetchproxy.jobs.verify import fault_rows, repair, together, verify, verify_work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 
@@ -41,14 +44,39 @@ def test_partition_by_partition_finds_what_the_whole_run_finds(
     whole = asyncio.run(archive.verify())
     assert len(whole.faults) == 2
     config = config_of(tmp_path)
-    found = together(verify_partition(config, tip) for tip in (TIP, OTHER))
+    found = together(map(verify_work(config), (TIP, OTHER)))
     # The archive is opened at its folder here, there as a prefix of the store.
     faults = tuple(replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in found.faults)
     assert replace(found, faults=faults) == whole
 
 
+def test_both_runners_find_the_same_in_the_same_order(
+    archive: PlantedArchive, tmp_path: Path
+) -> None:
+    found: list[list[Fault]] = [[], []]
+    here = verify(Here(), config_of(tmp_path), on_fault=found[0].append)
+    there = verify(OnSpark(Session()), config_of(tmp_path), on_fault=found[1].append)
+    assert here == there
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+
+
+def test_both_runners_repair_the_same(archive: PlantedArchive, tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    faults = verify(Here(), config).report.faults
+    planned = [
+        repair(runner, config, faults, dry_run=True) for runner in (Here(), OnSpark(Session()))
+    ]
+    assert planned[0] == planned[1]
+    done = repair(Here(), config, faults)
+    assert done == planned[0]
+    assert sum(len(partition.repairs) for partition in done.partitions) == 1
+    (left,) = verify(Here(), config).report.faults
+    assert left.partition == 0
+
+
 def test_a_fault_is_a_row_that_says_where(archive: PlantedArchive, tmp_path: Path) -> None:
-    (row,) = fault_rows(verify_partition(config_of(tmp_path), OTHER).faults)
+    (row,) = fault_rows(verify_work(config_of(tmp_path))(OTHER).faults)
     assert row[:2] == ("orders", 1)
     assert row[2].endswith(".index")
     assert row[5] == "object is missing"
@@ -56,4 +84,4 @@ def test_a_fault_is_a_row_that_says_where(archive: PlantedArchive, tmp_path: Pat
 
 def test_a_store_that_is_away_is_no_clean_partition(tmp_path: Path) -> None:
     with pytest.raises(RemoteStorageError):
-        verify_partition(config_of(tmp_path / "nowhere"), TIP)
+        verify_work(config_of(tmp_path / "nowhere"))(TIP)

@@ -158,10 +158,11 @@ class Verbs:
     def verify_job(self, store: str) -> list[Any]:
         """The faults that the job finds."""
         from fetchproxy.config.load import Setting, load_config
+        from fetchproxy.jobs.runner import OnSpark
         from fetchproxy.jobs.verify import verify
 
         config = load_config(None, {}, [Setting("store.url", store, "here")])
-        return [list(row) for row in verify(self.spark, config).faults.collect()]
+        return [list(row) for row in verify(OnSpark(self.spark), config).faults.collect()]
 
     def available_now(
         self, options: dict[str, str], checkpoint: str, fail_in_batch: int = -1

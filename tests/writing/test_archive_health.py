@@ -29,10 +29,12 @@ from test_partition_watch import LAGGING
 from test_unclean_histories import world as unclean_world
 
 from fetchproxy.cli.segments import read_archive
-from fetchproxy.cli.verify import print_summary, report_json, silent, verified
+from fetchproxy.cli.verify import print_summary, report_json
 from fetchproxy.config.schema import ArchiveConfig, Config, StoreConfig
 from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.status import PartitionsHealth, Status
+from fetchproxy.jobs.runner import Here
+from fetchproxy.jobs.verify import verify
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogHistory
 from fetchproxy.observability.metrics import REGISTRY
@@ -257,7 +259,7 @@ def test_all_places_say_the_same(
     with capture_logs() as logs:
         store = of_world(make) if name in OF_A_WORLD else asyncio.run(make(tmp_path))  # type: ignore[arg-type]
     config = folder_of(store, tmp_path / "archive")
-    report = asyncio.run(verified(config, None, lambda done, total: None, silent))
+    report = verify(Here(), config).report
     _, listed = asyncio.run(read_archive(config, None))
     assert report.concerns == listed
     [said] = [found for found in listed if found.concern == name]
@@ -300,7 +302,7 @@ def test_newest_segments_that_are_gone_are_told_by_the_page_too(tmp_path: Path, 
     _, listed = asyncio.run(read_archive(config, None))
     [said] = listed
     assert (said.concern, said.last_offset) == ("archived_offsets_missing", 29)
-    report = asyncio.run(verified(config, None, lambda done, total: None, silent))
+    report = verify(Here(), config).report
     assert report.concerns == listed
     assert not report.clean
     _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
@@ -350,7 +352,7 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
         return planted.store
 
     config = folder_of(asyncio.run(sound()), tmp_path)
-    assert asyncio.run(verified(config, None, lambda done, total: None, silent)).concerns == ()
+    assert verify(Here(), config).report.concerns == ()
     assert asyncio.run(read_archive(config, None))[1] == ()
     status = asyncio.run(shown(config))
     assert (status.concerns, status.headlines) == ((), ())

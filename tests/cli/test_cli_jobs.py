@@ -1,14 +1,12 @@
-"""`fetchproxy pipeline` before any Spark is started: what is missing or wrong is said in a line."""
+"""Jobs before any Spark is started: what is missing or wrong is said in a line."""
 
 from __future__ import annotations
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from fetchproxy.cli.backfill import source_options
 from fetchproxy.cli.main import app
-from fetchproxy.cli.pipeline import app as pipeline
-from fetchproxy.cli.pipeline.backfill import source_options
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog import session
@@ -22,14 +20,22 @@ def cli() -> CliRunner:
     return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
-def test_the_jobs() -> None:
-    assert sorted(typer.main.get_group(pipeline.app).commands) == JOBS
-
-
-@pytest.mark.parametrize("where", [[], ["pipeline"]])
-def test_help_says_what_to_install(cli: CliRunner, where: list[str]) -> None:
+@pytest.mark.parametrize("job", JOBS)
+def test_help_says_what_to_install(cli: CliRunner, job: str) -> None:
     """Brackets are markup to what shows it."""
-    assert "pip install -e '.[spark]'" in cli.invoke(app, [*where, "--help"]).output
+    assert "pip install -e '.[spark]'" in cli.invoke(app, [job, "--help"]).output
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_old_name_of_a_job_is_another_word_for_spark(cli: CliRunner, job: str) -> None:
+    topics = ["--topics", "orders"] if job == "backfill" else []
+    answers = [
+        cli.invoke(app, [*words, "--set", "store.url=ftp://x", "--conf", "x", *topics])
+        for words in (["pipeline", job], [job, "--spark"])
+    ]
+    assert answers[0].exit_code == answers[1].exit_code == 2
+    assert answers[0].output == answers[1].output
+    assert cli.invoke(app, ["pipeline", "--help"]).output == cli.invoke(app, ["--help"]).output
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -38,9 +44,28 @@ def test_without_the_extra_it_is_named(
 ) -> None:
     monkeypatch.setattr(session, "find_spec", lambda name: None)
     more = ["--topics", "orders"] if job == "backfill" else []
-    result = cli.invoke(app, ["pipeline", job, *STORE, *more])
+    result = cli.invoke(app, [job, "--spark", *STORE, *more])
     assert result.exit_code == 2
     assert "pip install -e '.[spark]'" in result.output
+
+
+@pytest.mark.parametrize("job", ["report", "backfill"])
+def test_what_writes_parquet_here_needs_the_extra_too(
+    cli: CliRunner, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    more = ["--topics", "orders"] if job == "backfill" else []
+    result = cli.invoke(app, [job, *STORE, *more])
+    assert result.exit_code == 2
+    assert "pyarrow is not installed" in result.output
+    assert "pip install -e '.[spark]'" in result.output
+
+
+@pytest.mark.parametrize("option", [["--master", "yarn"], ["--conf", "spark.x=1"]])
+def test_options_of_spark_are_not_passed_over(cli: CliRunner, option: list[str]) -> None:
+    result = cli.invoke(app, ["verify", *STORE, *option])
+    assert result.exit_code == 2
+    assert f"{option[0]} is an option of Spark's; give --spark as well" in result.output
 
 
 @pytest.fixture
@@ -62,7 +87,7 @@ def with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_wrong_is_said_before_a_jvm_is_started(
     cli: CliRunner, arguments: list[str], says: str
 ) -> None:
-    result = cli.invoke(app, ["pipeline", *arguments])
+    result = cli.invoke(app, [*arguments, "--spark"])
     assert result.exit_code == 2
     assert says in result.output
     assert len(result.output.splitlines()) == 1

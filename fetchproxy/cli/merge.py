@@ -1,4 +1,4 @@
-"""`fetchproxy pipeline merge`: adjacent small segments into large ones."""
+"""`fetchproxy merge`: adjacent small segments into large ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ import typer
 from rich.filesize import decimal
 
 from fetchproxy.cli import options
-from fetchproxy.cli.pipeline.spark_run import (
-    Master,
-    SparkSettings,
-    ask_store,
-    count,
-    read_job,
-    run_job,
-    say_failures,
-)
+from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
 from fetchproxy.cli.running import EXIT_FAULTS
 from fetchproxy.jobs import merge as job
 from fetchproxy.writing.merging import MERGED_BYTES_MAX
@@ -31,14 +23,6 @@ BytesMax = Annotated[
         "Each task needs as much room in archive.spool_dir.",
     ),
 ]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        envvar="FETCHPROXY_DRY_RUN",
-        help="Say what would be merged, and change nothing.",
-    ),
-]
 
 
 def merge(
@@ -47,9 +31,10 @@ def merge(
     bootstrap: options.Bootstrap = None,
     topic: options.Topic = None,
     bytes_max: BytesMax = MERGED_BYTES_MAX,
-    dry_run: DryRun = False,
-    master: Master = None,
-    spark_settings: SparkSettings = None,
+    dry_run: options.DryRun = False,
+    spark: options.Spark = False,
+    master: options.Master = None,
+    spark_settings: options.SparkSettings = None,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
@@ -60,17 +45,9 @@ def merge(
     """
     config = read_job(context)
     ask_store(config, [topic])
+    merging = job.MergeOptions(bytes_max, dry_run)
     done = run_job(
-        "merge",
-        master,
-        spark_settings,
-        lambda spark, on_progress: job.merge(
-            spark,
-            config,
-            topic=topic,
-            options=job.MergeOptions(bytes_max, dry_run),
-            on_progress=on_progress,
-        ),
+        context, config, lambda runner: job.merge(runner, config, topic=topic, options=merging)
     )
     merged = sum(partition.merged for partition in done.partitions)
     replaced = sum(partition.replaced for partition in done.partitions)

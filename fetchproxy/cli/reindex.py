@@ -1,22 +1,14 @@
-"""`fetchproxy pipeline reindex`: indexes and metadata from the logs alone."""
+"""`fetchproxy reindex`: indexes and metadata from the logs alone."""
 
 from __future__ import annotations
 
 import typer
 
 from fetchproxy.cli import options
-from fetchproxy.cli.pipeline.spark_run import (
-    Master,
-    SparkSettings,
-    ask_store,
-    count,
-    read_job,
-    run_job,
-    say_failures,
-)
+from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
 from fetchproxy.cli.running import EXIT_FAULTS
-from fetchproxy.cli.verify import print_fault
-from fetchproxy.jobs import reindex as job
+from fetchproxy.cli.verify import print_fault, print_repaired
+from fetchproxy.jobs import verify as job
 
 
 def reindex(
@@ -24,8 +16,9 @@ def reindex(
     store: options.Store = None,
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
-    master: Master = None,
-    spark_settings: SparkSettings = None,
+    spark: options.Spark = False,
+    master: options.Master = None,
+    spark_settings: options.SparkSettings = None,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
@@ -36,19 +29,11 @@ def reindex(
     config = read_job(context)
     ask_store(config, [topic])
     done = run_job(
-        "reindex",
-        master,
-        spark_settings,
-        lambda spark, on_progress: job.reindex(
-            spark, config, topic=topic, dry_run=dry_run, on_progress=on_progress
-        ),
+        context, config, lambda runner: job.reindex(runner, config, topic=topic, dry_run=dry_run)
     )
     repairs = [repair for partition in done.partitions for repair in partition.repairs]
-    for repair in repairs:
-        typer.echo(f"{'would be repaired' if dry_run else 'repaired'}: {repair}")
     for partition in done.partitions:
-        for refusal in partition.refusals:
-            typer.echo(f"not repaired: {refusal}")
+        print_repaired(partition, dry_run=dry_run)
     left = [fault for partition in done.partitions for fault in partition.left]
     for fault in left:
         print_fault(fault)

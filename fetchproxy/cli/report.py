@@ -1,25 +1,17 @@
-"""`fetchproxy pipeline report`: what the archive holds, as Parquet and as a page with charts."""
+"""`fetchproxy report`: what the archive holds, as Parquet and as a page with charts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from fetchproxy.cli import options
-from fetchproxy.cli.pipeline.spark_run import (
-    Master,
-    SparkSettings,
-    ask_store,
-    count,
-    read_job,
-    run_job,
-    say_failures,
-)
+from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
 from fetchproxy.jobs import report as job
-from fetchproxy.jobs.runner import OnProgress
+from fetchproxy.jobs.runner import Runner
 
 Out = Annotated[
     Path,
@@ -36,8 +28,8 @@ Parquet = Annotated[
         "--parquet",
         envvar="FETCHPROXY_REPORT_PARQUET",
         metavar="URI",
-        help="Where the tables go instead, as Spark names it: a cluster needs a place that all its "
-        "executors reach.",
+        help="Where the tables go instead: a path or URI. On Spark a URI of its own, of a place "
+        "that all executors reach.",
     ),
 ]
 
@@ -48,8 +40,9 @@ def report(
     parquet: Parquet = None,
     store: options.Store = None,
     topic: options.Topic = None,
-    master: Master = None,
-    spark_settings: SparkSettings = None,
+    spark: options.Spark = False,
+    master: options.Master = None,
+    spark_settings: options.SparkSettings = None,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
@@ -57,15 +50,15 @@ def report(
 
     Exit code 2 where a partition could not be read; the report has the others.
     """
-    config = read_job(context)
+    config = read_job(context, "pyarrow")
     ask_store(config, [topic])
 
-    def work(spark: Any, on_progress: OnProgress) -> job.Reported:
-        done = job.report(spark, config, topic=topic, on_progress=on_progress)
+    def work(runner: Runner) -> job.Reported:
+        done = job.report(runner, config, topic=topic)
         done.write(out, parquet)
         return done
 
-    done = run_job("report", master, spark_settings, work)
+    done = run_job(context, config, work)
     size = sum(one.size_bytes for one, _ in done.figures)
     typer.echo(f"{count(len(done.figures), 'partition')}, {decimal(size)}: {out / 'report.html'}")
     say_failures(done.failures)

@@ -1,6 +1,6 @@
-"""What the jobs' commands share: the Spark session, progress, and how a job ends.
+"""How a command runs a job: here or on Spark, with its progress, and how it ends.
 
-PySpark is imported only once a job runs, so the rest of the command line needs it not.
+PySpark is imported only once a job runs on it, so the rest of the command line needs it not.
 """
 
 from __future__ import annotations
@@ -12,23 +12,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
 import structlog
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import mask_text
-from fetchproxy.errors import ConfigError, FetchProxyError, StorageUnavailable
-from fetchproxy.jobs.runner import Failure, OnProgress
+from fetchproxy.errors import FetchProxyError, StorageUnavailable
+from fetchproxy.jobs.runner import Failure, Here, OnProgress, OnSpark, Runner
 from fetchproxy.jobs.runner import Progress as Done
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remotelog.session import open_session, require_spark
+from fetchproxy.remotelog.session import open_session, require_extra
 from fetchproxy.storage.remote_storage_manager import open_store
 
 log = structlog.get_logger(__name__)
@@ -36,43 +42,23 @@ T = TypeVar("T")
 Words = Callable[[str], str]
 
 _LOG_EVERY_S = 10.0  # where no terminal shows a bar
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-Master = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_SPARK_MASTER",
-        metavar="URL",
-        help="Spark's master; without it this process is Spark, with all cores. Under "
-        "spark-submit: what that was given.",
-    ),
-]
-SparkSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        envvar="FETCHPROXY_SPARK_CONF",
-        metavar="KEY=VALUE",
-        help="A setting of Spark's; may be repeated.",
-    ),
-]
 
 
-def read_job(context: typer.Context) -> Config:
+def read_job(context: typer.Context, *needs: str) -> Config:
     """The configuration of a job that is about to run; exit code 2 where something is missing, or
-    the command line is wrong."""
+    the command line is wrong. `needs`: packages of the extra that it needs here."""
     with users_errors():
-        require_spark()
+        require_extra(*(("pyspark",) if context.params["spark"] else needs))
         config = options.read_config(context)
         options.store_url(config)
+        options.spark_settings(context)
         configure_logging(config.log, sys.stderr)
-        spark_settings(context.params.get("spark_settings"))
         return config
 
 
 def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
-    """Before Spark is started, which takes seconds. Exit code 2 where the store does not answer, or
-    the archive has nothing of one of `topics` (None: of all, whatever there is)."""
+    """Before anything is started: Spark takes seconds. Exit code 2 where the store does not answer,
+    or the archive has nothing of one of `topics` (None: of all, whatever there is)."""
     if run(_look(config, [topic for topic in topics if topic is not None])) is None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -93,26 +79,51 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
 
 
 def run_job(
-    name: str,
-    master: str | None,
-    settings: Iterable[str] | None,
-    job: Callable[[Any, OnProgress], T],
+    context: typer.Context,
+    config: Config,
+    job: Callable[[Runner], T],
     unit: Callable[[float], str] = lambda size: decimal(int(size)),
     words: Words = str,
 ) -> T:
-    """What `job(spark, on_progress)` returns; SIGINT and SIGTERM end it with exit code 130.
+    """What `job` returns; SIGINT and SIGTERM end it with exit code 130.
 
     `words`: of an error that the user can mend, as this command has them.
     """
+    name, spark = context.command.name or "", None
     with users_errors(), _said_as(words):
-        spark = open_session(name, master, spark_settings(settings))
-        spark.sparkContext.setLogLevel("ERROR")
-        with _terminated_as_interrupted(), _shown(name, unit) as on_progress:
+        if context.params["spark"]:
+            settings = options.spark_settings(context)
+            spark = open_session(name, context.params["master"], settings)
+            spark.sparkContext.setLogLevel("ERROR")
+        with interruptible(), _shown(name, unit) as on_progress:
+            if spark is None:
+                return job(Here(on_progress, config.log))
             try:
-                return job(spark, on_progress)
+                return job(OnSpark(spark, on_progress, config.log))
             except KeyboardInterrupt:
                 spark.sparkContext.cancelAllJobs()
-                raise typer.Exit(EXIT_INTERRUPTED) from None
+                raise
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends what is done here as SIGINT does, which raises KeyboardInterrupt: exit code
+    130."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt),
+    }
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -137,59 +148,32 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def spark_settings(texts: Iterable[str] | None) -> dict[str, str]:
-    """Raises ConfigError."""
-    found: dict[str, str] = {}
-    for text in texts or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
-        found[key] = value
-    return found
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @contextmanager
 def _shown(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress]:
     """A bar on a terminal, else a line in the log now and then; both with the rate."""
     began_at = time.perf_counter()
     console = Console(stderr=True)
-    logged_at, logged = began_at, -1
+    logged_at = began_at
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[size]}"),
+        TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
-        redirect_stdout=sys.stdout.isatty(),
+        redirect_stdout=sys.stdout.isatty(),  # else what is found would go to the bar's stderr
     )
     task = bar.add_task(name, total=None, size="")
 
     def show(done: Done) -> None:
-        nonlocal logged_at, logged
+        nonlocal logged_at
         now = time.perf_counter()
         rate = f"{unit(done.size_done)}, {unit(done.size_done / max(now - began_at, 1e-3))}/s"
-        bar.update(task, completed=done.items_done, total=done.items, size=rate)
-        if console.is_terminal or done.items_done == logged:
-            return
-        if now - logged_at >= _LOG_EVERY_S or done.items_done == done.items:
-            logged_at, logged = now, done.items_done
-            log.info("job_progress", part=name, done=logged, total=done.items, size=rate)
+        bar.update(task, completed=done.items_done + done.begun, total=done.items, size=rate)
+        if not console.is_terminal and now - logged_at >= _LOG_EVERY_S:
+            logged_at = now
+            log.info("job_progress", part=name, done=done.items_done, total=done.items, size=rate)
 
     with bar:
         yield show

@@ -1,4 +1,4 @@
-"""`fetchproxy pipeline backfill`: archived records as Parquet, or into another topic."""
+"""`fetchproxy backfill`: archived records as Parquet, or into another topic."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from fetchproxy.cli import options
-from fetchproxy.cli.pipeline.spark_run import (
-    Master,
-    SparkSettings,
-    ask_store,
-    count,
-    read_job,
-    run_job,
-    say_failures,
-)
+from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -37,7 +29,7 @@ Parquet = Annotated[
         envvar="FETCHPROXY_BACKFILL_PARQUET",
         metavar="URI",
         help="Folder for Parquet files, by topic and date: a path or URI (file, s3, gs, hdfs) that "
-        "every executor reaches.",
+        "every executor of Spark's reaches.",
     ),
 ]
 ToTopic = Annotated[
@@ -107,8 +99,9 @@ def backfill(
     compression: Compression = "snappy",
     store: options.Store = None,
     bootstrap: options.Bootstrap = None,
-    master: Master = None,
-    spark_settings: SparkSettings = None,
+    spark: options.Spark = False,
+    master: options.Master = None,
+    spark_settings: options.SparkSettings = None,
     config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
@@ -117,7 +110,7 @@ def backfill(
     A run that was ended goes on where it was; a later one adds what is new or was mended since.
     Exit code 2 where a part could not be read or written; the others are.
     """
-    config = read_job(context)
+    config = read_job(context, "pyarrow", "numba")
     with users_errors():
         source = source_options(config, topics, source_settings or ())
         if (parquet is None) == (to_topic is None):
@@ -128,16 +121,14 @@ def backfill(
 
     if parquet is not None:
         done = run_job(
-            "backfill",
-            master,
-            spark_settings,
-            lambda spark, on_progress: job.backfill(
-                spark,
+            context,
+            config,
+            lambda runner: job.backfill(
+                runner,
                 source,
                 parquet,
                 range_bytes_max=range_bytes,
                 compression=compression,
-                on_progress=on_progress,
             ),
             unit=_records,
             words=as_options,
@@ -146,11 +137,10 @@ def backfill(
         say_failures(done.failures, as_options)
         return
     copied = run_job(
-        "backfill",
-        master,
-        spark_settings,
-        lambda spark, on_progress: topic_job.backfill_topic(
-            spark, config, source, to_topic or "", append=append, on_progress=on_progress
+        context,
+        config,
+        lambda runner: topic_job.backfill_topic(
+            runner, config, source, to_topic or "", append=append
         ),
         unit=_records,
         words=as_options,
