@@ -95,6 +95,8 @@ def check_fetchproxy(arguments: list[str]) -> None:
 
     In prose an option may stand without its value: then only its name is checked.
     """
+    if arguments == ["--version"]:
+        return
     command = COMMANDS[arguments[0]]
     if isinstance(command, typer.core.TyperGroup):  # the next word is the command
         command, arguments = command.commands[arguments[1]], arguments[1:]
