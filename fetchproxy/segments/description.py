@@ -320,7 +320,8 @@ class FieldKind(Enum):
 class StoredField(NamedTuple):
     """One row of RemoteLogSegmentMetadata; `low` is its least legal value, or that field.
 
-    `since`: the record's version that has it first; `if_absent` is its value in those before.
+    `since`: the record's version that has it first; `if_absent` is its value in those before. A new
+    field has a version of its own; objects without it are of before, too.
     """
 
     attribute: str
@@ -376,6 +377,7 @@ FIELDS = (
 
 SEGMENT_VERSION = 2
 _UNCLIPPED_VERSION = 1
+_IN_EVERY_OBJECT = 1  # fields up to this version of the record: the first objects have them, too
 
 
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
@@ -413,7 +415,9 @@ def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
     clipped = fields.integer("version", 1, INT32) > _UNCLIPPED_VERSION
     values: dict[str, Any] = {}
     for field in FIELDS:
-        if field.json:
+        if field.json and field.since > _IN_EVERY_OBJECT and field.json not in fields.names():
+            values[field.attribute] = field.if_absent
+        elif field.json:
             low = field.least(values)
             values[field.attribute] = _json_value(fields, field, low, tip, clipped)
     return legal_segment(RemoteLogSegmentMetadata(**values))

@@ -82,7 +82,7 @@ class RecordType(IntEnum):
 
 
 NEWEST_VERSION = {
-    RecordType.REMOTE_LOG_SEGMENT_METADATA: 1,
+    RecordType.REMOTE_LOG_SEGMENT_METADATA: max(field.since for field in FIELDS),
     RecordType.DELETE_PARTITION_STATE: 0,
     RecordType.LOG_START_OFFSET: 1,
     RecordType.CACHE_FILE_CHECKPOINT: 0,
