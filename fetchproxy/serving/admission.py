@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import cast
+from typing import NamedTuple, cast
 
 from cachetools import LRUCache
 
+from fetchproxy.config.schema import Config
 from fetchproxy.observability.metrics import (
     ANSWERS_BYTES,
     CLIENT_THROTTLE_SECONDS,
@@ -333,3 +334,20 @@ class ConnectionPace:
         if pause_s:
             await asyncio.sleep(pause_s)
             self._waited = pause_s < PAUSE_MAX_S
+
+
+class Admission(NamedTuple):
+    """What one process has of all three, for all its connections."""
+
+    answers: AnswerBudget
+    turns: AnswerTurns
+    rates: ClientRates
+
+
+def admission_of(config: Config, clock: Callable[[], float]) -> Admission:
+    gateway = config.gateway
+    return Admission(
+        AnswerBudget(gateway.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
+        AnswerTurns(gateway.remote_answer_turns_max, gateway.remote_answer_turn_max_ms / 1000),
+        ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
+    )
