@@ -33,7 +33,7 @@ from fetchproxy.serving.fetch_answer import (
     encode_own_answer,
     encode_topics,
 )
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 from protocol.apis import ApiKey, ErrorCode, MalformedMessage
 from protocol.fetch import (
@@ -90,8 +90,9 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     found = _Round() if owed_s else await _read(parts, fetch, tips, request)
     asked = each_of(tips.items())
     every = [_partition_answer(parts, key, tip, found) async for key, tip in asked]
-    room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
-    answer_room = AnswerRoom(room, first_whole=not parts.answers.full)
+    budget, rates = parts.admission.answers, parts.admission.rates
+    room = rates.room(min(fetch.bytes_max, budget.room()))
+    answer_room = AnswerRoom(room, first_whole=not budget.full)
     answers = [answer_room.fit(part) async for part in each_of(every)]
     for part in answers:
         if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
@@ -162,7 +163,7 @@ async def _read(
     read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
     asked_bytes = sum(map(entry_bytes_max, fetch.partitions.values()))
     await request.turn.take(min(_bytes_max(parts, fetch), asked_bytes), deadline)
-    await parts.answers.wait_for_room(deadline)
+    await parts.admission.answers.wait_for_room(deadline)
     while True:
         found = await _judge_by_memory(parts, fetch, tips, request)
         reads = {
@@ -257,7 +258,7 @@ async def _read_archive(
 
 def _bytes_max(parts: ArchiveOnlyParts, fetch: FetchRequest) -> int:
     """What the answer may have of records."""
-    return parts.rates.room(min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max))
+    return parts.admission.rates.room(min(fetch.bytes_max, parts.answer_bytes_max))
 
 
 def _judge_not_archived(
