@@ -13,7 +13,7 @@ from typing import Self
 import structlog
 
 from fetchproxy.config.schema import GatewayConfig
-from fetchproxy.config.values import is_loopback, parse_host_port
+from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CONNECTION_BUFFERS_BYTES, CONNECTIONS, LIMITS_REACHED
 from fetchproxy.serving.limits import ConnectionLimits, to_close
@@ -34,6 +34,24 @@ _BACKLOG = 1024
 
 # Of the server name (SNI), where a client has given one.
 NewSession = Callable[[str | None], ClientSession]
+
+
+def tells_address_reached(config: GatewayConfig) -> bool:
+    """Whether there is no one host that all clients are told."""
+    return config.advertise_host is None and is_any_address(parse_host_port(config.listen).host)
+
+
+def warn_of_address_reached(config: GatewayConfig, listener: str) -> None:
+    """At the start: what clients are told, and for whom it is wrong."""
+    log.warning(
+        "listens_on_all_addresses",
+        listener=listener,
+        host=parse_host_port(config.listen).host,
+        clients_are_told="the address at which each has reached this listener",
+        fails_for="clients behind NAT, a load balancer or a container's published ports, and where "
+        "a certificate does not name that address",
+        hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
+    )
 
 
 class Listener:

@@ -9,9 +9,10 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.relay.archived_topics import ArchivedTopics
-from fetchproxy.serving.relay.held_readers import HeldReaders, SkippedOffsets
+from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from protocol.fetch import PartitionPatch
 
 

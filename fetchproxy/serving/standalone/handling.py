@@ -13,7 +13,7 @@ from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import Admission, Client, ConnectionPace, ConnectionTurn
-from fetchproxy.serving.relay.held_readers import SkippedOffsets
+from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
 from fetchproxy.serving.standalone.logins import User

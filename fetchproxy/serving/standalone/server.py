@@ -21,9 +21,12 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
-from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.relay.addresses import tells_address_reached, warn_of_address_reached
-from fetchproxy.serving.relay.held_readers import SkippedOffsets
+from fetchproxy.serving.listener import (
+    Listener,
+    tells_address_reached,
+    warn_of_address_reached,
+)
+from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator, GroupMemory
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts
