@@ -18,7 +18,7 @@ from statistics import median
 from uuid import UUID
 
 from benchmarks.process_usage import resident_mib
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
@@ -40,7 +40,7 @@ def measure(folder: Path, samples: int) -> dict[str, float]:
         files, tables, views = [], [], {}
         for tip in tips:
             file = cache.file(tip)
-            table = SegmentTable.load(tip, file.load().entries)
+            table = PartitionTable.load(tip, file.load().entries)
             files.append(file)
             tables.append(table)
             views[tip] = table.view(0.0)
@@ -99,7 +99,7 @@ def _median_us(
     return median(taken) / 1000
 
 
-def _put_us(table: SegmentTable) -> float:
+def _put_us(table: PartitionTable) -> float:
     """A new segment's state taken over and shown in a view; half of them STARTED, half FINISHED."""
     clock = time.perf_counter_ns
     taken = []

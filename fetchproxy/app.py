@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -24,7 +23,7 @@ from uuid import uuid4
 
 import structlog
 
-from fetchproxy.archive import metadata_manager
+from fetchproxy.archive import metadata_manager, wall_clock_ms
 from fetchproxy.brokers.broker_watch import BrokerWatch
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
@@ -381,8 +380,3 @@ async def _archive_once(parts: Parts) -> None:
         raise ConfigError(f"not archived: {reasons}")
     if not done.archived:
         raise ConfigError(f"archive.topics = {parts.config.archive.topics!r} matches no topic")
-
-
-def wall_clock_ms() -> int:
-    """Epoch milliseconds, for timestamps that are stored; never for durations."""
-    return time.time_ns() // 1_000_000

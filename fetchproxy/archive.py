@@ -21,8 +21,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.attached_topics import open_archive
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.tls.contexts import upstream_context
 
 # Which RemoteLogMetadataManager a process has, by its configuration.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 ZERO_UUID = UUID(int=0)
@@ -88,6 +88,22 @@ class RemoteLogSegmentId:
 
     topic_id_partition: TopicIdPartition
     id: UUID
+
+
+class StoredSegment(Protocol):
+    """All that a store is told of a segment: where its objects are, and how large they may be.
+
+    RemoteLogSegmentMetadata is one. Whoever has less than that makes a smaller value.
+    """
+
+    @property
+    def segment_id(self) -> RemoteLogSegmentId: ...
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def segment_size_bytes(self) -> int: ...
+    @property
+    def has_aborted_txns(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uva
 
 NODE_ENDPOINTS_TAG = 0
 UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka version
-FETCH_ENDPOINTS_FROM = 16
 
 # (node id, host, port) as the broker names it -> (host, port) as the client shall see it.
 Lookup = Callable[[int, str, int], tuple[str, int]]

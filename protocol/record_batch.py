@@ -278,21 +278,6 @@ def walk(buf: Buffer, pos: int = 0, end: int | None = None) -> Iterator[BatchHea
     _check_partial(buf, pos, limit)
 
 
-def whole_batches_end(buf: Buffer, pos: int = 0) -> int:
-    """The position after the last whole batch (`pos` when there is none). Raises as `walk`."""
-    limit = len(buf)
-    unpack_from = _BOUNDS.unpack_from
-    while limit - pos >= HEADER_BYTES:
-        _, length, magic, delta = unpack_from(buf, pos)
-        if magic != 2 or length < 49 or delta < 0:
-            raise _refuse(buf, pos, length, delta)
-        if pos + length + 12 > limit:
-            return pos
-        pos += length + 12
-    _check_partial(buf, pos, limit)
-    return pos
-
-
 def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[int, int]:
     """(start, end) of the batches that answer a fetch at `from_offset`, as LogSegment.read does.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fetchproxy.auditing.verify import for_each
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicFollower
 from fetchproxy.model import (
@@ -66,7 +66,7 @@ async def restore_archive(
 
     async def restore(tip: TopicIdPartition) -> None:
         now = asyncio.get_running_loop().time()
-        table = SegmentTable(tip) if follower is None else await follower.table(tip, now)
+        table = PartitionTable(tip) if follower is None else await follower.table(tip, now)
         events = await _missing_events(stored, tip, table, wall_clock_ms())
         restored = _summary(stored, tip, table, events)
         if follower is not None and not dry_run:
@@ -85,7 +85,7 @@ async def restore_archive(
 async def _missing_events(
     stored: StoreBackedRemoteLogMetadataManager,
     tip: TopicIdPartition,
-    table: SegmentTable,
+    table: PartitionTable,
     now_ms: int,
 ) -> list[MetadataEvent]:
     """What the store says of a partition, read now, and the topic does not know."""
@@ -107,7 +107,7 @@ async def _missing_events(
 def _summary(
     stored: StoreBackedRemoteLogMetadataManager,
     tip: TopicIdPartition,
-    table: SegmentTable,
+    table: PartitionTable,
     events: Iterable[MetadataEvent],
 ) -> RestoredPartition:
     """`events` are still to be written."""

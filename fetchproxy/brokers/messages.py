@@ -32,7 +32,6 @@ from protocol.record_batch import check_crc, walk
 
 # What brokers say, as plain values.
 
-NO_ERROR = 0
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3
 UNSUPPORTED_VERSION = 35

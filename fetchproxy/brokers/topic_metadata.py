@@ -31,7 +31,7 @@ from protocol.message_tables import (
     write_request,
 )
 
-# Metadata as one broker tells it, as plain values. Keeps nothing: see `metadata_cache`.
+# Metadata as one broker tells it, as plain values. Keeps nothing: see `cluster`.
 
 # Each may tell the leaders of a hundred partitions, some 30 µs.
 ENTRIES_AT_ONCE = 10

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fetchproxy.app import wall_clock_ms
-from fetchproxy.archive import metadata_manager
+from fetchproxy.archive import metadata_manager, wall_clock_ms
 from fetchproxy.auditing.resolve import Answer, ResolutionPlan
 from fetchproxy.auditing.resolve import resolve as resolve_partition
 from fetchproxy.brokers.cluster import Cluster

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fetchproxy.app import wall_clock_ms
+from fetchproxy.archive import wall_clock_ms
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.restore import RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults
@@ -22,8 +22,7 @@ from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicFollower
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.tls.contexts import upstream_context
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic

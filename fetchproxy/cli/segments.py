@@ -23,7 +23,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.segments.object_keys import uuid_text
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.writing.archive_health import partition_health, with_stored
 from fetchproxy.writing.concerns import Finding, read_concerns
 

@@ -22,8 +22,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fetchproxy.app import wall_clock_ms
-from fetchproxy.archive import metadata_topic_to_verify
+from fetchproxy.archive import metadata_topic_to_verify, wall_clock_ms
 from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import OnFault, verify_archive
@@ -34,8 +33,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.storage.attached_topics import open_archive
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.writing.archive_health import with_stored
 from fetchproxy.writing.concerns import read_concerns
 

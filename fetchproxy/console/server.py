@@ -9,7 +9,6 @@ from dataclasses import asdict, fields, is_dataclass
 from importlib import resources
 from ipaddress import ip_address
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import structlog
@@ -368,12 +367,7 @@ class ConsoleServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(connections, address.host, address.port)
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
         await self._runner.cleanup()

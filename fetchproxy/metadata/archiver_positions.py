@@ -23,17 +23,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVERS_HEARD, ARCHIVERS_SILENT
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT32, INT64, Fields, decode_document
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -184,13 +184,8 @@ class ArchiverPositions:
         await self._reads.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._reads.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._reads.__aexit__(*failure)
 
     async def refresh(self, not_older_than: float) -> None:
         """Look at what archivers say, unless that was done at or after that loop time (s).
@@ -256,16 +251,11 @@ class ArchiverPositions:
         )
 
     async def _read(self, _: None, began_at: float) -> None:
-        try:
-            async with asyncio.timeout(self._read_max_ms / 1000):
-                self._said = await self._read_all(began_at)
-                self._looked_at = began_at
-                self._failing = False
-                self._note(archivers_status(self._said, began_at))
-        except TimeoutError:
-            raise StorageUnavailable(
-                f"what archivers gather: not read within {self._read_max_ms} ms"
-            ) from None
+        async with within(self._read_max_ms / 1000, "what archivers gather"):
+            self._said = await self._read_all(began_at)
+            self._looked_at = began_at
+            self._failing = False
+            self._note(archivers_status(self._said, began_at))
 
     async def _read_all(self, began_at: float) -> dict[str, _Said]:
         listed = [stored async for stored in self._rsm.archivers.list()]

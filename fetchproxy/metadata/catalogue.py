@@ -8,29 +8,15 @@ finished segments that overlap, of two archivers that met. Which of those are sh
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import chain, groupby
-from operator import ge, gt
 from uuid import UUID
 
-from fetchproxy.metadata.columns import (
-    Columns,
-    Run,
-    SegmentRows,
-    Single,
-    compact,
-    fields_of,
-    relative_epochs,
-    split_entries,
-)
+from fetchproxy.metadata.columns import EntryRows, SegmentRows
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     FIRST_HISTORY,
-    OFFSET_MAX,
-    SEGMENT_BYTES_MAX,
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -44,17 +30,18 @@ from fetchproxy.segments.records import (
     LogStartOffset,
     MetadataEvent,
     Restore,
+    compact,
     decode_entry,
+    walk_entries,
 )
 
 _STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 _GONE = RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
 _EMPTIED = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
-_NO_OFFSET = b"\xff" * 8
 
 
-class SegmentTable:
+class PartitionTable:
     """One partition's. Not for several threads at once."""
 
     __slots__ = (
@@ -84,38 +71,33 @@ class SegmentTable:
         self.restoring = False  # a restore has begun and not ended: this is not all of it
 
     @classmethod
-    def load(cls, tip: TopicIdPartition, entries: bytes) -> SegmentTable:
-        """Of the entries of a cache file; of each segment the last one counts.
+    def load(cls, tip: TopicIdPartition, entries: bytes) -> PartitionTable:
+        """Of the entries of a flat file; of each segment the last one counts.
 
         Raises CorruptSegment, naming entry and field; NewerMetadataVersion.
         """
         where = f"cached metadata of {tip}"
-        table = cls._read(tip, entries, where) or cls._read(
-            tip, compact(entries, tip, where), where
-        )
+        table = cls._read(tip, entries, where)
+        if table is None:
+            table = cls._read(tip, compact(entries, tip, where), where)
         assert table is not None, "compacted entries have each segment once"
         return table
 
     @classmethod
-    def _read(cls, tip: TopicIdPartition, entries: bytes, where: str) -> SegmentTable | None:
+    def _read(cls, tip: TopicIdPartition, entries: bytes, where: str) -> PartitionTable | None:
         """None where the order of entries counts, as there are several of one segment."""
-
-        def decoded(places: Iterable[tuple[int, int]]) -> list[MetadataEvent]:
-            return [decode_entry(entries[a:b], tip, f"{where}, byte {a}") for a, b in places]
-
         table = cls(tip)
-        runs: list[Run] = []
+        rows = EntryRows(entries)
         others: list[MetadataEvent] = []
-        for part in split_entries(entries, where):
-            rest, run = _parted(entries, part)
-            others += decoded(rest)
-            if run is not None:
-                runs.append(run)
-        columns = _columns(entries, runs)
-        if columns is None:
-            others += decoded(chain.from_iterable(map(_bodies, runs)))
+        for entry in walk_entries(entries, where):
+            if not rows.take(entry):
+                _, body, end, _ = entry
+                others.append(decode_entry(entries[body:end], tip, f"{where}, byte {body}"))
+        columns = rows.columns()
+        if columns is None:  # not all apart and in order
+            others += rows.decoded(tip, where)
         else:
-            table._rows = SegmentRows.of_columns(tip, columns)
+            table._rows = SegmentRows(tip, columns)
         return table if table._take_once(others) else None
 
     def _take_once(self, events: Iterable[MetadataEvent]) -> bool:
@@ -133,43 +115,60 @@ class SegmentTable:
                     continue
             elif getattr(event, "state", None) is _EMPTIED:
                 return False
-            self._take(event)
+            self.take(event)
         self._insert_many(finished)
         return True
+
+    def replace(self, segments: Iterable[RemoteLogSegmentMetadata], history: LogHistory) -> None:
+        """What a listing has found, unchecked; raised log starts stay, as they never fall."""
+        raised = self._raised
+        self._forget()
+        self._raised, self.history = raised, history
+        finished: list[RemoteLogSegmentMetadata] = []
+        for segment in segments:
+            if segment.state is _FINISHED:
+                finished.append(segment)
+            elif segment.state is not _GONE:
+                self._unfinished[segment.segment_id.id] = segment
+        self._insert_many(finished)
 
     def apply(self, event: MetadataEvent) -> bool:
         """Take over an event of the metadata topic; twice does no harm.
 
-        False: it may not follow what is known (`description`), as an event that is read again or of
-        somebody who has been overtaken, and is left out. DELETE_PARTITION_FINISHED takes everything
-        with it.
+        False: it may not follow what is known, as an event that is read again or of somebody who
+        has been overtaken, and is left out. DELETE_PARTITION_FINISHED takes everything with it.
         """
-        if isinstance(event, LogStartOffset | LogHistorySaid):
-            self._take(event)
-            return True
-        if isinstance(event, Restore):
-            self.restoring = event.restoring
-            return True
         try:
-            if isinstance(event, RemotePartitionDeleteMetadata):
-                check_deletion(None if self.deletion is None else self.deletion.state, event.state)
-            else:
-                check_update(self.known(event), event)
+            self.check(event)
         except ValueError:
             return False
-        self._take(event)
+        self.take(event)
         return True
+
+    def check(self, event: MetadataEvent) -> None:
+        """Raises ValueError where it may not follow what is known (`description`)."""
+        if isinstance(event, RemotePartitionDeleteMetadata):
+            check_deletion(None if self.deletion is None else self.deletion.state, event.state)
+        elif isinstance(event, RemoteLogSegmentMetadata):
+            check_update(self.known(event), event)
 
     @property
     def is_empty(self) -> bool:
         """Nothing is known of the partition."""
-        anything = self._rows or self._overlapping or self._unfinished or self.deletion
         settled = not self._raised and self.history == FIRST_HISTORY
-        return not anything and settled and not self.restoring
+        return not self.has_segments and self.deletion is None and settled and not self.restoring
+
+    @property
+    def has_segments(self) -> bool:
+        return bool(self._rows or self._overlapping or self._unfinished)
 
     @property
     def raised_log_start(self) -> int:
-        return self._raised.get(self.history.after_epoch, 0)
+        return self.raised(self.history.after_epoch)
+
+    def raised(self, after_epoch: int) -> int:
+        """The log start of the history behind that epoch; 0: never raised."""
+        return self._raised.get(after_epoch, 0)
 
     def known(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
         """The last state of the segment that has the same id and start offset."""
@@ -204,7 +203,15 @@ class SegmentTable:
         )
 
     def _work_out(self) -> SegmentRows:
-        """As `build_view` does; where nothing overlaps, the rows themselves are what is shown."""
+        """The finished segments of the history, by offset, without those below the log start.
+
+        Where nothing overlaps, the rows themselves are what is shown. Overlaps come from two
+        archivers that met in a hand-over: both copied the same log, so either copy may be served.
+        Of equal ranges the one that was finished first stays. One that adds no offset to those
+        before it is left out; one that goes on further must stay, or the rest would look like a
+        gap. Where one of the two copied a log that an unclean election has ended, the other one
+        counts: `overlaps`.
+        """
         below = self._rows.index_at_or_after(self.raised_log_start)
         rows = self._rows.replaced(0, below) if below else self._rows
         if self.history != FIRST_HISTORY:
@@ -223,7 +230,8 @@ class SegmentTable:
         return self.history.counts_from(segment), *_order(segment)[1:]
 
     # --- changes ---
-    def _take(self, event: MetadataEvent) -> None:
+    def take(self, event: MetadataEvent) -> None:
+        """Unchecked."""
         if isinstance(event, LogStartOffset):
             known = self._raised.get(event.after_epoch, 0)
             if event.offset > known:
@@ -296,73 +304,24 @@ class SegmentTable:
             self._insert(other)
 
 
+def build_view(
+    tip: TopicIdPartition,
+    segments: Iterable[RemoteLogSegmentMetadata],
+    read_at: float,
+    unreadable: Iterable[int] = (),
+    raised_log_start: int = 0,
+    history: LogHistory = FIRST_HISTORY,
+) -> PartitionView:
+    """Of segments that are known at once."""
+    table = PartitionTable(tip)
+    table.replace(segments, history)
+    table.take(LogStartOffset(tip, raised_log_start, 0, history.after_epoch))
+    return table.view(read_at, unreadable)
+
+
 def _overlap(one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata) -> bool:
     return one.start_offset <= other.end_offset and other.start_offset <= one.end_offset
 
 
 def _order(segment: RemoteLogSegmentMetadata) -> tuple[int, int, bytes]:
     return segment.start_offset, segment.event_timestamp_ms, segment.segment_id.id.bytes
-
-
-def _parted(entries: bytes, part: Run | Single) -> tuple[Iterable[tuple[int, int]], Run | None]:
-    """Records to be read one by one, and the finished segments of a run, which come last in it."""
-    if isinstance(part, Single):
-        return [(part.body, part.end)], None
-    states = entries[part.start + part.state_at : part.end : part.stride]
-    unfinished = states.find(_FINISHED)
-    if part.version != 1 or unfinished < 0 or states.count(_FINISHED) < part.count - unfinished:
-        return _bodies(part), None
-    if unfinished == 0:
-        return [], part
-    start = part.start + unfinished * part.stride
-    run = replace(part, start=start, count=part.count - unfinished)
-    return _bodies(replace(part, count=unfinished)), run
-
-
-def _bodies(run: Run) -> Iterable[tuple[int, int]]:
-    """Where its entries' records are, behind their lengths."""
-    return ((at + run.lead - 2, at + run.stride) for at in run.positions())
-
-
-def _columns(entries: bytes, runs: list[Run]) -> Columns | None:
-    """Finished segments of version 1; None where they are not all apart and in order.
-
-    Fields are taken as they lie, many at one go: a cold start spends its time here.
-    """
-    # Segment id, start offset, end offset, both timestamps, epochs, size, aborted, copied end.
-    template = "{lead}x16s8sq4x16s4x{epochs}s8sxc8s"
-    fields: list[tuple[bytes, bytes, int, bytes, bytes, bytes, bytes, bytes]] = []
-    for run in runs:
-        fields += fields_of(run, template).iter_unpack(memoryview(entries)[run.start : run.end])
-    if not fields:
-        return Columns(b"", array("q"), array("q"), [], {})
-    ids, raw_starts, ends, times, epochs, sizes, aborted, copied = zip(*fields, strict=True)
-    starts = _int64s(raw_starts)
-    if starts[0] < 0 or not all(map(ge, ends, starts)) or not all(map(gt, starts[1:], ends)):
-        return None
-    known_sizes = _int64s(sizes)
-    if ends[-1] > OFFSET_MAX or min(known_sizes) < 0 or max(known_sizes) > SEGMENT_BYTES_MAX:
-        return None  # decoding them one by one then says what is wrong
-    clipped = {}
-    if copied.count(_NO_OFFSET) < len(copied):
-        pairs = zip(ids, copied, strict=True)
-        clipped = {i: int.from_bytes(end, "big") for i, end in pairs if end != _NO_OFFSET}
-        if max(clipped.values()) > OFFSET_MAX:
-            return None
-    return Columns(
-        rows=b"".join(
-            chain.from_iterable(zip(ids, raw_starts, times, sizes, aborted, strict=True))
-        ),
-        ends=array("q", ends),
-        max_timestamps=_int64s(times)[::2],
-        epochs=list(map(relative_epochs, epochs, raw_starts)),
-        clipped=clipped,
-    )
-
-
-def _int64s(fields: Iterable[bytes]) -> array[int]:
-    """Big-endian ones."""
-    found = array("q", b"".join(fields))
-    if sys.byteorder == "little":
-        found.byteswap()
-    return found

@@ -1,218 +1,59 @@
-"""What is known of very many segments in little memory: packed rows, and where their entries
-stand.
+"""Finished segments of one partition in columns: some 80 bytes each, not a Python object. Pure.
+
+An immutable sequence by offset: columns that only grow, and which of their rows are in it. So a
+view keeps its picture while segments are added behind it. Any other change copies the columns, a
+millisecond for each 100,000 rows. Values of `RemoteLogSegmentMetadata` are made where somebody asks
+for one. States, and which copies are shown: `catalogue`.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import attrgetter, ge, gt
 from struct import Struct
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 from uuid import UUID
 
-from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
+    OFFSET_MAX,
+    SEGMENT_BYTES_MAX,
     EpochStart,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.model import RemotePartitionDeleteState as DeleteState
+from fetchproxy.segments.description import FIELDS, FieldKind
 from fetchproxy.segments.records import (
-    NEWEST_VERSION,
+    EPOCHS_AT,
+    HEAD_FIELDS,
+    NO_OFFSET,
     SEGMENT_EPOCH,
     SEGMENT_HEAD,
     SEGMENT_TAIL,
-    LogHistorySaid,
-    LogStartOffset,
-    RecordType,
-    Restore,
+    START_AT,
+    TAIL_FIELDS,
+    Entry,
+    MetadataEvent,
     decode_entry,
 )
-from protocol.apis import WireError
-from protocol.primitives import INT32, decode_uvarint
 
-# The entries of a cache file as bytes: where they are, and which of them still count. Pure.
-#
-# A file of hundreds of segments is read as a few *runs*: entries of equal length, type, version
-# and number of leader epochs, one behind the other, of which a field can be taken at one go
-# (`struct` and slices with a step). Entry by entry the same costs ten times as much. Values of
-# single entries are the matter of `records`.
-
-_HEAD = SEGMENT_HEAD.size
-_COUNT_AT = _HEAD - 4
-_EPOCH = SEGMENT_EPOCH.size
-_LOOK_AHEAD_MAX = 4096  # entries
-_FINISHED = bytes([RemoteLogSegmentState.COPY_SEGMENT_FINISHED])
-_GONE = bytes([RemoteLogSegmentState.DELETE_SEGMENT_FINISHED])
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`count` entries of a segment's metadata from `start` on, each of `stride` bytes.
-
-    Of each entry the first `lead` bytes are length, type and version.
-    """
-
-    start: int
-    stride: int
-    count: int
-    lead: int
-    version: int
-    epochs: int  # leader epochs of each entry
-
-    @property
-    def end(self) -> int:
-        return self.start + self.stride * self.count
-
-    def positions(self) -> range:
-        return range(self.start, self.end, self.stride)
-
-    @property
-    def state_at(self) -> int:
-        """Where in an entry its state is."""
-        return self.lead + _HEAD + _EPOCH * self.epochs + (8 if self.version else 4)
-
-
-@dataclass(frozen=True, slots=True)
-class Single:
-    """An entry of another type; its record is the bytes `body` to `end`."""
-
-    kind: int
-    start: int
-    body: int
-    end: int
-
-
-def split_entries(entries: bytes, where: str) -> Iterator[Run | Single]:
-    """Raises CorruptSegment, naming `where` and the byte, where an entry is not whole."""
-    at, end = 0, len(entries)
-    while at < end:
-        try:
-            length, body = decode_uvarint(entries, at)
-            kind, after = decode_uvarint(entries, body)
-        except WireError as error:
-            raise CorruptSegment(f"{where}, entry at byte {at}: {error}") from None
-        if body + length > end or after > body + length:
-            raise CorruptSegment(f"{where}, entry at byte {at}: not whole")
-        found: Run | Single
-        if kind == RecordType.REMOTE_LOG_SEGMENT_METADATA:
-            found = _run_at(entries, at, body, length) or Single(kind, at, body, body + length)
-        else:
-            found = Single(kind, at, body, body + length)
-        yield found
-        at = found.end
-
-
-def _run_at(entries: bytes, at: int, body: int, length: int) -> Run | None:
-    """None where it is not of a known shape; decoding the entry then says what is wrong."""
-    version = entries[body + 1]
-    if version > NEWEST_VERSION[RecordType.REMOTE_LOG_SEGMENT_METADATA] or length < _HEAD + 2:
-        return None
-    lead, stride = body + 2 - at, body + length - at
-    counted = INT32.unpack_from(entries, at + lead + _COUNT_AT)[0]
-    tail = SEGMENT_TAIL.size if version else 5
-    if counted < 0 or length != 2 + _HEAD + _EPOCH * counted + tail:
-        return None
-    same = [*range(lead), *range(lead + _COUNT_AT, lead + _HEAD)]
-    count = min((len(entries) - at) // stride, _LOOK_AHEAD_MAX)
-    if entries[at : at + lead] != entries[at + stride : at + stride + lead]:
-        count = 1
-    for offset in same if count > 1 else ():
-        column = entries[at + offset : at + stride * count : stride]
-        count = len(column) - len(column.lstrip(column[:1]))
-    return Run(at, stride, count, lead, version, counted)
-
-
-@lru_cache(maxsize=256)
-def run_fields(run_shape: tuple[int, int, int], template: str) -> Struct:
-    """A struct over one entry; of `template`, `{lead}`, `{epochs}` are filled in with sizes.
-
-    `run_shape` is (lead, epochs, stride); what is behind the template is skipped.
-    """
-    lead, epochs, stride = run_shape
-    bare = ">" + template.format(lead=lead, epochs=_EPOCH * epochs)
-    return Struct(f"{bare}{stride - Struct(bare).size}x")
-
-
-def fields_of(run: Run, template: str) -> Struct:
-    """For `Struct.iter_unpack` over the bytes of the run."""
-    return run_fields((run.lead, run.epochs, run.stride), template)
-
-
-def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
-    """The entries that still count: the last of each segment, by start offset, and the like.
-
-    A deleted segment leaves nothing, a deleted partition nothing at all. Finished segments come
-    last, and so lie in long runs. Raises CorruptSegment as `split_entries`, NewerMetadataVersion.
-    """
-    last: dict[bytes, tuple[bytes, bytes, int, int]] = {}
-    log_starts: dict[int, tuple[int, bytes]] = {}
-    history = deletion = restore = b""
-    for part in split_entries(entries, where):
-        if isinstance(part, Run):
-            template = f"{{lead}}x16s8s32x{{epochs}}x{8 if part.version else 4}xc"
-            rows = fields_of(part, template).iter_unpack(entries[part.start : part.end])
-            for at, (segment_id, start, state) in zip(part.positions(), rows, strict=True):
-                last[segment_id] = state, start, at, part.stride
-        elif part.kind != RecordType.CACHE_FILE_CHECKPOINT:
-            raw = entries[part.start : part.end]
-            event = decode_entry(entries[part.body : part.end], tip, f"{where}, byte {part.start}")
-            if isinstance(event, LogStartOffset):
-                known = log_starts.get(event.after_epoch, (-1, b""))
-                log_starts[event.after_epoch] = max(known, (event.offset, raw))
-            elif isinstance(event, LogHistorySaid):
-                history = raw
-            elif isinstance(event, Restore):
-                restore = raw if event.restoring else b""
-            elif getattr(event, "state", None) is DeleteState.DELETE_PARTITION_FINISHED:
-                last, log_starts, history, deletion, restore = {}, {}, b"", b"", b""
-            else:
-                deletion = raw
-    kept = sorted(entry for entry in last.values() if entry[0] != _GONE)
-    unfinished = [entries[at : at + size] for state, _, at, size in kept if state != _FINISHED]
-    finished = [entries[at : at + size] for state, _, at, size in kept if state == _FINISHED]
-    starts = [raw for _, raw in log_starts.values()]
-    return b"".join([history, *starts, deletion, restore, *unfinished, *finished])
-
-
-# Finished segments of one partition as packed rows: 66 bytes each, not a Python object. Pure.
-#
-# An immutable sequence by offset, made of blocks of up to 256 rows. A change makes a new sequence
-# that shares all blocks but one, so a view may keep the old one, and a change costs about the
-# same in a partition of ten segments as in one of a hundred thousand. Values of
-# `RemoteLogSegmentMetadata` are made where somebody asks for one. States, and which copies are
-# shown: `catalogue`.
-
-# Id, start offset, max timestamp, event timestamp, size in bytes, whether there are aborted
-# transactions. The fields lie as in a cache file's entry, so that rows can be cut out of entries.
-ROW = Struct(">16sqqqqB")
-_START = Struct(">16xq25x")
-_ID_AND_START = Struct(">16sq")
-BLOCK_ROWS_MAX = 256  # so that one byte says which leader epochs a row has
-
+# Each field that is a number or a yes or no has a column of its own.
+_TYPECODES = {FieldKind.INT64: "q", FieldKind.SIZE: "q", FieldKind.BOOLEAN: "B"}
+COLUMNS = {f.attribute: _TYPECODES[f.kind] for f in FIELDS if f.kind in _TYPECODES}
+_FLAGS = tuple(name for name, typecode in COLUMNS.items() if typecode == "B")
+_values_of = attrgetter(*COLUMNS)
+_ID = Struct("16s")
+_FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+_STATE = TAIL_FIELDS.index("state")
 # A segment repeats the epoch that it begins in, with its own start offset. Written so instead, all
-# segments of one leader have the same epochs, and a block keeps them once.
+# segments of one leader have the same epochs, and they are kept once.
 _OWN_START = -1
 OWN_START = _OWN_START.to_bytes(8, "big", signed=True)
-_NONE_CLIPPED: Mapping[bytes, int] = {}
 _MADE_MAX = 16  # values kept: a reader asks for the same few over and over
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Rows before they are cut into blocks; all of one length, by offset."""
-
-    rows: bytes  # ROW after ROW
-    ends: array[int]
-    max_timestamps: array[int]
-    epochs: Sequence[bytes]  # SEGMENT_EPOCH after SEGMENT_EPOCH, see OWN_START
-    clipped: Mapping[bytes, int]  # copied end offsets, by segment id
 
 
 class SegmentExtent(NamedTuple):
@@ -226,133 +67,134 @@ class SegmentExtent(NamedTuple):
     has_aborted_txns: bool
 
 
-def columns_of(segments: Sequence[RemoteLogSegmentMetadata]) -> Columns:
-    return Columns(
-        rows=b"".join([_pack(segment) for segment in segments]),
-        ends=array("q", [segment.end_offset for segment in segments]),
-        max_timestamps=array("q", [segment.max_timestamp_ms for segment in segments]),
-        epochs=[_pack_epochs(segment) for segment in segments],
-        clipped={
-            segment.segment_id.id.bytes: segment.copied_end_offset
-            for segment in segments
-            if segment.copied_end_offset is not None
-        },
-    )
+class EpochPool:
+    """Leader epochs of segments as in a record, each kept once; see OWN_START. Only grows."""
+
+    __slots__ = ("_numbers", "packed")
+
+    def __init__(self) -> None:
+        self.packed: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
+
+    def number(self, packed: bytes, start: bytes) -> int:
+        """`start`: of the segment, an int64."""
+        if packed[4:12] == start:
+            packed = packed[:4] + OWN_START + packed[12:]
+        number = self._numbers.get(packed)
+        if number is None:
+            number = self._numbers[packed] = len(self.packed)
+            self.packed.append(packed)
+        return number
+
+    def number_of(self, segment: RemoteLogSegmentMetadata) -> int:
+        entries = [
+            SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in segment.segment_leader_epochs
+        ]
+        return self.number(b"".join(entries), segment.start_offset.to_bytes(8, "big"))
 
 
-def _pack(segment: RemoteLogSegmentMetadata) -> bytes:
-    return ROW.pack(
-        segment.segment_id.id.bytes,
-        segment.start_offset,
-        segment.max_timestamp_ms,
-        segment.event_timestamp_ms,
-        segment.segment_size_bytes,
-        segment.has_aborted_txns,
-    )
+class Columns:
+    """Rows of equal length in each column; only `append` changes it."""
 
-
-def _pack_epochs(segment: RemoteLogSegmentMetadata) -> bytes:
-    packed = b"".join(
-        [SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in segment.segment_leader_epochs]
-    )
-    return relative_epochs(packed, segment.start_offset.to_bytes(8, "big"))
-
-
-def relative_epochs(packed: bytes, start: bytes) -> bytes:
-    return packed[:4] + OWN_START + packed[12:] if packed[4:12] == start else packed
-
-
-class _Block:
-    """Up to BLOCK_ROWS_MAX rows; never empty, never changed."""
-
-    __slots__ = ("clipped", "ends", "epochs", "peaks", "pool", "rows")
+    __slots__ = ("copied", "epochs", "ids", "peaks", "pool", "values")
 
     def __init__(
         self,
-        rows: bytes,
-        ends: array[int],
-        peaks: array[int],
-        epochs: bytes,
-        pool: tuple[bytes, ...],
-        clipped: Mapping[bytes, int],
+        ids: bytearray,
+        values: dict[str, array[int]],
+        epochs: array[int],
+        pool: EpochPool,
+        copied: dict[bytes, int],
     ) -> None:
-        self.rows = rows
-        self.ends = ends
-        self.peaks = peaks  # the largest timestamp up to each row: they rise, for bisection
+        self.ids = ids  # 16 bytes each
+        self.values = values
+        # The largest timestamp up to each row: they rise, for bisection.
+        self.peaks = array("q", accumulate(values["max_timestamp_ms"], max))
         self.epochs = epochs  # of each row, an index into `pool`
         self.pool = pool
-        self.clipped = clipped
+        self.copied = copied  # copied end offsets of clipped segments, by id
+
+    def __len__(self) -> int:
+        return len(self.peaks)
 
     @classmethod
-    def of(cls, columns: Columns, first: int, last: int) -> _Block:
-        """Of the rows `first` up to but not including `last`."""
-        rows = columns.rows[first * ROW.size : last * ROW.size]
-        # Lists in between: an array that grows keeps room for more.
-        peaks = array("q", list(accumulate(columns.max_timestamps[first:last], max)))
-        pool: dict[bytes, int] = {}
-        epochs = bytes([pool.setdefault(e, len(pool)) for e in columns.epochs[first:last]])
-        clipped = _NONE_CLIPPED
-        if columns.clipped:
-            ids = (rows[at : at + 16] for at in range(0, len(rows), ROW.size))
-            clipped = {i: columns.clipped[i] for i in ids if i in columns.clipped}
-        return cls(rows, columns.ends[first:last], peaks, epochs, tuple(pool), clipped)
+    def of(cls, segments: Iterable[RemoteLogSegmentMetadata], pool: EpochPool) -> Columns:
+        empty = {name: array(typecode) for name, typecode in COLUMNS.items()}
+        columns = cls(bytearray(), empty, array("I"), pool, {})
+        for segment in segments:
+            columns.append(segment)
+        return columns
 
-    def columns(self) -> Columns:
-        epochs = [self.pool[number] for number in self.epochs]
-        times = array("q", [row[2] for row in ROW.iter_unpack(self.rows)])
-        return Columns(self.rows, self.ends, times, epochs, self.clipped)
-
-    def appended(self, segment: RemoteLogSegmentMetadata) -> _Block:
-        epochs = _pack_epochs(segment)
-        pool = self.pool if epochs in self.pool else (*self.pool, epochs)
-        clipped = self.clipped
+    def append(self, segment: RemoteLogSegmentMetadata) -> None:
+        peak = segment.max_timestamp_ms
+        self.ids += segment.segment_id.id.bytes
+        for column, value in zip(self.values.values(), _values_of(segment), strict=True):
+            column.append(value)
+        self.epochs.append(self.pool.number_of(segment))
+        self.peaks.append(max(self.peaks[-1], peak) if self.peaks else peak)
         if segment.copied_end_offset is not None:
-            clipped = {**clipped, segment.segment_id.id.bytes: segment.copied_end_offset}
-        return _Block(
-            self.rows + _pack(segment),
-            self.ends + array("q", [segment.end_offset]),
-            self.peaks + array("q", [max(self.peaks[-1], segment.max_timestamp_ms)]),
-            self.epochs + bytes([pool.index(epochs)]),
-            pool,
-            clipped,
+            self.copied[segment.segment_id.id.bytes] = segment.copied_end_offset
+
+    def part(self, first: int, last: int) -> Columns:
+        """A copy of the rows `first` up to but not including `last`."""
+        ids = self.ids[16 * first : 16 * last]
+        values = {name: column[first:last] for name, column in self.values.items()}
+        copied = self.copied
+        if copied:
+            kept = {raw for (raw,) in _ID.iter_unpack(ids)}
+            copied = {raw: end for raw, end in copied.items() if raw in kept}
+        return Columns(ids, values, self.epochs[first:last], self.pool, dict(copied))
+
+    def __add__(self, other: Columns) -> Columns:
+        """Of the same pool."""
+        return Columns(
+            self.ids + other.ids,
+            {name: column + other.values[name] for name, column in self.values.items()},
+            self.epochs + other.epochs,
+            self.pool,
+            self.copied | other.copied,
         )
-
-
-def _cut(columns: Columns) -> list[_Block]:
-    """Into as few blocks as can be, of about equal size."""
-    count = len(columns.ends)
-    blocks = -(-count // BLOCK_ROWS_MAX)
-    borders = [count * number // blocks for number in range(blocks + 1)] if blocks else []
-    return [_Block.of(columns, first, last) for first, last in pairwise(borders)]
 
 
 class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     """Starts and ends both rise, ends strictly. Equal to any sequence of the same segments."""
 
-    __slots__ = ("_blocks", "_epoch", "_firsts", "_lasts", "_made", "_peaks", "_size", "_tip")
+    __slots__ = (
+        "_columns",
+        "_end",
+        "_ends",
+        "_epoch",
+        "_first",
+        "_made",
+        "_size",
+        "_starts",
+        "_tip",
+    )
 
-    def __init__(self, tip: TopicIdPartition, blocks: Sequence[_Block] = ()) -> None:
+    def __init__(
+        self,
+        tip: TopicIdPartition,
+        columns: Columns | None = None,
+        first: int = 0,
+        end: int | None = None,
+    ) -> None:
+        """Rows `first` up to but not including `end` of the columns."""
         self._tip = tip
-        self._blocks = tuple(blocks)
-        # Of each block: its first row's index (and the number of all rows), its last end offset,
-        # and the largest timestamp up to its end.
-        self._firsts = array("q", accumulate([0, *[len(block.ends) for block in blocks]]))
-        self._lasts = array("q", [block.ends[-1] for block in blocks])
-        self._peaks = array("q", accumulate([block.peaks[-1] for block in blocks], max))
+        self._columns = Columns.of((), EpochPool()) if columns is None else columns
+        self._first = first
+        self._end = len(self._columns) if end is None else end
+        self._starts = self._columns.values["start_offset"]
+        self._ends = self._columns.values["end_offset"]
         self._made: dict[int, RemoteLogSegmentMetadata] = {}
         self._size: int | None = None
         self._epoch = (-1, -1)  # an offset and its epoch, as last asked for
 
     @classmethod
     def of(cls, tip: TopicIdPartition, segments: Iterable[RemoteLogSegmentMetadata]) -> SegmentRows:
-        return cls(tip, _cut(columns_of(list(segments))))
-
-    @classmethod
-    def of_columns(cls, tip: TopicIdPartition, columns: Columns) -> SegmentRows:
-        return cls(tip, _cut(columns))
+        return cls(tip, Columns.of(segments, EpochPool()))
 
     def __len__(self) -> int:
-        return self._firsts[-1]
+        return self._end - self._first
 
     @overload
     def __getitem__(self, index: int) -> RemoteLogSegmentMetadata: ...
@@ -365,10 +207,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         made = self._made.get(index)
         if made is None:
-            at = index + len(self) if index < 0 else index
-            if not 0 <= at < len(self):
-                raise IndexError(f"segment {index} of {len(self)}")
-            made = self._keep(index, self._make(*self._place(at)))
+            made = self._keep(index, self._make(self._row(index)))
         return made
 
     def _keep(self, index: int, made: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
@@ -377,10 +216,15 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         self._made[index] = made
         return made
 
+    def _row(self, index: int) -> int:
+        """In the columns."""
+        row = index + (self._end if index < 0 else self._first)
+        if not self._first <= row < self._end:
+            raise IndexError(f"segment {index} of {len(self)}")
+        return row
+
     def __iter__(self) -> Iterator[RemoteLogSegmentMetadata]:
-        for block in self._blocks:
-            for row in range(len(block.ends)):
-                yield self._make(block, row)
+        return map(self._make, range(self._first, self._end))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -390,73 +234,76 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         )
 
     def __hash__(self) -> int:
-        return hash((self._tip, self._lasts.tobytes()))
+        return hash((self._tip, self._ends[self._first : self._end].tobytes()))
 
     def __repr__(self) -> str:
         return f"SegmentRows({list(self)!r})"
 
+    def _make(self, row: int) -> RemoteLogSegmentMetadata:
+        columns = self._columns
+        values: dict[str, Any] = {name: column[row] for name, column in columns.values.items()}
+        for name in _FLAGS:
+            values[name] = values[name] != 0
+        raw_id = bytes(columns.ids[16 * row : 16 * row + 16])
+        epochs = columns.pool.packed[columns.epochs[row]]
+        return RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(self._tip, _uuid(raw_id)),
+            segment_leader_epochs=_unpack_epochs(epochs, values["start_offset"]),
+            state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+            copied_end_offset=columns.copied.get(raw_id),
+            **values,
+        )
+
     def at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
         """The first segment whose end is at or above `offset`."""
         index = self.index_at_or_after(offset)
-        return None if index == self._firsts[-1] else self[index]
+        return None if index == len(self) else self[index]
 
     # --- questions that need no value ---
     def index_at_or_after(self, offset: int) -> int:
         """Of the first segment whose end is at or above `offset`; the length: there is none."""
-        number = bisect_left(self._lasts, offset)
-        if number == len(self._blocks):
-            return self._firsts[-1]
-        return self._firsts[number] + bisect_left(self._blocks[number].ends, offset)
+        return bisect_left(self._ends, offset, self._first, self._end) - self._first
 
     def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int:
         """Of the first segment from `index` on with so large a maximum; the length: none."""
-        number = bisect_left(self._peaks, timestamp_ms)
-        if number == len(self._blocks):
-            return self._firsts[-1]
-        found = self._firsts[number] + bisect_left(self._blocks[number].peaks, timestamp_ms)
-        # The peaks say it of the very first one only.
-        return found if found >= index else self._scan_timestamps(timestamp_ms, index)
-
-    def _scan_timestamps(self, timestamp_ms: int, index: int) -> int:
-        while index < len(self):
-            block, row = self._place(index)
-            for values in ROW.iter_unpack(memoryview(block.rows)[row * ROW.size :]):
-                if values[2] >= timestamp_ms:
-                    return index
-                index += 1
-        return index
+        times = self._columns.values["max_timestamp_ms"]
+        row = bisect_left(self._columns.peaks, timestamp_ms, self._first + index, self._end)
+        while row < self._end and times[row] < timestamp_ms:
+            row += 1  # the peak is of an earlier one
+        return row - self._first
 
     def start_offset(self, index: int) -> int:
-        block, row = self._place(index)
-        return int(_START.unpack_from(block.rows, row * ROW.size)[0])
+        return self._starts[self._row(index)]
 
     def end_offset(self, index: int) -> int:
-        block, row = self._place(index)
-        return block.ends[row]
+        return self._ends[self._row(index)]
+
+    def _column(self, name: str, index: int = 0) -> array[int]:
+        return self._columns.values[name][self._first + index : self._end]
 
     def extents(self, index: int = 0) -> Iterator[SegmentExtent]:
         """Of each segment from `index` on, at a tenth of what a segment's value costs."""
-        number = bisect_right(self._firsts, index) - 1
-        for block in self._blocks[number:]:
-            skipped = max(0, index - self._firsts[number])
-            rows = ROW.iter_unpack(memoryview(block.rows)[skipped * ROW.size :])
-            number += 1
-            for row, end in zip(rows, block.ends[skipped:], strict=True):
-                i, start, _, _, size, aborted = row
-                yield SegmentExtent(i, start, end, block.clipped.get(i, end), size, aborted != 0)
+        raw = self._columns.ids[16 * (self._first + index) : 16 * self._end]
+        ids = [segment_id for (segment_id,) in _ID.iter_unpack(raw)]
+        ends = stored = self._column("end_offset", index)
+        if copied := self._columns.copied:
+            stored = array("q", map(copied.get, ids, ends))
+        sizes = self._column("segment_size_bytes", index)
+        aborted = map(bool, self._column("has_aborted_txns", index))
+        starts = self._column("start_offset", index)
+        return map(SegmentExtent, ids, starts, ends, stored, sizes, aborted)
 
     def bounds(self) -> Iterator[tuple[int, int]]:
         """(start offset, end offset) of each, both inclusive."""
-        for block in self._blocks:
-            starts = _START.iter_unpack(block.rows)
-            yield from ((start, end) for (start,), end in zip(starts, block.ends, strict=True))
+        return zip(self._column("start_offset"), self._column("end_offset"), strict=True)
 
     def leader_epochs(self) -> Iterator[EpochStart]:
         """Of all segments, in the order of the log; what is only repeated is left out."""
-        for block in self._blocks:
-            for number, packed in enumerate(block.pool):
-                row = block.epochs.index(number)  # the first that has them
-                yield from _unpack_epochs(packed, _START.unpack_from(block.rows, row * ROW.size)[0])
+        numbers = self._columns.epochs[self._first : self._end]
+        # Backwards, so that the first row that has them stays.
+        rows = dict(zip(reversed(numbers), range(self._end - 1, self._first - 1, -1), strict=True))
+        for number, row in sorted(rows.items(), key=lambda item: item[1]):
+            yield from _unpack_epochs(self._columns.pool.packed[number], self._starts[row])
 
     def epoch_at(self, offset: int) -> int:
         """The last leader epoch that began at or below `offset`; -1: none did."""
@@ -467,85 +314,109 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     def max_timestamp_ms(self, below: int | None = None) -> int | None:
         """The largest of all segments that is less than `below`."""
-        if below is None:
-            return self._peaks[-1] if self._peaks else None
-        rows = (row for block in self._blocks for row in ROW.iter_unpack(block.rows))
-        return max((row[2] for row in rows if row[2] < below), default=None)
+        times = self._column("max_timestamp_ms")
+        return max(times if below is None else (t for t in times if t < below), default=None)
 
     @property
     def size_bytes(self) -> int:
         """Of all segments' logs."""
         if self._size is None:
-            self._size = sum(r[4] for block in self._blocks for r in ROW.iter_unpack(block.rows))
+            self._size = sum(self._column("segment_size_bytes"))
         return self._size
 
     def find(self, segment_id: UUID, start_offset: int) -> int | None:
         """The segment's index."""
         wanted = segment_id.bytes
-        index = bisect_left(range(len(self)), start_offset, key=self.start_offset)
-        while index < len(self):
-            block, row = self._place(index)
-            found, start = _ID_AND_START.unpack_from(block.rows, row * ROW.size)
-            if start != start_offset:
-                return None
-            if found == wanted:
-                return index
-            index += 1
+        row = bisect_left(self._starts, start_offset, self._first, self._end)
+        while row < self._end and self._starts[row] == start_offset:
+            if self._columns.ids[16 * row : 16 * row + 16] == wanted:
+                return row - self._first
+            row += 1
         return None
 
     # --- changes: a new sequence ---
     def appended(self, segment: RemoteLogSegmentMetadata) -> SegmentRows:
         """With one more behind the last."""
-        if not self._blocks or len(self._blocks[-1].ends) == BLOCK_ROWS_MAX:
+        if self._end < len(self._columns):  # somebody else has appended to these columns
             return self.replaced(len(self), len(self), [segment])
-        return SegmentRows(self._tip, (*self._blocks[:-1], self._blocks[-1].appended(segment)))
+        self._columns.append(segment)
+        return SegmentRows(self._tip, self._columns, self._first)
 
     def replaced(
         self, first: int, last: int, by: Sequence[RemoteLogSegmentMetadata] = ()
     ) -> SegmentRows:
         """Without the segments `first` up to but not including `last`, with `by` in their place."""
-        left = bisect_right(self._firsts, first) - 1
-        right = max(left, bisect_left(self._firsts, last))
-        if by and left == right < len(self._blocks):
-            right += 1  # into the block behind a border, rather than into one of their own
-        touched = [block.columns() for block in self._blocks[left:right]]
-        before, after = first - self._firsts[left], last - self._firsts[left]
-        rows = b"".join([part.rows for part in touched])
-        ends = [end for part in touched for end in part.ends]
-        times = [time for part in touched for time in part.max_timestamps]
-        epochs = [packed for part in touched for packed in part.epochs]
-        new = columns_of(by)
-        kept = {i: offset for part in touched for i, offset in part.clipped.items()}
-        merged = Columns(
-            rows[: before * ROW.size] + new.rows + rows[after * ROW.size :],
-            array("q", [*ends[:before], *new.ends, *ends[after:]]),
-            array("q", [*times[:before], *new.max_timestamps, *times[after:]]),
-            [*epochs[:before], *new.epochs, *epochs[after:]],
-            {**kept, **new.clipped},
-        )
-        blocks = (*self._blocks[:left], *_cut(merged), *self._blocks[right:])
-        return SegmentRows(self._tip, blocks)
+        columns, at, end = self._columns, self._first + first, self._first + last
+        if not by and last == len(self):
+            return SegmentRows(self._tip, columns, self._first, at)
+        if not by and first == 0 and 2 * end < len(columns):  # else what is gone would keep memory
+            return SegmentRows(self._tip, columns, end, self._end)
+        changed = columns.part(self._first, at)
+        if by:
+            changed += Columns.of(by, columns.pool)
+        return SegmentRows(self._tip, changed + columns.part(end, self._end))
 
-    def _place(self, index: int) -> tuple[_Block, int]:
-        number = bisect_right(self._firsts, index) - 1
-        return self._blocks[number], index - self._firsts[number]
 
-    def _make(self, block: _Block, row: int) -> RemoteLogSegmentMetadata:
-        raw_id, start, max_timestamp, event_timestamp, size, aborted = ROW.unpack_from(
-            block.rows, row * ROW.size
-        )
-        return RemoteLogSegmentMetadata(
-            RemoteLogSegmentId(self._tip, _uuid(raw_id)),
-            start,
-            block.ends[row],
-            max_timestamp,
-            event_timestamp,
-            _unpack_epochs(block.pool[block.epochs[row]], start),
-            size,
-            RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-            aborted != 0,
-            block.clipped.get(raw_id) if block.clipped else None,
-        )
+class EntryRows:
+    """Finished segments among the entries of a flat file, on their way into columns."""
+
+    def __init__(self, entries: bytes) -> None:
+        self._entries = entries
+        self._taken: list[Entry] = []
+        self._heads: list[tuple[Any, ...]] = []
+        self._tails: list[tuple[Any, ...]] = []
+
+    def take(self, entry: Entry) -> bool:
+        """False: it is none, and has to be decoded by itself."""
+        _, body, end, epochs = entry
+        if epochs < 0:
+            return False
+        tail = SEGMENT_TAIL.unpack_from(self._entries, end - SEGMENT_TAIL.size)
+        if tail[_STATE] != _FINISHED:
+            return False
+        self._taken.append(entry)
+        self._heads.append(SEGMENT_HEAD.unpack_from(self._entries, body + 2))
+        self._tails.append(tail)
+        return True
+
+    def columns(self) -> Columns | None:
+        """None where they are not all apart and in order, or where a value cannot be true."""
+        pool = EpochPool()
+        if not self._taken:
+            return Columns.of((), pool)
+        heads = dict(zip(HEAD_FIELDS, zip(*self._heads, strict=True), strict=True))
+        said = heads | dict(zip(TAIL_FIELDS, zip(*self._tails, strict=True), strict=True))
+        starts, ends, copied = said["start_offset"], said["end_offset"], said["copied_end_offset"]
+        if starts[0] < 0 or not all(map(ge, ends, starts)) or not all(map(gt, starts[1:], ends)):
+            return None
+        sizes = said["segment_size_bytes"]
+        highest, size_max = max(ends[-1], *copied), max(sizes)
+        if highest > OFFSET_MAX or min(sizes) < 0 or size_max > SEGMENT_BYTES_MAX:
+            return None  # decoding them one by one then says what is wrong
+        ids = said["segment_id"]
+        clipped = {}
+        if copied.count(NO_OFFSET) < len(copied):
+            clipped = {i: end for i, end in zip(ids, copied, strict=True) if end != NO_OFFSET}
+            pairs = zip(copied, ends, strict=True)
+            if any(NO_OFFSET != stored < end for stored, end in pairs):
+                return None
+        values = {name: array(typecode, said[name]) for name, typecode in COLUMNS.items()}
+        epochs = array("I", self._epochs(pool))
+        return Columns(bytearray(b"".join(ids)), values, epochs, pool, clipped)
+
+    def _epochs(self, pool: EpochPool) -> list[int]:
+        entries, start_at, tail = self._entries, 2 + START_AT, SEGMENT_TAIL.size
+        return [
+            pool.number(
+                entries[body + EPOCHS_AT : end - tail],
+                entries[body + start_at : body + start_at + 8],
+            )
+            for _, body, end, _ in self._taken
+        ]
+
+    def decoded(self, tip: TopicIdPartition, where: str) -> Iterator[MetadataEvent]:
+        for _, body, end, _ in self._taken:
+            yield decode_entry(self._entries[body:end], tip, f"{where}, byte {body}")
 
 
 def _unpack_epochs(packed: bytes, start: int) -> tuple[EpochStart, ...]:

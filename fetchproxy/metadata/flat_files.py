@@ -5,7 +5,6 @@ of the topic.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,25 +12,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 from uuid import UUID
 
 import structlog
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.errors import ConfigError, CorruptSegment, StorageUnavailable
-from fetchproxy.metadata.catalogue import SegmentTable
-from fetchproxy.metadata.columns import Single, compact, split_entries
+from fetchproxy.errors import CorruptSegment, StorageUnavailable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicIdPartition,
     is_topic_name,
 )
-from fetchproxy.runtime.folders import make_own_folder
+from fetchproxy.runtime.folders import take_folder
 from fetchproxy.segments.description import NewerMetadataVersion
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
-from fetchproxy.segments.records import MetadataEvent, RecordType, encode_entry, framed, record_head
+from fetchproxy.segments.records import (
+    MetadataEvent,
+    RecordType,
+    compact,
+    encode_entry,
+    framed,
+    record_head,
+    walk_entries,
+)
 from protocol.primitives import INT64, UINT32
 
 # The metadata topic's events of one partition in a flat file: a restart reads little again.
@@ -50,7 +56,7 @@ from protocol.primitives import INT64, UINT32
 # has none that is good. Events may be read twice; that does no harm (`catalogue`).
 #
 # Blocking: for threads, and for one at a time. Knows no topic and no other file:
-# `metadata_cache`.
+# `MetadataCache`.
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +75,7 @@ APPENDED_BYTES_MIN = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CachedEntries:
-    """What a file holds: the last state of each segment, for `SegmentTable.load`.
+    """What a file holds: the last state of each segment, for `PartitionTable.load`.
 
     All of the partition's events below `metadata_topic_offset` are in it. `damaged`: something that
     was written is lost, so the events from there on have to be read again, if that is below the
@@ -253,9 +259,10 @@ def _checkpoints(raw: bytes) -> list[int]:
     """Where there are some, up to where entries cannot be told from each other any more."""
     found = []
     try:
-        for part in split_entries(raw[HEADER.size :], "a torn file"):
-            if isinstance(part, Single) and part.kind == RecordType.CACHE_FILE_CHECKPOINT:
-                found.append(HEADER.size + part.start)
+        entries = raw[HEADER.size :]
+        for begin, body, _, _ in walk_entries(entries, "a torn file"):
+            if entries[body] == RecordType.CACHE_FILE_CHECKPOINT:
+                found.append(HEADER.size + begin)
     except CorruptSegment:
         pass  # that is the place
     return found
@@ -292,7 +299,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 #
 #     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see `flat_files`
 #     <folder>/committed-offsets                                      text, see below
-#     <folder>/lock                                                  held by the process that has it
+#     <folder>/.lock                                                 held by the process that has it
 #
 # `committed-offsets` is, as Kafka's own checkpoint files are, lines of text:
 #
@@ -317,30 +324,16 @@ class MetadataCache:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock: int | None = None
+        self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Raises ConfigError where another process or user has the folder, OSError."""
-        make_own_folder(self._directory, "metadata.cache_dir")
-        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise ConfigError(
-                f"{self._directory}: another fetchproxy has its metadata cache here"
-            ) from None
-        self._lock = lock
+        """Raises ConfigError where the folder cannot be had, as another process has it."""
+        self._lock = take_folder(self._directory, "metadata.cache_dir")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def partitions(self) -> list[TopicIdPartition]:
@@ -523,7 +516,7 @@ class KeptEvents:
         self._committed = dict(self._positions)
         return found[0], tips
 
-    async def load(self, tip: TopicIdPartition) -> tuple[SegmentTable, CachedEntries]:
+    async def load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         """What the partition's file holds. Raises StorageUnavailable where it cannot be read."""
         try:
             async with self._disk:
@@ -578,11 +571,11 @@ class KeptEvents:
             self._cache = MetadataCache(directory).__enter__()
         return self._cache.load_committed(log_id), self._cache.partitions()
 
-    def _load(self, tip: TopicIdPartition) -> tuple[SegmentTable, CachedEntries]:
+    def _load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         assert self._cache is not None  # only then are there files
         file = self._files.setdefault(tip, self._cache.file(tip))
         cached = file.load()
-        return SegmentTable.load(tip, cached.entries), cached
+        return PartitionTable.load(tip, cached.entries), cached
 
     def _write(
         self,

@@ -157,7 +157,7 @@ async def compare_with_leader(
     end_offset: int,
     joints: Sequence[Joint] = (),
 ) -> Compared:
-    """One question in the usual case, that nothing has parted. See `metadata.divergence.compare`.
+    """One question in the usual case, that nothing has parted. See `lineage.compare`.
 
     Raises ClusterError; ClusterUnavailable also where what was asked has changed meanwhile, or a
     leader answers that is older than the copy: the next attempt will find another one.

@@ -6,7 +6,6 @@ The segments are rows (`columns`), of which values are made where somebody asks 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,14 +14,7 @@ from fetchproxy.model import (
     FIRST_HISTORY,
     LogHistory,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
-)
-from fetchproxy.segments.overlaps import add_in_order
-
-_UNFINISHED = (
-    RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-    RemoteLogSegmentState.DELETE_SEGMENT_STARTED,
 )
 
 
@@ -32,7 +24,7 @@ class PartitionView:
 
     A segment's value is made anew each time: two are the same segment if their ids are.
     Their starts and ends both rise, but that one which reaches over `history.kept_below` may start
-    below those before it, as it counts from there on. Two neighbours may overlap (`build_view`):
+    below those before it, as it counts from there on. Two neighbours may overlap (`overlaps`):
     whoever goes on from one to the next looks up the *offset* after the first, never the next
     one's first byte.
     """
@@ -148,47 +140,3 @@ class PartitionView:
             for (_, end), (start, _) in pairwise(self.segments.bounds())
             if start > end + 1 and not self.uncertain_at(start - 1)
         ]
-
-
-def build_view(
-    tip: TopicIdPartition,
-    segments: Iterable[RemoteLogSegmentMetadata],
-    read_at: float,
-    unreadable: Iterable[int] = (),
-    raised_log_start: int = 0,
-    history: LogHistory = FIRST_HISTORY,
-) -> PartitionView:
-    """Order the finished segments; one that adds no offset to those before it is left out.
-
-    So is one that lies below `raised_log_start` as a whole, or is not of `history`.
-
-    Overlaps come from two archivers that met in a hand-over: both copied the same log, so either
-    copy may be served. Of equal ranges the one that was finished first stays. A segment that
-    overlaps the one before it and goes on further must stay, or the rest would look like a gap.
-    Where one of the two copied a log that an unclean election has ended, the other one counts:
-    `overlaps`.
-    """
-    every = list(segments)
-    finished = [
-        s
-        for s in every
-        if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        and s.end_offset >= raised_log_start
-        and history.shows(s)
-    ]
-    finished.sort(key=lambda s: (history.counts_from(s), s.event_timestamp_ms, s.segment_id.id))
-    kept: list[RemoteLogSegmentMetadata] = []
-    for segment in finished:
-        add_in_order(kept, segment, history.kept_below)
-    hidden = tuple(sorted(unreadable))
-    copying = any(s.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED for s in every)
-    return PartitionView(
-        tip=tip,
-        segments=SegmentRows.of(tip, kept),
-        copies_started=copying or bool(hidden),
-        read_at=read_at,
-        unreadable=hidden,
-        unfinished=tuple(s for s in every if s.state in _UNFINISHED),
-        raised_log_start=raised_log_start,
-        history=history,
-    )

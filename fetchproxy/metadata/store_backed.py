@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -14,8 +13,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import structlog
@@ -26,8 +24,8 @@ from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
     RemoteStorageError,
-    StorageUnavailable,
 )
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.collected import (
     NOTHING,
     Collected,
@@ -37,7 +35,7 @@ from fetchproxy.metadata.collected import (
     collected_segment,
     read_collected,
 )
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     MetadataProblem,
     RemoteLogMetadataManager,
@@ -58,9 +56,9 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     check_deletion,
-    check_update,
     decode_log_history,
     decode_partition_deletion,
     decode_segment,
@@ -70,6 +68,7 @@ from fetchproxy.segments.description import (
     encode_segment,
 )
 from fetchproxy.segments.object_keys import PartitionNote
+from fetchproxy.segments.records import LogStartOffset
 from fetchproxy.storage.listings import (
     LogStartObject,
     PartitionNoteObject,
@@ -94,13 +93,8 @@ class StoredPartitionDeletions:
         await self._reads.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._reads.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._reads.__aexit__(*failure)
 
     async def get(
         self, tip: TopicIdPartition, not_older_than: float
@@ -119,13 +113,8 @@ class StoredPartitionDeletions:
             await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
 
     async def _read(self, tip: TopicIdPartition, _: float) -> RemotePartitionDeleteMetadata | None:
-        try:
-            async with asyncio.timeout(self._read_max_ms / 1000):
-                raw = await self._rsm.get_partition_deletion(tip)
-        except TimeoutError:
-            raise StorageUnavailable(
-                f"deletion of {tip}: not read within {self._read_max_ms} ms"
-            ) from None
+        async with within(self._read_max_ms / 1000, f"deletion of {tip}"):
+            raw = await self._rsm.get_partition_deletion(tip)
         if raw is None:
             return None
         try:
@@ -149,46 +138,29 @@ Readable = SegmentMetadataObject | PartitionNoteObject
 
 @dataclass(slots=True)
 class StoredPartition:
-    """`objects` is what was last listed, as far as it was read."""
+    """`objects` is what was last listed, as far as it was read; `table` what that comes to."""
 
+    table: PartitionTable
     objects: Contents = field(default_factory=dict)
-    segments: dict[UUID, RemoteLogSegmentMetadata] = field(default_factory=dict)
     problems: tuple[MetadataProblem, ...] = ()
     # What was put lately, with its loop time: a listing begun before may have missed it.
     puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
-    built_at: float = float("-inf")  # loop time at which the listing began that `segments` are of
+    built_at: float = float("-inf")  # loop time at which the listing began that `table` is of
     # `objects` have changed since: a read that failed, or is under way, got some of them.
     is_behind: bool = False
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
-    # By the history they are of; none falls, so that a listing that began too early does no harm.
-    raised_log_starts: dict[int, int] = field(default_factory=dict)
-    history: LogHistory = FIRST_HISTORY
-
-    @property
-    def raised_log_start(self) -> int:
-        return self.raised_log_starts.get(self.history.after_epoch, 0)
 
     @property
     def was_built(self) -> bool:
         return self.built_at != float("-inf")
 
-    def raise_log_start(self, offset: int, after_epoch: int) -> None:
-        known = self.raised_log_starts.get(after_epoch, 0)
-        self.raised_log_starts[after_epoch] = max(known, offset)
-
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
         """`keep_s`: no listing takes longer."""
-        self._apply(metadata)
+        self.table.take(metadata)
         self.put_at = now
         self.puts = {key: put for key, put in self.puts.items() if put[0] >= now - keep_s}
         self.puts[metadata.segment_id.id] = (now, metadata)
-
-    def _apply(self, metadata: RemoteLogSegmentMetadata) -> None:
-        if metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            self.segments.pop(metadata.segment_id.id, None)
-        else:
-            self.segments[metadata.segment_id.id] = metadata
 
     def has_read(self, stored: StoredObject) -> bool:
         """This version was read and understood; a damaged read may have been damaged on the way."""
@@ -242,23 +214,14 @@ class StoredPartition:
         self.objects = contents
         found = [content for _, content in contents.values()]
         self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
-        self.history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
-        self.segments = {}
-        put_since = [metadata for at, metadata in self.puts.values() if at >= began_at]
-        for metadata in (*found, *put_since):
-            if isinstance(metadata, RemoteLogSegmentMetadata):
-                self._apply(metadata)
+        history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
+        self.table.replace((c for c in found if isinstance(c, RemoteLogSegmentMetadata)), history)
+        for at, metadata in self.puts.values():
+            if at >= began_at:
+                self.table.take(metadata)
 
-    def view(self, tip: TopicIdPartition, read_at: float) -> PartitionView:
-        unreadable = {problem.base_offset for problem in self.problems}
-        return build_view(
-            tip,
-            self.segments.values(),
-            read_at,
-            unreadable,
-            self.raised_log_start,
-            self.history,
-        )
+    def view(self, read_at: float) -> PartitionView:
+        return self.table.view(read_at, {problem.base_offset for problem in self.problems})
 
 
 class PartitionRead:
@@ -288,7 +251,7 @@ class PartitionRead:
         partition = self.partition
         partition.log_starts = tuple(self._log_starts)
         for found in self._log_starts:
-            partition.raise_log_start(found.offset, found.after_epoch)
+            partition.table.take(LogStartOffset(self.tip, found.offset, -1, found.after_epoch))
         waiting: list[Readable] = []
         for entry in self._listed:
             if partition.has_read(entry.stored):
@@ -324,12 +287,12 @@ class PartitionRead:
             and not (self._some_gone or partition.is_behind)
             and self._unchanged_since == partition.built_at
             and partition.put_at < partition.built_at
-            and shown[1].raised_log_start == partition.raised_log_start
+            and shown[1].raised_log_start == partition.table.raised_log_start
         ):
             return replace(shown[1], read_at=self._began_at)
         # From here on nothing waits: no put can come between reading and showing.
         partition.build(self._contents, self._began_at)
-        return partition.view(self.tip, self._began_at)
+        return partition.view(self._began_at)
 
 
 def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
@@ -489,12 +452,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._owned.enter_async_context(self._collecting)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._owned.aclose()
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
@@ -512,7 +470,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if topic is not None and tip.partition not in topic[1]:
             own = self._views.entry(tip)
             if own is None or own[0] < topic[0]:
-                self._views.offer(tip, topic[0], build_view(tip, (), topic[0]))
+                self._views.offer(tip, topic[0], PartitionTable(tip).view(topic[0]))
         return await self._views.get(tip, not_older_than)
 
     async def refresh_topic(
@@ -548,15 +506,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if self._views.cached(tip) is None:
             await self.refresh(tip, float("-inf"))
         partition = self._partition(tip)
-        known = partition.segments.get(metadata.segment_id.id)
-        check_update(known, metadata)
+        partition.table.check(metadata)
         if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         now = asyncio.get_running_loop().time()
         partition.put(metadata, now, 2 * self._config.metadata_read_max_ms / 1000)
         shown = self._views.cached(tip)
         if shown is not None:
-            self._views.replace(tip, partition.view(tip, shown.read_at))
+            self._views.replace(tip, partition.view(shown.read_at))
         self._note_put_topic(tip)
 
     def _note_put_topic(self, tip: TopicIdPartition) -> None:
@@ -569,14 +526,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """As the interface says. An offset that is no higher than what is known writes nothing."""
         shown = await self.refresh(tip, float("-inf"))
         partition = self._partition(tip)
-        if offset <= partition.raised_log_start:
+        if offset <= partition.table.raised_log_start:
             return shown
-        after_epoch = partition.history.after_epoch
+        after_epoch = partition.table.history.after_epoch
         content = encode_log_start(tip, offset)
         await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
-        partition.raise_log_start(offset, after_epoch)
+        partition.table.take(LogStartOffset(tip, offset, -1, after_epoch))
         shown = self._views.cached(tip) or shown
-        view = partition.view(tip, shown.read_at)
+        view = partition.view(shown.read_at)
         self._views.replace(tip, view)
         await self._tidy_log_starts(tip, partition)
         return view
@@ -584,7 +541,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _tidy_log_starts(self, tip: TopicIdPartition, partition: StoredPartition) -> None:
         """Lower ones say nothing any more; one that stays does no harm and is tried again."""
         for lower in partition.log_starts:
-            if lower.offset < partition.raised_log_starts.get(lower.after_epoch, 0):
+            if lower.offset < partition.table.raised(lower.after_epoch):
                 try:
                     await self._rsm.delete_log_start_offset(lower)
                 except RemoteStorageError as error:
@@ -611,7 +568,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
             self._partitions.pop(tip, None)
             if (shown := self._views.cached(tip)) is not None:
-                self._views.replace(tip, build_view(tip, (), shown.read_at))
+                self._views.replace(tip, PartitionTable(tip).view(shown.read_at))
 
     async def partition_deletion(
         self, tip: TopicIdPartition, not_older_than: float
@@ -627,8 +584,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
         """Every segment as last known, by start offset, also copies begun and deletions begun."""
         partition = self._partitions.get(tip)
-        known = partition.segments.values() if partition is not None else ()
-        return tuple(sorted(known, key=lambda s: (s.start_offset, s.segment_id.id)))
+        return () if partition is None else tuple(partition.table.segments())
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
         """The partition's metadata objects that could not be read, as of the last read."""
@@ -641,10 +597,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return 0 if partition is None else len(partition.objects)
 
     def _partition(self, tip: TopicIdPartition) -> StoredPartition:
-        return self._partitions.setdefault(tip, StoredPartition())
+        partition = self._partitions.get(tip)
+        if partition is None:
+            partition = self._partitions[tip] = StoredPartition(PartitionTable(tip))
+        return partition
 
     async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
-        listed = await self._within("list of topics", self._rsm.list_topics())
+        async with within(self._config.metadata_read_max_ms / 1000, "list of topics"):
+            listed = await self._rsm.list_topics()
         return _TopLevel.of([*listed, *self._put_topics])
 
     async def _read_archive(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
@@ -654,7 +614,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     def _put_since(self, began_at: float) -> list[TopicIdPartition]:
         """Partitions that a listing begun then may have missed."""
-        return [tip for tip, p in self._partitions.items() if p.segments and p.put_at >= began_at]
+        return [
+            tip
+            for tip, p in self._partitions.items()
+            if p.table.has_segments and p.put_at >= began_at
+        ]
 
     async def _read_partition(self, tip: TopicIdPartition, began_at: float) -> PartitionView:
         partition, collected = self._partition(tip), NOTHING
@@ -744,16 +708,13 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         Raises StorageUnavailable where nothing does for `metadata_read_max_ms`.
         """
         loop, silence_max_s = asyncio.get_running_loop(), self._config.metadata_read_max_ms / 1000
-        try:
-            async with asyncio.timeout(silence_max_s) as limit:
+        async with within(silence_max_s, what) as limit:
 
-                def it_came() -> None:
-                    if not limit.expired():
-                        limit.reschedule(loop.time() + silence_max_s)
+            def it_came() -> None:
+                if not limit.expired():
+                    limit.reschedule(loop.time() + silence_max_s)
 
-                yield it_came
-        except TimeoutError:
-            raise self._too_late(what) from None
+            yield it_came
 
     async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
         """Under which names the topic lies in the archive: one, or none."""
@@ -771,13 +732,3 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             METADATA_REFRESH_ERRORS.inc()
             raise
         METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
-
-    async def _within(self, what: str, work: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self._config.metadata_read_max_ms / 1000):
-                return await work
-        except TimeoutError:
-            raise self._too_late(what) from None
-
-    def _too_late(self, what: str) -> StorageUnavailable:
-        return StorageUnavailable(f"{what}: not read within {self._config.metadata_read_max_ms} ms")

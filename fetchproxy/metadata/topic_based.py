@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
@@ -20,7 +19,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageUnavailable,
 )
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import LogBounds, LogIdentity, MetadataLog
 from fetchproxy.metadata.partition_view import PartitionView
@@ -47,9 +46,8 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
-    check_deletion,
-    check_update,
     encode_log_history,
     encode_log_start,
     encode_partition_deletion,
@@ -105,7 +103,7 @@ class _LogPartition:
     """One partition of the metadata topic: how far it was read, and what that came to."""
 
     position: int = 0  # the next offset to read
-    tables: dict[TopicIdPartition, SegmentTable] = field(default_factory=dict)
+    tables: dict[TopicIdPartition, PartitionTable] = field(default_factory=dict)
     unloaded: set[TopicIdPartition] = field(default_factory=set)  # only their files were seen
     # Files that have more than was committed: the offset up to which nothing is to be taken again.
     ahead: dict[TopicIdPartition, int] = field(default_factory=dict)
@@ -144,16 +142,11 @@ class TopicFollower:
             self._owned = opened.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._owned.aclose()
 
     # --- reading ---
-    async def table(self, tip: TopicIdPartition, not_older_than: float) -> SegmentTable:
+    async def table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
         """The partition's table, the log having been read at or after that loop time (s)."""
         number = await self._number_of(tip)
         await self._reads.get(number, not_older_than)
@@ -189,7 +182,7 @@ class TopicFollower:
         if self._identity is not None:
             self._reads.renew(self._number(tip), oldest, pause_s)
 
-    def loaded(self, tip: TopicIdPartition) -> SegmentTable | None:
+    def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
         """Never blocks."""
         if self._identity is None:
             return None
@@ -266,13 +259,8 @@ class TopicFollower:
         return began_at
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
-        """A log that never answers is one that is away."""
-        read_max_ms = self._config.metadata_read_max_ms
-        try:
-            async with asyncio.timeout(read_max_ms / 1000):
-                return await work
-        except TimeoutError:
-            raise StorageUnavailable(f"{what}: not done within {read_max_ms} ms") from None
+        async with within(self._config.metadata_read_max_ms / 1000, what):
+            return await work
 
     async def _read_to_end(self, number: int) -> None:
         partition = self._partitions[number]
@@ -338,7 +326,7 @@ class TopicFollower:
         partition.problems = (*partition.problems, MetadataProblem(place, 0, str(error)))
 
     # --- tables ---
-    async def _table(self, number: int, tip: TopicIdPartition) -> SegmentTable:
+    async def _table(self, number: int, tip: TopicIdPartition) -> PartitionTable:
         partition = self._partitions[number]
         if (table := partition.tables.get(tip)) is not None:
             return table
@@ -353,12 +341,12 @@ class TopicFollower:
                     await self._read_again(number, table, tip, cached.metadata_topic_offset)
                 partition.unloaded.discard(tip)
             else:
-                table = SegmentTable(tip)
+                table = PartitionTable(tip)
             partition.tables[tip] = table
         return table
 
     async def _read_again(
-        self, number: int, table: SegmentTable, tip: TopicIdPartition, from_offset: int
+        self, number: int, table: PartitionTable, tip: TopicIdPartition, from_offset: int
     ) -> None:
         """What a damaged file has lost of one partition; kept all at once, or not at all."""
         position = from_offset
@@ -378,14 +366,10 @@ class TopicFollower:
         self._kept.note(tip, found, self._partitions[number].position)
 
 
-def refusal_of(table: SegmentTable, event: MetadataEvent) -> str:
+def refusal_of(table: PartitionTable, event: MetadataEvent) -> str:
     """Why the table has not taken an event. Pure."""
     try:
-        if isinstance(event, RemoteLogSegmentMetadata):
-            check_update(table.known(event), event)
-        elif isinstance(event, RemotePartitionDeleteMetadata):
-            known = table.deletion
-            check_deletion(None if known is None else known.state, event.state)
+        table.check(event)
     except ValueError as error:
         return str(error)
     return "it says nothing new"
@@ -455,12 +439,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             self._owned = opened.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._owned.aclose()
 
     # --- reading ---
@@ -491,7 +470,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> RemotePartitionDeleteMetadata | None:
         return (await self._restored_table(tip, not_older_than)).deletion
 
-    async def _restored_table(self, tip: TopicIdPartition, not_older_than: float) -> SegmentTable:
+    async def _restored_table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
         table = await self._follower.table(tip, not_older_than)
         if table.restoring:
             raise RemoteStorageError(
@@ -589,16 +568,11 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             )
 
     async def _is_in_store(self, tip: TopicIdPartition) -> bool:
-        read_max_ms = self._config.metadata_read_max_ms
-        try:
-            async with asyncio.timeout(read_max_ms / 1000):
-                async for found in self._rsm.list_partition(tip):
-                    if isinstance(found, SegmentMetadataObject):
-                        return True
-        except TimeoutError:
-            raise StorageUnavailable(
-                f"segments of {tip} in the store: not listed within {read_max_ms} ms"
-            ) from None
+        what = f"list of the segments of {tip} in the store"
+        async with within(self._config.metadata_read_max_ms / 1000, what):
+            async for found in self._rsm.list_partition(tip):
+                if isinstance(found, SegmentMetadataObject):
+                    return True
         return False
 
     # --- writing ---
@@ -613,7 +587,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """
         tip = metadata.topic_id_partition
         table = await self._fresh(tip)
-        check_update(table.known(metadata), metadata)
+        table.check(metadata)
         if metadata.state is State.COPY_SEGMENT_FINISHED:
             await self._put_finished(metadata, table)
             return
@@ -621,7 +595,9 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if metadata.state is not State.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
 
-    async def _put_finished(self, metadata: RemoteLogSegmentMetadata, table: SegmentTable) -> None:
+    async def _put_finished(
+        self, metadata: RemoteLogSegmentMetadata, table: PartitionTable
+    ) -> None:
         await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         try:
             await self._append(metadata)
@@ -660,8 +636,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         So a crash between both leaves a deletion that is repeated.
         """
         tip = deletion.topic_id_partition
-        known = (await self._fresh(tip)).deletion
-        check_deletion(None if known is None else known.state, deletion.state)
+        (await self._fresh(tip)).check(deletion)
         if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
             await self._rsm.forget_partition(tip)
             await self._append(deletion)
@@ -669,7 +644,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._append(deletion)
             await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
 
-    async def _fresh(self, tip: TopicIdPartition) -> SegmentTable:
+    async def _fresh(self, tip: TopicIdPartition) -> PartitionTable:
         """As of now: what another instance has put counts for what may follow."""
         await self.refresh(tip, asyncio.get_running_loop().time())
         table = self._follower.loaded(tip)

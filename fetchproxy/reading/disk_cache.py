@@ -16,7 +16,6 @@ from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import IO, Self
 from uuid import UUID
 
@@ -209,12 +208,7 @@ class DiskCache:
         self._remove(self._make_room(0))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Does not wait for a disk; what is not written by now is not written any more."""
         self._closed = True
         for writing in list(self._writing.values()):

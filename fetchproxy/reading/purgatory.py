@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -396,12 +395,7 @@ class RemoteFetchPurgatory:
         self._closed = False
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Fetches that still wait complete as cancelled; every task has ended on return."""
         self._closed = True
         for fetch in [*self._unwatched, *self._entries]:

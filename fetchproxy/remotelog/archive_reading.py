@@ -10,13 +10,12 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -89,12 +88,7 @@ class ArchiveReading:
             self._opened = opened.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._opened.aclose()
 
     async def _check_there(self) -> None:
@@ -265,7 +259,7 @@ def cached_views(options: SourceOptions) -> dict[TopicIdPartition, PartitionView
     """
     cache = cache_of(options)
     chosen = [t for t in cache.partitions() if options.topics.takes(t.topic, t.partition)]
-    return {t: SegmentTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
+    return {t: PartitionTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
 
 
 def _last_incarnations(views: Views) -> Views:

@@ -15,8 +15,6 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     RemoteLogSegmentId,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.segments.description import FinishedOffsets
@@ -28,7 +26,7 @@ from fetchproxy.writing.published import read_finished_offsets
 
 # Which offsets that are asked for the archive does not have, and whether that is on record.
 #
-# The rule is that of `verify` (`remote_log.verification.expected_offsets`): a gap is one only
+# The rule is that of `verify` (`archive_health.not_held`): a gap is one only
 # where the archiver has put it on record; a hole without a record was archived and is gone. Data
 # source and jobs ask it here. Where nothing is missing it costs one small object a partition, and
 # nothing where what is asked for lies within the archive's ends.
@@ -188,8 +186,17 @@ class OffsetSpan(NamedTuple):
     end: int
 
 
+class SegmentToRead(NamedTuple):
+    """A StoredSegment."""
+
+    segment_id: RemoteLogSegmentId
+    start_offset: int
+    segment_size_bytes: int
+    has_aborted_txns: bool
+
+
 class SegmentPart(NamedTuple):
-    """A tuple of numbers, as there may be millions to be sent: `metadata` has what stores ask for.
+    """A tuple of numbers, as there may be millions to be sent: `segment` is for stores.
 
     Bytes `byte_from` up to but not `byte_to` of the log; of their records those with the offsets
     `offset_from` up to but not `offset_end`.
@@ -205,19 +212,9 @@ class SegmentPart(NamedTuple):
     offset_from: int
     offset_end: int
 
-    def metadata(self, tip: TopicIdPartition) -> RemoteLogSegmentMetadata:
-        """Has the fields that reading the segment's objects needs; the others are not kept."""
-        return RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(tip, UUID(bytes=self.segment_id)),
-            start_offset=self.start_offset,
-            end_offset=self.stored_end_offset,
-            max_timestamp_ms=-1,
-            event_timestamp_ms=-1,
-            segment_leader_epochs=(),
-            segment_size_bytes=self.size_bytes,
-            state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-            has_aborted_txns=self.has_aborted_txns,
-        )
+    def segment(self, tip: TopicIdPartition) -> SegmentToRead:
+        segment_id = RemoteLogSegmentId(tip, UUID(bytes=self.segment_id))
+        return SegmentToRead(segment_id, self.start_offset, self.size_bytes, self.has_aborted_txns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
@@ -22,8 +21,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.remotelog.options import SourceOptions
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 
 T = TypeVar("T")
 
@@ -86,12 +84,7 @@ class StoreThread:
         self._loop.submit(self.rsm.__aenter__()).result()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._loop.submit(self.rsm.close()).result()
         finally:

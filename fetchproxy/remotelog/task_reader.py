@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
-from fetchproxy.model import ByteRange, IsolationLevel, RemoteLogSegmentMetadata
+from fetchproxy.model import ByteRange, IsolationLevel, StoredSegment
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, RowLimits
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
 from fetchproxy.remotelog.options import SourceOptions
@@ -176,10 +176,10 @@ def _ranges(
 ) -> Iterator[_Range]:
     """Each with its read begun."""
     for part in task.parts:
-        segment = part.metadata(task.tip)
+        segment = part.segment(task.tip)
         where = f"{task.tip}, offsets {part.offset_from} to {part.offset_end - 1}"
         try:
-            index, aborted = _indexes(options, store, segment, where)
+            index, aborted = _indexes(options, store, part, segment, where)
         except ObjectNotFound as error:
             faults.lost(error, part.offset_from, part.offset_end)
             continue
@@ -187,7 +187,11 @@ def _ranges(
 
 
 def _indexes(
-    options: SourceOptions, store: StoreThread, segment: RemoteLogSegmentMetadata, where: str
+    options: SourceOptions,
+    store: StoreThread,
+    part: SegmentPart,
+    segment: StoredSegment,
+    where: str,
 ) -> tuple[RemoteLogIndex, AbortedBatches | None]:
     committed = options.isolation is IsolationLevel.READ_COMMITTED and segment.has_aborted_txns
     files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
@@ -202,7 +206,7 @@ def _indexes(
     raw = [read.result() for read in reads]
     try:
         index = RemoteLogIndex.parse(raw[0])
-        index.check_covers(segment.end_offset, segment.segment_size_bytes)
+        index.check_covers(part.stored_end_offset, part.size_bytes)
         return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
     except CorruptSegment as error:
         raise CorruptSegment(
@@ -212,7 +216,7 @@ def _indexes(
 
 def _ranges_of(
     part: SegmentPart,
-    segment: RemoteLogSegmentMetadata,
+    segment: StoredSegment,
     index: RemoteLogIndex,
     aborted: AbortedBatches | None,
     where: str,

@@ -1,15 +1,29 @@
-"""What is tried again: how long to pause after a failure, and parts of a process that begin
-again.
+"""What may fail and is tried again: how long it may take, how long to pause after a failure, and
+parts of a process that begin again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
+
+from fetchproxy.errors import StorageUnavailable
+
+
+@asynccontextmanager
+async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
+    """StorageUnavailable, with `what`, where the body takes longer: who hangs counts as away."""
+    try:
+        async with asyncio.timeout(max_s) as limit:
+            yield limit
+    except TimeoutError:
+        raise StorageUnavailable(f"{what}: not done within {max_s:g} s") from None
+
 
 # How long to pause after the n-th failure. Pure: the random part is an argument.
 

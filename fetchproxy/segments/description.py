@@ -5,10 +5,10 @@ fields, and what can be true of them. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -75,7 +75,7 @@ def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
 
 # Typed look-ups in the JSON objects that lie in the store; every fault names object and field.
 #
-# Pure. Knows none of the documents: `description`, `description`.
+# Pure. Knows none of the documents.
 
 INT64 = 2**63
 INT32 = 2**31
@@ -111,6 +111,21 @@ def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields],
         raise NewerMetadataVersion(f"{key}: {error}") from None
     except CorruptSegment as error:
         raise CorruptSegment(f"{key}: {error}") from None
+
+
+def json_document(fields: Mapping[str, object]) -> bytes:
+    """Line by line, for people who look into the store."""
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def _of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
+    """How each document about a partition begins."""
+    return {
+        "version": version,
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+    }
 
 
 class Fields:
@@ -285,6 +300,67 @@ def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
         raise ValueError(f"illegal partition deletion: {before} to {new.name}")
 
 
+# The fields of a segment's metadata, each once. The record of topic and flat file (`records`), the
+# JSON object beside a segment and the columns in memory (`metadata.columns`) are made of them.
+
+
+class FieldKind(Enum):
+    """How a value lies in a record, big-endian; in JSON it is a number if nothing else is said."""
+
+    UUID = "16s"  # in JSON as Kafka writes Uuids
+    INT64 = "q"
+    SIZE = "Q"  # int64; in version 0 of the record int32
+    OPTIONAL_INT64 = "q?"  # -1: none; in JSON it is left out then
+    LAST_EPOCH = "i"  # of the segment's leader epochs; -1: none. In no JSON, and read by nobody
+    EPOCHS = "[]"  # a count (int32), and int32 and int64 of each; a list of objects in JSON
+    STATE = "b"  # its name in JSON
+    BOOLEAN = "?"
+
+
+class StoredField(NamedTuple):
+    """One row of RemoteLogSegmentMetadata; `low` is its least legal value, or that field.
+
+    `since`: the record's version that has it first; `if_absent` is its value in those before.
+    """
+
+    attribute: str
+    record: str
+    json: str
+    kind: FieldKind
+    low: int | str = 0
+    since: int = 0
+    if_absent: Any = None
+
+    def least(self, values: Mapping[str, Any]) -> int:
+        """`values`: of the fields before this one, by attribute."""
+        return values[self.low] if isinstance(self.low, str) else self.low
+
+
+EPOCHS_FIELD = StoredField(
+    "segment_leader_epochs", "segmentLeaderEpochs", "leader_epochs", FieldKind.EPOCHS, -1
+)
+FIELDS = (
+    StoredField("segment_id", "segmentId", "segment_id", FieldKind.UUID),
+    StoredField("start_offset", "startOffset", "base_offset", FieldKind.INT64),
+    StoredField("end_offset", "endOffset", "end_offset", FieldKind.INT64, "start_offset"),
+    StoredField("segment_leader_epochs", "leaderEpoch", "", FieldKind.LAST_EPOCH, -1),
+    StoredField("max_timestamp_ms", "maxTimestamp", "max_timestamp_ms", FieldKind.INT64, -1),
+    StoredField("event_timestamp_ms", "eventTimestamp", "event_timestamp_ms", FieldKind.INT64, -1),
+    EPOCHS_FIELD,
+    StoredField("segment_size_bytes", "segmentSizeInBytes", "segment_size_bytes", FieldKind.SIZE),
+    StoredField("state", "remoteLogState", "state", FieldKind.STATE),
+    # A reader that does not know asks for the index of transactions, and fails without one
+    # instead of serving aborted records.
+    StoredField(
+        "has_aborted_txns", "hasAbortedTxns", "has_aborted_txns", FieldKind.BOOLEAN,
+        since=1, if_absent=True,
+    ),
+    StoredField(
+        "copied_end_offset", "copiedEndOffset", "copied_end_offset", FieldKind.OPTIONAL_INT64,
+        low="end_offset", since=1,
+    ),
+)  # fmt: skip
+
 # Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON. Pure.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
@@ -292,9 +368,8 @@ def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
 #      "leader_epochs": [{"epoch": 0, "start_offset": 0}], "segment_size_bytes": 67108864,
 #      "state": "COPY_SEGMENT_FINISHED", "has_aborted_txns": false}
 #
-# `base_offset` is the segment's `start_offset`; ids are written as Kafka writes Uuids. A field
-# that an older reader may overlook can be added to a version; anything else makes a new version,
-# which an older reader refuses instead of guessing.
+# A field that an older reader may overlook can be added to a version; anything else makes a new
+# version, which an older reader refuses instead of guessing.
 #
 # Version 2 is written for segments that a truncation has clipped, and for these alone: it adds
 # `"copied_end_offset"`, and whoever overlooked that would take the object for a damaged one.
@@ -304,29 +379,28 @@ _UNCLIPPED_VERSION = 1
 
 
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
-    tip = metadata.topic_id_partition
-    copied_end_offset = metadata.copied_end_offset
-    fields = {
-        "version": _UNCLIPPED_VERSION if copied_end_offset is None else SEGMENT_VERSION,
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
-        "segment_id": uuid_text(metadata.segment_id.id),
-        "base_offset": metadata.start_offset,
-        "end_offset": metadata.end_offset,
-        "max_timestamp_ms": metadata.max_timestamp_ms,
-        "event_timestamp_ms": metadata.event_timestamp_ms,
-        "leader_epochs": [
-            {"epoch": e.epoch, "start_offset": e.start_offset}
-            for e in metadata.segment_leader_epochs
-        ],
-        "segment_size_bytes": metadata.segment_size_bytes,
-        "state": metadata.state.name,
-        "has_aborted_txns": metadata.has_aborted_txns,
-    }
-    if copied_end_offset is not None:
-        fields["copied_end_offset"] = copied_end_offset
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    clipped = metadata.copied_end_offset is not None
+    document = _of_partition(
+        metadata.topic_id_partition, SEGMENT_VERSION if clipped else _UNCLIPPED_VERSION
+    )
+    for field in FIELDS:
+        value = getattr(metadata, field.attribute)
+        if field.json and value is not None:
+            document[field.json] = _TO_JSON.get(field.kind, _as_it_is)(value)
+    return json_document(document)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_TO_JSON: dict[FieldKind, Callable[[Any], Any]] = {
+    FieldKind.UUID: lambda segment_id: uuid_text(segment_id.id),
+    FieldKind.STATE: lambda state: state.name,
+    FieldKind.EPOCHS: lambda epochs: [
+        {"epoch": e.epoch, "start_offset": e.start_offset} for e in epochs
+    ],
+}
 
 
 def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
@@ -335,31 +409,34 @@ def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
 
 
 def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
-    base_offset = fields.integer("base_offset", 0, INT64)
-    end_offset = fields.integer("end_offset", base_offset, INT64)
+    tip = fields.partition()
     clipped = fields.integer("version", 1, INT32) > _UNCLIPPED_VERSION
-    segment = RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(fields.partition(), fields.uuid("segment_id")),
-        start_offset=base_offset,
-        end_offset=end_offset,
-        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64),
-        event_timestamp_ms=fields.integer("event_timestamp_ms", -1, INT64),
-        segment_leader_epochs=_epochs(fields),
-        segment_size_bytes=fields.integer("segment_size_bytes", 0, INT64),
-        state=fields.member("state", RemoteLogSegmentState),
-        has_aborted_txns=fields.boolean("has_aborted_txns"),
-        copied_end_offset=(
-            fields.integer("copied_end_offset", end_offset, INT64) if clipped else None
-        ),
-    )
-    return legal_segment(segment)
+    values: dict[str, Any] = {}
+    for field in FIELDS:
+        if field.json:
+            low = field.least(values)
+            values[field.attribute] = _json_value(fields, field, low, tip, clipped)
+    return legal_segment(RemoteLogSegmentMetadata(**values))
 
 
-def _epochs(fields: Fields) -> tuple[EpochStart, ...]:
-    return tuple(
-        EpochStart(e.integer("epoch", -1, INT32), e.integer("start_offset", 0, INT64))
-        for e in fields.objects("leader_epochs")
-    )
+def _json_value(
+    fields: Fields, field: StoredField, low: int, tip: TopicIdPartition, clipped: bool
+) -> Any:
+    name = field.json
+    if field.kind is FieldKind.UUID:
+        return RemoteLogSegmentId(tip, fields.uuid(name))
+    if field.kind is FieldKind.STATE:
+        return fields.member(name, RemoteLogSegmentState)
+    if field.kind is FieldKind.BOOLEAN:
+        return fields.boolean(name)
+    if field.kind is FieldKind.EPOCHS:
+        return tuple(
+            EpochStart(e.integer("epoch", low, INT32), e.integer("start_offset", 0, INT64))
+            for e in fields.objects(name)
+        )
+    if field.kind is FieldKind.OPTIONAL_INT64:
+        return fields.integer(name, low, INT64) if clipped else None
+    return fields.integer(name, low, INT64)
 
 
 # Content of a `.log-start-offset` object, for people who look into the store. Pure.
@@ -372,14 +449,7 @@ LOG_START_VERSION = 1
 
 
 def encode_log_start(tip: TopicIdPartition, offset: int) -> bytes:
-    fields = {
-        "version": LOG_START_VERSION,
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
-        "log_start_offset": offset,
-    }
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    return json_document(_of_partition(tip, LOG_START_VERSION) | {"log_start_offset": offset})
 
 
 # Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata. Pure.
@@ -391,17 +461,13 @@ PARTITION_DELETION_VERSION = 1
 
 
 def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
-    tip = deletion.topic_id_partition
-    fields = {
-        "version": PARTITION_DELETION_VERSION,
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
+    said = {
         "state": deletion.state.name,
         "event_timestamp_ms": deletion.event_timestamp_ms,
         "epoch": deletion.epoch,
     }
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    place = _of_partition(deletion.topic_id_partition, PARTITION_DELETION_VERSION)
+    return json_document(place | said)
 
 
 def decode_partition_deletion(raw: bytes, key: str) -> RemotePartitionDeleteMetadata:
@@ -449,14 +515,15 @@ class FinishedOffsets:
 
 
 def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
-    fields = _partition(finished.topic_id_partition) | {
+    place = _of_partition(finished.topic_id_partition, FINISHED_OFFSETS_VERSION)
+    said = {
         "recorded_from": finished.recorded_from,
         "end_offset": finished.end_offset,
         "leader_epoch": finished.leader_epoch,
         "log_start_offset": finished.log_start_offset,
         "crc32c": _checksum(finished),
     }
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    return json_document(place | said)
 
 
 def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> FinishedOffsets:
@@ -480,8 +547,8 @@ def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> Fini
 
 
 def encode_archive_gap(tip: TopicIdPartition, first: int, last: int) -> bytes:
-    fields = _partition(tip) | {"first_lost_offset": first, "last_lost_offset": last}
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    said = {"first_lost_offset": first, "last_lost_offset": last}
+    return json_document(_of_partition(tip, FINISHED_OFFSETS_VERSION) | said)
 
 
 def _checksum(finished: FinishedOffsets) -> str:
@@ -496,15 +563,6 @@ def _checksum(finished: FinishedOffsets) -> str:
     return f"{crc32c(said.encode()):08x}"
 
 
-def _partition(tip: TopicIdPartition) -> dict[str, object]:
-    return {
-        "version": FINISHED_OFFSETS_VERSION,
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
-    }
-
-
 # Content of a partition's `log-history` object. Pure.
 #
 # {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
@@ -514,17 +572,13 @@ LOG_HISTORY_VERSION = 1
 
 
 def encode_log_history(tip: TopicIdPartition, history: LogHistory) -> bytes:
-    fields = {
-        "version": LOG_HISTORY_VERSION,
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
+    said = {
         "after_epoch": history.after_epoch,
         "kept_below": history.kept_below,
         "kept_epoch": history.kept_epoch,
         "earlier": history.earlier,
     }
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    return json_document(_of_partition(tip, LOG_HISTORY_VERSION) | said)
 
 
 def decode_log_history(raw: bytes, key: str) -> LogHistory:

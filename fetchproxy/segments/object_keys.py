@@ -86,10 +86,10 @@ def check_folder_prefix(prefix: str) -> str:
 # removed, and is the last object of it to go. `cluster-id` names the cluster in which an archiver
 # has last seen the topic alive: no other may find it deleted. `.topics` says which topics that
 # cluster had at the last look, `retention-step` what retention is about to hide
-# (`remote_log.retention`). `collected-metadata/` repeats the `.metadata` of a topic's segments in
+# (`deletion.retention`). `collected-metadata/` repeats the `.metadata` of a topic's segments in
 # one object, for readers that begin (`collected`): it can be deleted at any
 # time. `.positions` says what a running archiver is gathering (`metadata.archiver_positions`),
-# and `concerns/` what archivers want seen to (`remote_log.concerns`); no topic's folder can have
+# and `concerns/` what archivers want seen to (`writing.concerns`); no topic's folder can have
 # those folders' names, as they are shorter than an id.
 
 LAYOUT_VERSION = 1

@@ -4,7 +4,7 @@ Copies of the same log agree, and either may be served. Where a former leader's 
 see an unclean election, a copy of the dead log lies over one of the log that lives: from the first
 offset on at which their leader epochs differ the higher epoch counts, as it was written later.
 (Where the lower one lives again, the archiver has cut the other one in the archive before it copies
-anything: `remote_log.truncation`.)
+anything: `log_truncation`.)
 """
 
 from __future__ import annotations

@@ -15,11 +15,7 @@ one partition ("Stored" in the schema's name):
 
 Records (versions in brackets are those that have the field):
 
-    0  RemoteLogSegmentMetadataRecord
-         segmentId uuid, startOffset int64, endOffset int64, leaderEpoch int32, maxTimestamp int64,
-         eventTimestamp int64, segmentLeaderEpochs [] {leaderEpoch int32, offset int64},
-         segmentSizeInBytes int32 [0] int64 [1], remoteLogState int8,
-         hasAbortedTxns bool [1], copiedEndOffset int64, -1 for none [1]
+    0  RemoteLogSegmentMetadataRecord: see `description.FIELDS`
     1  DeletePartitionStateRecord
          epoch int32, eventTimestamp int64, remotePartitionState int8
     2  LogStartOffsetRecord
@@ -36,19 +32,16 @@ the partition is not known. A fetchproxy that is too old for it takes it for an 
 read, says so, and tells nobody that an offset is not there.
 
 The newest version of each is written, all are read; a log start of the first history is written in
-version 0, as programs that know no other can read that, and so is a history with no `earlier`. A
-version 0 segment does not say whether transactions were aborted in it: it is read as if there were,
-so that a reader asks for its transaction index and fails without one instead of serving aborted
-records. `leaderEpoch` is the last of the segment's own epochs.
+version 0, as programs that know no other can read that, and so is a history with no `earlier`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from struct import Struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
@@ -61,9 +54,17 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.segments.description import NewerMetadataVersion, legal_partition, legal_segment
+from fetchproxy.segments.description import (
+    EPOCHS_FIELD,
+    FIELDS,
+    FieldKind,
+    NewerMetadataVersion,
+    StoredField,
+    legal_partition,
+    legal_segment,
+)
 from protocol.apis import WireError
-from protocol.primitives import INT32, Cursor, encode_string, encode_uvarint
+from protocol.primitives import INT32, Cursor, decode_uvarint, encode_string, encode_uvarint
 
 T = TypeVar("T")
 S = TypeVar("S", bound=IntEnum)
@@ -91,10 +92,23 @@ NEWEST_VERSION = {
 NO_OFFSET = -1
 NO_EPOCH = -1
 
-# Parts of a segment's record; `columns` finds fields by their sizes.
-SEGMENT_HEAD = Struct(">16sqqiqqi")  # up to the number of leader epochs
+_BEFORE_EPOCHS = FIELDS[: FIELDS.index(EPOCHS_FIELD)]
+_BEHIND_EPOCHS = FIELDS[FIELDS.index(EPOCHS_FIELD) + 1 :]
+_FORMATS = {FieldKind.SIZE: "q", FieldKind.OPTIONAL_INT64: "q"}
+
+
+def _struct_of(fields: Iterable[StoredField], more: str = "") -> Struct:
+    return Struct(">" + "".join(_FORMATS.get(f.kind, f.kind.value) for f in fields) + more)
+
+
+# A segment's record in its newest version: up to the number of leader epochs, each epoch, the rest.
+SEGMENT_HEAD = _struct_of(_BEFORE_EPOCHS, "i")
 SEGMENT_EPOCH = Struct(">iq")
-SEGMENT_TAIL = Struct(">qb?q")  # of version 1
+SEGMENT_TAIL = _struct_of(_BEHIND_EPOCHS)
+# Of what the structs give; leaderEpoch and the number of epochs are of no field.
+HEAD_FIELDS = (*(f.attribute if f.json else f.record for f in _BEFORE_EPOCHS), "epochs")
+TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
+START_AT = _struct_of(FIELDS[:1]).size  # of the start offset, behind the id
 _DELETION = Struct(">iqb")
 _LOG_START = Struct(">qq")
 _LOG_START_AFTER = Struct(">qqi")
@@ -198,6 +212,12 @@ def _whole(raw: bytes, where: str, read: Callable[[_Fields], T]) -> T:
         raise CorruptSegment(f"{where}: {error}") from None
 
 
+def _at_least(name: str, value: int, low: int) -> int:
+    if value < low:
+        raise CorruptSegment(f"field {name} is {value}, below {low}")
+    return value
+
+
 class _Fields:
     """One record front to back; a fault is a CorruptSegment that names the field."""
 
@@ -215,10 +235,7 @@ class _Fields:
             raise CorruptSegment(f"field {name}: {error}") from None
 
     def integer(self, name: str, kind: Callable[[Cursor], int], low: int) -> int:
-        value = self.read(name, kind)
-        if value < low:
-            raise CorruptSegment(f"field {name} is {value}, below {low}")
-        return value
+        return _at_least(name, self.read(name, kind), low)
 
     def state(self, name: str, states: type[S]) -> S:
         value = self.read(name, Cursor.int8)
@@ -272,23 +289,18 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
 
 def _encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
     epochs = metadata.segment_leader_epochs
-    head = SEGMENT_HEAD.pack(
-        metadata.segment_id.id.bytes,
-        metadata.start_offset,
-        metadata.end_offset,
-        epochs[-1].epoch if epochs else NO_EPOCH,
-        metadata.max_timestamp_ms,
-        metadata.event_timestamp_ms,
-        len(epochs),
-    )
-    copied = metadata.copied_end_offset
-    tail = SEGMENT_TAIL.pack(
-        metadata.segment_size_bytes,
-        metadata.state,
-        metadata.has_aborted_txns,
-        NO_OFFSET if copied is None else copied,
-    )
+    head = SEGMENT_HEAD.pack(*[_packed(metadata, f) for f in _BEFORE_EPOCHS], len(epochs))
+    tail = SEGMENT_TAIL.pack(*[_packed(metadata, f) for f in _BEHIND_EPOCHS])
     return b"".join([head, *(SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in epochs), tail])
+
+
+def _packed(metadata: RemoteLogSegmentMetadata, field: StoredField) -> Any:
+    value = getattr(metadata, field.attribute)
+    if field.kind is FieldKind.UUID:
+        return value.id.bytes
+    if field.kind is FieldKind.LAST_EPOCH:
+        return value[-1].epoch if value else NO_EPOCH
+    return NO_OFFSET if value is None else value
 
 
 def _decode(
@@ -325,35 +337,32 @@ def _decode(
 def _decode_segment(
     fields: _Fields, version: int, tip: TopicIdPartition
 ) -> RemoteLogSegmentMetadata:
-    segment_id = RemoteLogSegmentId(tip, fields.read("segmentId", Cursor.uuid))
-    start_offset = fields.integer("startOffset", Cursor.int64, 0)
-    end_offset = fields.integer("endOffset", Cursor.int64, start_offset)
-    fields.integer("leaderEpoch", Cursor.int32, NO_EPOCH)
-    max_timestamp_ms = fields.integer("maxTimestamp", Cursor.int64, -1)
-    event_timestamp_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
-    epochs = _decode_epochs(fields)
-    size = fields.integer("segmentSizeInBytes", Cursor.int64 if version else Cursor.int32, 0)
-    state = fields.state("remoteLogState", RemoteLogSegmentState)
-    has_aborted_txns, copied = True, NO_OFFSET
-    if version:
-        has_aborted_txns = fields.boolean("hasAbortedTxns")
-        copied = fields.integer("copiedEndOffset", Cursor.int64, NO_OFFSET)
-        if NO_OFFSET < copied < end_offset:
-            raise CorruptSegment(f"field copiedEndOffset is {copied}, below endOffset {end_offset}")
-    return legal_segment(
-        RemoteLogSegmentMetadata(
-            segment_id=segment_id,
-            start_offset=start_offset,
-            end_offset=end_offset,
-            max_timestamp_ms=max_timestamp_ms,
-            event_timestamp_ms=event_timestamp_ms,
-            segment_leader_epochs=epochs,
-            segment_size_bytes=size,
-            state=state,
-            has_aborted_txns=has_aborted_txns,
-            copied_end_offset=None if copied == NO_OFFSET else copied,
-        )
-    )
+    values: dict[str, Any] = {}
+    for field in FIELDS:
+        value = field.if_absent
+        if version >= field.since:
+            value = _read(fields, field, field.least(values), version, tip)
+        values[field.attribute] = value
+    return legal_segment(RemoteLogSegmentMetadata(**values))
+
+
+def _read(
+    fields: _Fields, field: StoredField, low: int, version: int, tip: TopicIdPartition
+) -> Any:
+    name, kind = field.record, field.kind
+    if kind is FieldKind.UUID:
+        return RemoteLogSegmentId(tip, fields.read(name, Cursor.uuid))
+    if kind is FieldKind.EPOCHS:
+        return _decode_epochs(fields)
+    if kind is FieldKind.STATE:
+        return fields.state(name, RemoteLogSegmentState)
+    if kind is FieldKind.BOOLEAN:
+        return fields.boolean(name)
+    short = kind is FieldKind.LAST_EPOCH or (kind is FieldKind.SIZE and version == 0)
+    value = fields.read(name, Cursor.int32 if short else Cursor.int64)
+    if kind is FieldKind.OPTIONAL_INT64 and value == NO_OFFSET:
+        return None
+    return _at_least(name, value, low)
 
 
 def _decode_earlier(fields: _Fields) -> tuple[int, ...]:
@@ -375,3 +384,81 @@ def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
         )
         for _ in range(count)
     )
+
+
+# The entries of a flat file as bytes: where they are, and which of them still count.
+
+
+# Where an entry begins, where its record does behind the length, where it ends; and of a segment's
+# metadata in the newest version the number of leader epochs. That is -1 for every other entry, and
+# for one that is not as long as it should be. Plain numbers: a cold start makes millions.
+Entry = tuple[int, int, int, int]
+EPOCHS_AT = 2 + SEGMENT_HEAD.size  # behind the record's beginning: the first leader epoch
+
+_STATE_AT = _struct_of(_BEHIND_EPOCHS[:1]).size
+_SEGMENT, _NEWEST = record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA)
+_FIXED_BYTES = EPOCHS_AT + SEGMENT_TAIL.size
+_COUNT_AT = EPOCHS_AT - INT32.size
+
+
+def walk_entries(entries: bytes, where: str) -> Iterator[Entry]:
+    """Raises CorruptSegment, naming `where` and the byte, where an entry is not whole."""
+    at, size = 0, len(entries)
+    while at < size:
+        length, body = entries[at], at + 1
+        if length >= 0x80:
+            try:
+                length, body = decode_uvarint(entries, at)
+            except WireError as error:
+                raise CorruptSegment(f"{where}, entry at byte {at}: {error}") from None
+        end, epochs = body + length, -1
+        if end > size or not length:
+            raise CorruptSegment(f"{where}, entry at byte {at}: not whole")
+        if length >= _FIXED_BYTES and entries[body] == _SEGMENT and entries[body + 1] == _NEWEST:
+            counted: int = INT32.unpack_from(entries, body + _COUNT_AT)[0]
+            if length == _FIXED_BYTES + SEGMENT_EPOCH.size * counted:
+                epochs = counted
+        yield at, body, end, epochs
+        at = end
+
+
+_FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+_GONE = int(RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+
+
+def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
+    """The entries that still count: the last of each segment, by start offset, and the like.
+
+    A deleted segment leaves nothing, a deleted partition nothing at all. Finished segments come
+    last. Raises CorruptSegment as `walk_entries`, NewerMetadataVersion.
+    """
+    last: dict[bytes, tuple[int, int, bytes]] = {}  # state, start offset, entry
+    log_starts: dict[int, tuple[int, bytes]] = {}
+    history = deletion = restore = b""
+    for begin, body, end, epochs in walk_entries(entries, where):
+        raw = entries[begin:end]
+        if epochs >= 0:
+            at = body + 2
+            state = entries[end - SEGMENT_TAIL.size + _STATE_AT]
+            start = int.from_bytes(entries[at + START_AT : at + START_AT + 8], "big")
+            last[entries[at : at + START_AT]] = state, start, raw
+            continue
+        if entries[body] == RecordType.CACHE_FILE_CHECKPOINT:
+            continue
+        event = decode_entry(entries[body:end], tip, f"{where}, byte {begin}")
+        if isinstance(event, RemoteLogSegmentMetadata):
+            last[event.segment_id.id.bytes] = int(event.state), event.start_offset, raw
+        elif isinstance(event, LogStartOffset):
+            known = log_starts.get(event.after_epoch, (-1, b""))
+            log_starts[event.after_epoch] = max(known, (event.offset, raw))
+        elif isinstance(event, LogHistorySaid):
+            history = raw
+        elif isinstance(event, Restore):
+            restore = raw if event.restoring else b""
+        elif event.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            last, log_starts, history, deletion, restore = {}, {}, b"", b"", b""
+        else:
+            deletion = raw
+    kept = sorted((s == _FINISHED, start, s, raw) for s, start, raw in last.values() if s != _GONE)
+    starts = [raw for _, raw in log_starts.values()]
+    return b"".join([history, *starts, deletion, restore, *(raw for *_, raw in kept)])

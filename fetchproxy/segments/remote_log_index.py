@@ -15,7 +15,7 @@ from typing import Any
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.errors import CorruptSegment, OffsetNotArchived
+from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import ByteRange
 from protocol.primitives import Buffer
 from protocol.record_batch import BatchHeader
@@ -400,23 +400,6 @@ class RemoteLogIndex:
 
     def spans(self) -> Iterator[IndexSpan]:
         return (self[i] for i in range(len(self)))
-
-    def position_for_offset(self, offset: int) -> IndexSpan:
-        """The first span that ends at or above `offset`; where the log has a hole, it starts above.
-
-        Raises OffsetNotArchived for an offset above the last one.
-        """
-        i = bisect_left(self._last_offsets, offset)
-        if i == len(self):
-            raise OffsetNotArchived(f"{self.object_key} ends at {self.last_offset}, not {offset}")
-        return self[i]
-
-    def first_span_with_timestamp(self, timestamp_ms: int) -> IndexSpan | None:
-        """The first span that holds a record at or after `timestamp_ms`; None: there is none."""
-        for i, latest in enumerate(self.max_timestamps):
-            if latest >= timestamp_ms:
-                return self[i]
-        return None
 
 
 # How a segment is divided into chunks: about `chunk_bytes` each, on index-span borders. Pure.

@@ -19,7 +19,6 @@ from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import IO, NamedTuple, ParamSpec, Self, TypeVar
 
 import structlog
@@ -752,12 +751,7 @@ class LocalIndexes:
         self._threads = ThreadPoolExecutor(_THREADS, "local-index")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """What is still being written ends first; nothing is written afterwards."""
         partitions, self._partitions = self._partitions, {}
         self._threads.shutdown(wait=False, cancel_futures=True)

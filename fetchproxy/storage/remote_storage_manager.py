@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
+from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import (
     ByteRange,
     RemoteLogSegmentId,
-    RemoteLogSegmentMetadata,
+    StoredSegment,
     TopicIdPartition,
 )
 from fetchproxy.segments.object_keys import (
@@ -64,6 +64,7 @@ from fetchproxy.storage.stores.object_store import (
     UnfinishedUploads,
     segment_file_bytes_max,
 )
+from fetchproxy.storage.stores.registry import open_object_store
 
 __all__ = [
     "LogSegmentData",
@@ -72,6 +73,7 @@ __all__ = [
     "RemoteStorageManager",
     "SegmentMetadataObject",
     "Standing",
+    "open_store",
 ]
 
 T = TypeVar("T")
@@ -143,42 +145,33 @@ class RemoteStorageManager:
             await self._store_itself.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def object_key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
-        return segment_key(self._prefix, metadata.segment_id, metadata.start_offset, file)
+    def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
+        return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
     @measured
-    async def copy_log_segment_data(
-        self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
-    ) -> None:
+    async def copy_log_segment_data(self, segment: StoredSegment, data: LogSegmentData) -> None:
         """Upload everything but the metadata; the log last, as it is the longest.
 
         Raises ValueError if data and metadata disagree about aborted transactions.
         """
-        if metadata.has_aborted_txns != (data.txn is not None):
+        if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
         await self.identity.check_to_put()
         for file, content in data.small_objects():
-            await self._store.put(self.object_key(metadata, file), content)
-        key = self.object_key(metadata, SegmentFile.LOG)
+            await self._store.put(self.object_key(segment, file), content)
+        key = self.object_key(segment, SegmentFile.LOG)
         await self._store.put_file(key, data.log, settled=data.log_settled)
 
     @measured
-    async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, byte_range: ByteRange
-    ) -> Content:
+    async def fetch_log_segment(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
         """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end."""
-        return await self._store.get_range(self.object_key(metadata, SegmentFile.LOG), byte_range)
+        return await self._store.get_range(self.object_key(segment, SegmentFile.LOG), byte_range)
 
     @measured
-    async def fetch_index(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
+    async def fetch_index(self, segment: StoredSegment, file: SegmentFile) -> bytes:
         """Any but LOG and METADATA, whole. TXN is empty, unread, without aborted transactions.
 
         DamagedObject: it is no index of a segment of that size.
@@ -186,48 +179,44 @@ class RemoteStorageManager:
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is no index")
-        if file is SegmentFile.TXN and not metadata.has_aborted_txns:
+        if file is SegmentFile.TXN and not segment.has_aborted_txns:
             return b""
-        key = self.object_key(metadata, file)
-        size_max = segment_file_bytes_max(file, key, metadata.segment_size_bytes)
+        key = self.object_key(segment, file)
+        size_max = segment_file_bytes_max(file, key, segment.segment_size_bytes)
         return await self._store.get(key, size_max)
 
     @measured
-    async def put_index(
-        self, metadata: RemoteLogSegmentMetadata, file: SegmentFile, content: bytes
-    ) -> None:
+    async def put_index(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
         """Create or replace INDEX, TXN or EPOCHS, atomically: what can be derived from the log."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
-        await self._store.put(self.object_key(metadata, file), content)
+        await self._store.put(self.object_key(segment, file), content)
 
     @measured
-    async def delete_txn_index(self, metadata: RemoteLogSegmentMetadata) -> None:
+    async def delete_txn_index(self, segment: StoredSegment) -> None:
         """Of a segment in which no transaction was aborted. Absent is no error."""
-        await self._store.delete(self.object_key(metadata, SegmentFile.TXN))
+        await self._store.delete(self.object_key(segment, SegmentFile.TXN))
 
     def parse_key(self, key: str) -> SegmentKey | None:
         """Which object of which segment it is; None: it is none of this archive."""
         return parse_segment_key(self._prefix, key)
 
     @measured
-    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
+    async def delete_log_segment_data(self, segment: StoredSegment) -> None:
         """Absent objects are no error, so it can be repeated after a failure.
 
         The metadata goes last: until then the segment can be found to finish the deletion.
         """
         for file in SegmentFile:
             if file is not SegmentFile.METADATA:
-                await self._store.delete(self.object_key(metadata, file))
-        await self._store.delete(self.object_key(metadata, SegmentFile.METADATA))
+                await self._store.delete(self.object_key(segment, file))
+        await self._store.delete(self.object_key(segment, SegmentFile.METADATA))
 
     @measured
-    async def put_segment_metadata(
-        self, metadata: RemoteLogSegmentMetadata, content: bytes
-    ) -> None:
+    async def put_segment_metadata(self, segment: StoredSegment, content: bytes) -> None:
         """Create or replace the metadata object, atomically."""
         await self.identity.check_to_put()
-        await self._store.put(self.object_key(metadata, SegmentFile.METADATA), content)
+        await self._store.put(self.object_key(segment, SegmentFile.METADATA), content)
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
@@ -401,3 +390,14 @@ class RemoteStorageManager:
     async def close(self) -> None:
         """Idempotent."""
         await self._store.close()
+
+
+def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
+    """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
+
+    It has to be there when it is used: a mistyped place is an error and no empty archive. `create`:
+    what makes one there (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
+    Raises ConfigError.
+    """
+    store, prefix = open_object_store(url, config, create=create)
+    return RemoteStorageManager(store, prefix, must_exist=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
-from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
+from fetchproxy.model import ByteRange, StoredSegment
 from fetchproxy.segments.check import TxnEvent
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
 from fetchproxy.segments.object_keys import SegmentFile
@@ -35,17 +35,17 @@ class DerivedSegment:
 
 
 async def derive_segment(
-    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, chunk_bytes: int
+    rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
 ) -> DerivedSegment:
-    """From the whole `.log`; of `metadata` only id and start offset count, which its key has.
+    """From the whole `.log`; of `segment` only id and start offset count, which its key has.
 
     Memory: two chunks, or the largest batch. Raises CorruptSegment, CompactedLog, ObjectNotFound,
     RemoteStorageError.
     """
-    summary = SegmentSummary(metadata.topic_id_partition, metadata.start_offset)
+    summary = SegmentSummary(segment.segment_id.topic_id_partition, segment.start_offset)
     events: list[TxnEvent] = []
     newest: list[tuple[int, int]] = []
-    async for data, headers in checked_batches(rsm, metadata, chunk_bytes):
+    async for data, headers in checked_batches(rsm, segment, chunk_bytes):
         for header in headers:
             _check_follows(header, summary)
             summary.add(data, header)
@@ -58,7 +58,7 @@ async def derive_segment(
         summary.add_bytes(memoryview(data)[: headers[-1].end])
     if summary.size_bytes == 0:
         raise CorruptSegment("the log is empty")
-    key = rsm.object_key(metadata, SegmentFile.LOG)
+    key = rsm.object_key(segment, SegmentFile.LOG)
     return DerivedSegment(summary.close(Path(key), settled=True), tuple(events), tuple(newest))
 
 
@@ -79,14 +79,14 @@ def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
 
 
 async def checked_batches(
-    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, chunk_bytes: int
+    rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
 ) -> AsyncIterator[tuple[bytes, list[BatchHeader]]]:
     """The log's bytes in order, each time some whole batches from byte 0 of `data` on.
 
     Raises CorruptSegment at a batch that fails its CRC, or at bytes that are none.
     """
     data, position = b"", 0  # the bytes at hand, and where they begin
-    while more := await _range(rsm, metadata, position + len(data), max(chunk_bytes, len(data))):
+    while more := await _range(rsm, segment, position + len(data), max(chunk_bytes, len(data))):
         data += more
         try:
             headers = list(walk(data))
@@ -106,9 +106,9 @@ async def checked_batches(
 
 
 async def _range(
-    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, start: int, length: int
+    rsm: RemoteStorageManager, segment: StoredSegment, start: int, length: int
 ) -> Content:
     try:
-        return await rsm.fetch_log_segment(metadata, ByteRange(start, start + length))
+        return await rsm.fetch_log_segment(segment, ByteRange(start, start + length))
     except RangeNotSatisfiable:
         return b""

@@ -9,18 +9,18 @@ worked out from it by whoever looks: `archive_health`.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_CONCERN_OFFSETS, ARCHIVE_CONCERNS
 from fetchproxy.runtime.loop import pieces
-from fetchproxy.segments.description import INT64, Fields, decode_document
+from fetchproxy.runtime.retrying import within
+from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ConcernObject, ConcernObjects
 
 log = structlog.get_logger(__name__)
@@ -234,11 +234,8 @@ class ArchiverConcerns:
         """Raises RemoteStorageError; what was not said by then is said by the next call."""
         if not self._unsaid or self._objects is None:
             return
-        try:
-            async with asyncio.timeout(PUBLISH_MAX_S):
-                await self._publish(self._objects)
-        except TimeoutError:
-            raise StorageUnavailable(f"concerns: not said within {PUBLISH_MAX_S} s") from None
+        async with within(PUBLISH_MAX_S, "put of concerns"):
+            await self._publish(self._objects)
 
     async def _publish(self, objects: ConcernObjects) -> None:
         self._stored = await read_concerns(objects, self._stored)
@@ -320,7 +317,7 @@ def encode_concern(one: Finding) -> bytes:
     offsets = {"first_offset": one.first_offset, "last_offset": one.last_offset}
     fields = {"version": VERSION, "what": one.what}
     known = {name: value for name, value in offsets.items() if value is not None}
-    return json.dumps(fields | known, indent=1).encode() + b"\n"
+    return json_document(fields | known)
 
 
 def _decode(raw: bytes, listed: ConcernObject) -> Finding:

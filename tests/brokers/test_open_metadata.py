@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from memory_object_store import MemoryObjectStore
 
 from fetchproxy.archive import metadata_manager
 from fetchproxy.brokers.cluster import Cluster
@@ -10,7 +11,6 @@ from fetchproxy.config.load import load_config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 @pytest.mark.parametrize(

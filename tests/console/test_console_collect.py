@@ -9,6 +9,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from prometheus_client import generate_latest
 from test_console_partitions import TIP, segment
 
@@ -28,7 +29,6 @@ from fetchproxy.observability import metrics
 from fetchproxy.observability.logs import RecentEvents
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.storage.stores.object_store import StoredObject
 from fetchproxy.writing.concerns import ArchiverConcerns, Concern
 

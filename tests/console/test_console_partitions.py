@@ -11,7 +11,7 @@ from fetchproxy.console.status import (
     partition_status,
     with_work,
 )
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
     LogEdges,
     RemoteLogSegmentId,

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 from manager_contract import RemoteStorageManagerContract
+from memory_object_store import MemoryObjectStore
 from storage_contract import ObjectStoreContract
-
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 @pytest.fixture

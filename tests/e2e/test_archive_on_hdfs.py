@@ -15,7 +15,7 @@ from fetchproxy.auditing.faults import VerifyReport
 from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import open_store
 from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
 

@@ -14,7 +14,7 @@ from raw_fetch import RawConnection
 from topic_data import archived_ends, produce
 
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.writing.own_archive import state_metadata_topic
 from lab.kafka import KafkaServer
 

@@ -13,7 +13,8 @@ from retention_segments import TIP, archives, segment
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, cut_offsets, next_plan, without
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.planning import OffsetSpan
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, RemoteLogIndexBuilder

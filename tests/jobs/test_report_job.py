@@ -39,7 +39,7 @@ from fetchproxy.jobs.report import (
     round_ticks,
     table_rows,
 )
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.writing.deletion.retention import Retention

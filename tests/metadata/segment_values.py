@@ -135,7 +135,7 @@ def histories(draw: st.DrawFn) -> list[MetadataEvent]:
 
 
 class PlainTable:
-    """The same as `SegmentTable` with a dict of values: what the rules say, nothing clever."""
+    """The same as `PartitionTable` with a dict of values: what the rules say, nothing clever."""
 
     def __init__(self) -> None:
         self.forget()

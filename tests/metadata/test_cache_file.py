@@ -17,7 +17,7 @@ import pytest
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata import flat_files as cache_file
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import HEADER, CachedEntries, CacheFile
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.description import NewerMetadataVersion
@@ -30,7 +30,7 @@ THIRD = [segment(2, 10, 19), segment(1, 0, 9, DELETING), segment(1, 0, 9, DELETE
 
 
 def known(cached: CachedEntries) -> list[MetadataEvent]:
-    return list(SegmentTable.load(TIP, cached.entries).segments())
+    return list(PartitionTable.load(TIP, cached.entries).segments())
 
 
 def file_at(directory: Path) -> CacheFile:

@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from metadata_contract import State, copied, now, segment, until
 from scripted_store import ScriptedStore
 
@@ -26,7 +27,6 @@ from fetchproxy.segments.object_keys import SegmentFile, collected_metadata_key
 from fetchproxy.segments.records import decode_entry
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 TOPIC_ID = UUID(int=1)
 PARTITIONS = collected_metadata.READ_ALONE_MIN

@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from scripted_store import ScriptedStore
 from segment_values import TIP, segment
 from structlog.testing import capture_logs
@@ -16,7 +17,7 @@ from topic_backing import TopicBacking
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.archiver_positions import decode_positions
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.topic_based import PROBLEMS_KEPT_MAX
 from fetchproxy.model import (
     OFFSET_MAX,
@@ -42,7 +43,6 @@ from fetchproxy.segments.records import (
     encode_entry,
     encode_message,
 )
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from protocol.primitives import decode_uvarint
 
 WHERE = "offset 41"
@@ -125,7 +125,7 @@ def as_entry(said: RemoteLogSegmentMetadata) -> object:
 def as_cache_file(said: RemoteLogSegmentMetadata) -> object:
     """Entries of a file are read many at one go."""
     entries = encode_entry(segment(2, 0, 9)) + encode_entry(said)
-    return list(SegmentTable.load(TIP, entries).segments())[-1]
+    return list(PartitionTable.load(TIP, entries).segments())[-1]
 
 
 READERS = [as_message, as_object, as_entry, as_cache_file]
@@ -177,7 +177,7 @@ async def test_such_events_make_no_file_and_end_nothing(topic: str, tmp_path: Pa
                 assert len(manager.problems(TIP)) == starts
                 assert METADATA_UNREADABLE._value.get() == unreadable + 3 * starts
     names = {path.name for path in tmp_path.rglob("*")}
-    assert names <= {"a", "b", "c", "cache", "lock", "committed-offsets"}
+    assert names <= {"a", "b", "c", "cache", ".lock", "committed-offsets"}
 
 
 async def test_of_many_such_events_few_are_kept_and_all_counted() -> None:

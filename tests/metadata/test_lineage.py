@@ -12,6 +12,7 @@ from uuid import UUID
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.lineage import (
     EpochEnd,
     end_offset_for,
@@ -20,7 +21,7 @@ from fetchproxy.metadata.lineage import (
     lineage_of,
     merged_end_offset,
 )
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,

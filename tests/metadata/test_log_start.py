@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_object_store import MemoryObjectStore
 from metadata_contract import TIP, copied, now, segment
 from scripted_store import ScriptedStore
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED

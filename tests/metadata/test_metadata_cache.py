@@ -101,7 +101,7 @@ def test_a_deleted_partition_is_no_lost_file(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path), pytest.raises(ConfigError, match="another fetchproxy"):
+    with MetadataCache(tmp_path), pytest.raises(ConfigError, match="another process uses it"):
         MetadataCache(tmp_path).__enter__()
     with MetadataCache(tmp_path):
         pass

@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,

@@ -155,7 +155,7 @@ FAULTS = {
     "segmentSizeInBytes": changed(80, "ff"),
     "remoteLogState: 4 is no RemoteLogSegmentState": changed(88, "04"),
     "hasAbortedTxns": changed(89, "02"),
-    "copiedEndOffset is 1, below endOffset 1999": changed(90, "0000000000000001"),
+    "copiedEndOffset is 1, below 1999": changed(90, "0000000000000001"),
     "8 bytes behind the last field": b"\x00\x01" + VERSION_1 + bytes(8),
     "segmentId": b"\x00\x01" + VERSION_1[:10],
 }

@@ -1,4 +1,4 @@
-"""Packed rows against a plain list of the same segments."""
+"""Segments in columns against a plain list of the same ones."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata import columns as segment_rows
 from fetchproxy.metadata.columns import SegmentExtent, SegmentRows
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
 from tests.metadata.segment_values import TIP, any_segments, segment
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few segments are already several blocks."""
-    monkeypatch.setattr(segment_rows, "BLOCK_ROWS_MAX", 4)
 
 
 @st.composite
@@ -131,16 +124,20 @@ def test_a_change_leaves_the_old_sequence_alone(
     assert list(SegmentRows.of(TIP, old)) == old
 
 
-def test_blocks_are_full_or_about_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row too many must not leave a block of its own behind, over and over."""
-    monkeypatch.setattr(segment_rows, "BLOCK_ROWS_MAX", 10)
-    rows = SegmentRows.of(TIP, [segment(n, n, n) for n in range(31)])
-    assert [len(block.ends) for block in rows._blocks] == [7, 8, 8, 8]
-    for n in range(31, 45):
-        rows = rows.appended(segment(n, n, n))
-    assert [len(block.ends) for block in rows._blocks] == [7, 8, 8, 10, 10, 2]
-    rows = rows.replaced(15, 15, [segment(99, 15, 15)])
-    assert [len(block.ends) for block in rows._blocks] == [7, 8, 9, 10, 10, 2]
+def test_two_that_go_on_from_one_sequence_do_not_see_each_other() -> None:
+    rows = SegmentRows.of(TIP, [segment(1, 0, 9)])
+    one, other = (rows.appended(segment(n, 10, 19)) for n in (2, 3))
+    assert list(rows) == [segment(1, 0, 9)]
+    assert list(one) == [segment(1, 0, 9), segment(2, 10, 19)]
+    assert list(other) == [segment(1, 0, 9), segment(3, 10, 19)]
+
+
+def test_what_retention_takes_does_not_keep_its_memory() -> None:
+    rows = SegmentRows.of(TIP, [segment(n, n, n) for n in range(1000)])
+    for n in range(1000, 5000):
+        rows = rows.replaced(0, 1).appended(segment(n, n, n))
+    assert [s.start_offset for s in rows] == list(range(4000, 5000))
+    assert len(rows._columns) <= 2001
 
 
 @given(disjoint())
@@ -157,11 +154,10 @@ def test_leader_epochs_in_the_order_of_the_log(plain: list[RemoteLogSegmentMetad
     every = [entry for s in plain for entry in s.segment_leader_epochs]
     taken = list(SegmentRows.of(TIP, plain).leader_epochs())
     assert newer(taken) == newer(every)
-    assert len(taken) <= 2 * -(-len(plain) // 4) + 2
+    assert len(taken) <= len(every)
 
 
 def test_segments_of_one_leader_keep_its_epochs_once() -> None:
     rows = SegmentRows.of(TIP, [segment(2 * n, n, n) for n in range(4)])
-    (block,) = rows._blocks
-    assert len(block.pool) == 1
+    assert len(rows._columns.pool.packed) == 1
     assert [s.segment_leader_epochs for s in rows] == [(EpochStart(0, n),) for n in range(4)]

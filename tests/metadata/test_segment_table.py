@@ -11,16 +11,23 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata import catalogue as segment_table
-from fetchproxy.metadata.catalogue import SegmentTable
-from fetchproxy.metadata.columns import compact
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import PartitionTable, build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
+    LogHistory,
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
 from fetchproxy.segments.description import NewerMetadataVersion
-from fetchproxy.segments.records import LogStartOffset, MetadataEvent, encode_entry, framed
+from fetchproxy.segments.records import (
+    LogStartOffset,
+    MetadataEvent,
+    compact,
+    encode_entry,
+    framed,
+)
+from tests.metadata.plain_view import plain_view
 from tests.metadata.segment_values import (
     DELETED,
     DELETING,
@@ -29,13 +36,14 @@ from tests.metadata.segment_values import (
     TIP,
     PlainTable,
     histories,
+    log_histories,
     segment,
 )
 
 STATES = (STARTED, FINISHED, DELETING, DELETED)
 
 
-def check_same(table: SegmentTable, plain: PlainTable) -> None:
+def check_same(table: PartitionTable, plain: PlainTable) -> None:
     known = plain.segments.values()
     assert list(table.segments()) == sorted(
         known, key=lambda s: (s.start_offset, s.segment_id.id.bytes)
@@ -44,7 +52,7 @@ def check_same(table: SegmentTable, plain: PlainTable) -> None:
     assert table.deletion == plain.deletion
     for each in known:
         assert table.known(each) == each
-    assert_same_view(table.view(4.0, {7}), build_view(TIP, known, 4.0, {7}, plain.raised_log_start))
+    assert_same_view(table.view(4.0, {7}), plain_view(TIP, known, 4.0, {7}, plain.raised_log_start))
 
 
 def assert_same_view(mine: PartitionView, expected: PartitionView) -> None:
@@ -55,13 +63,25 @@ def assert_same_view(mine: PartitionView, expected: PartitionView) -> None:
         assert getattr(mine, name) == getattr(expected, name)
 
 
+@given(histories(), log_histories, st.integers(0, 90), st.sets(st.integers(0, 90), max_size=2))
+def test_a_view_of_what_a_person_has_said(
+    events: list[MetadataEvent], history: LogHistory, start: int, unreadable: set[int]
+) -> None:
+    plain = PlainTable()
+    for event in events:
+        plain.apply(event)
+    known = [*plain.segments.values()]
+    mine = build_view(TIP, known, 4.0, unreadable, start, history)
+    assert_same_view(mine, plain_view(TIP, known, 4.0, unreadable, start, history))
+
+
 def written(events: list[MetadataEvent]) -> bytes:
     return b"".join(map(encode_entry, events))
 
 
 @given(histories())
 def test_a_table_knows_what_a_dict_knows(history: list[MetadataEvent]) -> None:
-    table, plain = SegmentTable(TIP), PlainTable()
+    table, plain = PartitionTable(TIP), PlainTable()
     for event in history:
         before = table.view(1.0)
         segments = list(before.segments)
@@ -74,18 +94,18 @@ def test_a_table_knows_what_a_dict_knows(history: list[MetadataEvent]) -> None:
 def test_so_does_one_that_is_loaded_from_what_was_written(
     history: list[MetadataEvent], data: st.DataObject
 ) -> None:
-    table, plain = SegmentTable(TIP), PlainTable()
+    table, plain = PartitionTable(TIP), PlainTable()
     taken = [event for event in history if table.apply(event)]
     for event in taken:
         plain.apply(event)
-    check_same(SegmentTable.load(TIP, written(taken)), plain)
+    check_same(PartitionTable.load(TIP, written(taken)), plain)
     once = compact(written(taken), TIP, "a file")
     assert compact(once, TIP, "a file") == once
-    check_same(SegmentTable.load(TIP, once), plain)
+    check_same(PartitionTable.load(TIP, once), plain)
     # A compaction at any time in between changes nothing.
     cut = data.draw(st.integers(0, len(taken)))
     twice = compact(written(taken[:cut]), TIP, "a file") + written(taken[cut:])
-    check_same(SegmentTable.load(TIP, compact(twice, TIP, "a file")), plain)
+    check_same(PartitionTable.load(TIP, compact(twice, TIP, "a file")), plain)
 
 
 @st.composite
@@ -109,7 +129,7 @@ def test_events_that_are_read_again_change_nothing_in_the_end(
     history: list[MetadataEvent], data: st.DataObject
 ) -> None:
     """As after a crash: the file has more than what was committed."""
-    table = SegmentTable(TIP)
+    table = PartitionTable(TIP)
     assert all([table.apply(event) for event in history])
     known, view = list(table.segments()), table.view(1.0)
     for event in history[data.draw(st.integers(0, len(history))) :]:
@@ -125,7 +145,7 @@ def finished(count: int) -> list[RemoteLogSegmentMetadata]:
 def test_the_usual_file_is_taken_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a cold start would take ten times as long, and nothing would say so."""
     monkeypatch.setattr(
-        SegmentTable, "_insert_many", lambda _, segments: len(segments) == 0 or 1 / 0
+        PartitionTable, "_insert_many", lambda _, segments: len(segments) == 0 or 1 / 0
     )
     segments = finished(700)
     copying = [segment(900, 8000, 8001, STARTED), segment(901, 8000, 8001, DELETING)]
@@ -133,13 +153,13 @@ def test_the_usual_file_is_taken_in_columns(monkeypatch: pytest.MonkeyPatch) -> 
     start = LogStartOffset(TIP, 0, 0)
     entries = compact(written([*segments, *copying, start, clipped]), TIP, "a file")
     monkeypatch.setattr(segment_table, "compact", None)
-    table = SegmentTable.load(TIP, entries)
+    table = PartitionTable.load(TIP, entries)
     assert list(table.view(0.0).segments) == [*segments, clipped]
     assert list(table.view(0.0).unfinished) == copying
 
 
 def test_an_old_attempt_cannot_come_back() -> None:
-    table = SegmentTable(TIP)
+    table = PartitionTable(TIP)
     for state in STATES:
         assert table.apply(segment(1, 0, 9, state))
     assert not table.apply(segment(1, 0, 9, FINISHED))
@@ -147,7 +167,7 @@ def test_an_old_attempt_cannot_come_back() -> None:
 
 
 def test_a_segment_is_known_by_id_and_start() -> None:
-    table = SegmentTable(TIP)
+    table = PartitionTable(TIP)
     for state in (STARTED, FINISHED):
         table.apply(segment(1, 10, 19, state))
     assert table.known(segment(1, 10, 12)) == segment(1, 10, 19)
@@ -156,7 +176,7 @@ def test_a_segment_is_known_by_id_and_start() -> None:
 
 
 def test_deleting_the_partition_leaves_a_new_one() -> None:
-    table = SegmentTable(TIP)
+    table = PartitionTable(TIP)
     events: list[MetadataEvent] = [
         segment(1, 0, 9, STARTED),
         segment(1, 0, 9),
@@ -165,7 +185,7 @@ def test_deleting_the_partition_leaves_a_new_one() -> None:
     events += [RemotePartitionDeleteMetadata(TIP, state, 2) for state in RemotePartitionDeleteState]
     assert all(table.apply(event) for event in events)
     assert compact(written(events), TIP, "a file") == b""
-    assert table.view(0.0) == SegmentTable(TIP).view(0.0)
+    assert table.view(0.0) == PartitionTable(TIP).view(0.0)
     assert table.deletion is None
     assert table.apply(segment(2, 0, 4, STARTED))
 
@@ -173,19 +193,19 @@ def test_deleting_the_partition_leaves_a_new_one() -> None:
 def test_what_cannot_be_read_is_named() -> None:
     good = encode_entry(segment(1, 0, 9))
     with pytest.raises(NewerMetadataVersion, match="version 2 was written by a newer"):
-        SegmentTable.load(TIP, good + framed(b"\x00\x02" + bytes(90)))
+        PartitionTable.load(TIP, good + framed(b"\x00\x02" + bytes(90)))
     with pytest.raises(CorruptSegment, match="orders-3, entry at byte 89: not whole"):
-        SegmentTable.load(TIP, good + good[:-1])
+        PartitionTable.load(TIP, good + good[:-1])
     wrong = segment(2, 10, 19)
     bad = encode_entry(wrong).replace(bytes([0, 0, 0, 0, 0, 0, 0, 19]), b"\xff" * 8)
     with pytest.raises(CorruptSegment, match="field endOffset"):
-        SegmentTable.load(TIP, good + bad)
+        PartitionTable.load(TIP, good + bad)
 
 
 def test_version_0_is_loaded() -> None:
     new = encode_entry(segment(3, 0, 9))[3:]
     old = framed(b"\x00\x00" + new[:-18] + (103).to_bytes(4, "big") + b"\x01")
     both = compact(old + encode_entry(segment(4, 10, 19)), TIP, "a file")
-    loaded = SegmentTable.load(TIP, both).view(0.0).segments
+    loaded = PartitionTable.load(TIP, both).view(0.0).segments
     assert list(loaded) == [segment(3, 0, 9), segment(4, 10, 19)]
     assert loaded[0].segment_id.id == UUID(int=3)

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_object_store import MemoryObjectStore
 from metadata_contract import TIP, DeleteState, deletion, now
 
 from fetchproxy.config.schema import MetadataConfig
@@ -16,7 +17,6 @@ from fetchproxy.model import RemotePartitionDeleteMetadata
 from fetchproxy.segments.description import decode_partition_deletion, encode_partition_deletion
 from fetchproxy.segments.object_keys import partition_deletion_key
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 MARKED = deletion(DeleteState.DELETE_PARTITION_MARKED, at_ms=5)
 

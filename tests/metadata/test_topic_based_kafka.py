@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from metadata_contract import OTHER, TIP, State, copied, now, segment
 from scripted_metadata_log import ScriptedMetadataLog
 from scripted_store import ScriptedStore
@@ -18,7 +19,6 @@ from fetchproxy.config.schema import ClusterConfig, MetadataConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 from memory_metadata_log import MemoryMetadataLog
+from memory_object_store import MemoryObjectStore
 from metadata_contract import OTHER, TIP, DeleteState, State, now, segment
 from topic_backing import PARTITIONS, Manager
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata import flat_files as kept_events
-from fetchproxy.metadata.catalogue import SegmentTable
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import COMMITTED
 from fetchproxy.metadata.topic_based import metadata_partition
 from fetchproxy.model import (
@@ -30,7 +31,6 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.records import LogStartOffset, MetadataEvent, encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 SEEDS = range(40)
 TIPS = (TIP, OTHER)
@@ -69,7 +69,7 @@ def _segment(rng: random.Random, tip: TopicIdPartition) -> RemoteLogSegmentMetad
 
 def replayed(sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
     """By the tables alone, from the first event on."""
-    tables = {tip: SegmentTable(tip) for tip in TIPS}
+    tables = {tip: PartitionTable(tip) for tip in TIPS}
     for event in sent:
         tables[event.topic_id_partition].apply(event)
     return {

@@ -32,7 +32,6 @@ from protocol.record_batch import (
     cut,
     first_record_at_or_after,
     walk,
-    whole_batches_end,
 )
 
 CODECS = (0, 1, 2, 3, 4)
@@ -141,7 +140,6 @@ def test_walk_gives_whole_batches_only(log: list[bytes], junk: int, data: st.Dat
     assert [h.position - junk for h in headers] == fit[:-1]
     assert all(a.end == b.position for a, b in pairwise(headers))
     assert all(check_crc(buf, h) for h in headers)
-    assert whole_batches_end(buf, junk) == junk + fit[-1]
     assert list(walk(lead + whole, junk, junk + end)) == headers
     assert list(walk(memoryview(bytearray(buf)), junk)) == headers
 
@@ -206,19 +204,16 @@ def test_nonsense_is_malformed(at: int, raw: bytes) -> None:
     with pytest.raises(MalformedMessage):
         list(walk(buf))
     with pytest.raises(MalformedMessage):
-        whole_batches_end(buf)
-    with pytest.raises(MalformedMessage):
         cut(buf, 1, 1 << 20, min_one=True)
     if at < 17:
         with pytest.raises(MalformedMessage):
-            whole_batches_end(buf[: len(good) + 20])
+            list(walk(buf[: len(good) + 20]))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_raises_only_wire_errors(junk: bytes) -> None:
     for look in (
         lambda: list(walk(junk)),
-        lambda: whole_batches_end(junk),
         lambda: cut(junk, 0, 100, True),
     ):
         with contextlib.suppress(WireError):

@@ -10,6 +10,7 @@ from random import Random
 
 from faulty_store import Faults, FaultyObjectStore
 from generated_archive import Batch, make_batch, random_tip, store_segment
+from memory_object_store import MemoryObjectStore
 
 from fetchproxy.config.schema import KiB, MetadataConfig, RemoteFetchConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -18,7 +19,6 @@ from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgator
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 BATCH_BYTES = 1000
 BATCH_OFFSETS = 10

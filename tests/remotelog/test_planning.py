@@ -11,7 +11,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,

@@ -18,8 +18,8 @@ from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.options import parse_options
 from fetchproxy.segments.description import encode_segment
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.registry import open_object_store, open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+from fetchproxy.storage.stores.registry import open_object_store
 from lab.s3 import S3Server
 
 SEGMENTS = READ_ALONE_MIN

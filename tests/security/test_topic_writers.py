@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from secured_clients import as_user
 from structlog.testing import capture_logs
 
@@ -16,7 +17,6 @@ from fetchproxy.brokers.topic_writers import Acl, own_principal, writers
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from lab.kafka import KafkaServer
 from lab.secured_kafka import SecuredKafka
 

@@ -9,7 +9,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.errors import CorruptSegment, OffsetNotArchived
+from fetchproxy.errors import CorruptSegment
 from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
@@ -132,33 +132,6 @@ def test_round_trip_and_lookup_agree_with_the_batches(
     index.check_covers(headers[-1].last_offset, index.size_bytes)
     with pytest.raises(CorruptSegment, match="ends with offset"):
         index.check_covers(headers[-1].last_offset + 1, index.size_bytes)
-
-
-@given(batches(), st.integers(1, 20_000), st.data())
-def test_position_for_offset(
-    headers: list[BatchHeader], interval: int, data: st.DataObject
-) -> None:
-    index = RemoteLogIndex.parse(built(headers, interval))
-    last = headers[-1].last_offset
-    offset = data.draw(st.integers(max(0, headers[0].base_offset - 2), last))
-    span = index.position_for_offset(offset)
-    batch = next(h for h in headers if h.last_offset >= offset)
-    start = sum(h.size for h in headers[: headers.index(batch)])
-    assert span.position <= start < span.end
-    with pytest.raises(OffsetNotArchived):
-        index.position_for_offset(last + 1)
-
-
-@given(batches(), st.integers(1, 20_000), st.integers(-2, 10_001))
-def test_first_span_with_timestamp(headers: list[BatchHeader], interval: int, ts: int) -> None:
-    index = RemoteLogIndex.parse(built(headers, interval))
-    span = index.first_span_with_timestamp(ts)
-    batch = next((h for h in headers if h.max_timestamp >= ts), None)
-    if batch is None:
-        assert span is None
-    else:
-        assert span is not None
-        assert span.first_offset <= batch.base_offset <= span.last_offset
 
 
 @given(batches(), st.integers(1, 2_000), st.data())

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from metadata_contract import TIP, copied, segment
 from scripted_store import ScriptedStore
 
@@ -18,7 +19,6 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.relay import archived_topics as archived_knowledge
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 NEVER = UUID(int=404)
 AT_ONCE_S = 0.2

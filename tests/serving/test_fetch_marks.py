@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from fetch_entries import entry
 
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
     LogEdges,
     RemoteLogSegmentId,

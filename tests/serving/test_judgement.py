@@ -9,7 +9,8 @@ from fetch_entries import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     LogEdges,
     RemoteLogSegmentId,

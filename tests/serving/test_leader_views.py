@@ -6,8 +6,9 @@ import asyncio
 from uuid import UUID
 
 from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.leader_views import LeaderEpochEnd, LeaderLog, LeaderViews
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import (
     EpochEnd,

@@ -19,6 +19,7 @@ from kafka.protocol.consumer.offsets import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
+from memory_object_store import MemoryObjectStore
 from metadata_contract import State, copied, segment
 from scripted_store import ScriptedStore
 from structlog.testing import capture_logs
@@ -41,7 +42,6 @@ from fetchproxy.serving.relay.archive_starts import ArchiveStarts
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from protocol.headers import peek_request_header
 
 ARCHIVED, NEVER, HIDDEN, LOST = "archived", "never", "hidden", "lost"

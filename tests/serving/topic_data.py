@@ -14,7 +14,7 @@ from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import open_store
 
 Position = tuple[int, int]  # partition, offset
 

@@ -10,12 +10,12 @@ from random import Random
 from broker import SimulatedCluster
 from broker_log import SimulatedLog
 from memory_metadata_log import MemoryMetadataLog
+from memory_object_store import MemoryObjectStore
 from network import SimulatedNetwork
 from session_scenario import draw_conditions, draw_logs
 
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, Config, KiB, MetadataConfig
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.leadership import LeadershipState, SoleLeadership
 
 COPY_MS_MAX = 2_000

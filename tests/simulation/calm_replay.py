@@ -19,6 +19,7 @@ from client_connection import (
 )
 from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
 from generated_archive import make_batch, random_uuid, store_segment
+from memory_object_store import MemoryObjectStore
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from virtual_loop import run_virtual
 
@@ -32,7 +33,6 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.relay.server import GatewayServer
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 BOOTSTRAP = ("127.0.0.1", 9192)
 BATCH_BYTES = 1_000

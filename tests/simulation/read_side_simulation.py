@@ -18,6 +18,7 @@ from generated_archive import (
     random_tip,
     store_partition,
 )
+from memory_object_store import MemoryObjectStore
 from virtual_loop import START_S, run_virtual
 
 from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
@@ -27,7 +28,6 @@ from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import CompletionReason, RemoteReadRequest, RemoteReadResult
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 FAULTS_END_S = START_S + 120
 # After the faults every reader must be done within this: back-off, hung attempts, then reading.

@@ -22,6 +22,7 @@ from broker import SimulatedCluster
 from broker_log import SimulatedLog
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
 from generated_archive import random_uuid, store_segment
+from memory_object_store import MemoryObjectStore
 from network import NetworkLoop, SimulatedNetwork
 from session_scenario import draw_conditions, draw_config, draw_logs, draw_start
 from session_world import STALL_S_MAX, World
@@ -39,7 +40,6 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.relay.server import GatewayServer
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
 # After the faults everybody must be done within this: hung reads, back-off, then reading.

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from broker import SimulatedCluster
 from calm_replay import whole_logs
+from memory_object_store import MemoryObjectStore
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from virtual_loop import run_virtual
 
@@ -22,7 +23,6 @@ from fetchproxy.serving.relay.archived_topics import (
     TopicsOfConnection,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 LOOKS = 10
 

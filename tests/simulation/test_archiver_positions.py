@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
+from memory_object_store import MemoryObjectStore
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
@@ -29,7 +30,6 @@ from fetchproxy.metadata.archiver_positions import (
 )
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.published import PublishedPositions
 
 T0, T1 = (TopicIdPartition(UUID(int=7), "t", n) for n in range(2))

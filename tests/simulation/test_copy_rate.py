@@ -10,6 +10,7 @@ import pytest
 from broker import SimulatedCluster
 from calm_replay import BATCH_BYTES, BATCH_OFFSETS, now, whole_logs
 from generated_archive import random_uuid
+from memory_object_store import MemoryObjectStore
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from virtual_loop import run_virtual
 
@@ -17,7 +18,6 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once
 
 PARTITIONS, BATCHES = 4, 250

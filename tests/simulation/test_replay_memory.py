@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from generated_archive import make_batch, random_tip, store_segment
+from memory_object_store import MemoryObjectStore
 from virtual_loop import run_virtual
 
 from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
@@ -30,7 +31,6 @@ from fetchproxy.serving.fetch_answer import (
     encode_topics,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from protocol.fetch import PartitionPatch
 from protocol.primitives import Buffer
 

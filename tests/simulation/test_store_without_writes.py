@@ -18,6 +18,7 @@ from broker import SimulatedCluster
 from broker_log import SimulatedLog
 from calm_replay import BATCH_BYTES, BATCH_OFFSETS, now, whole_logs
 from generated_archive import random_uuid
+from memory_object_store import MemoryObjectStore
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from structlog.testing import capture_logs
 from virtual_loop import run_virtual
@@ -29,7 +30,6 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability import metrics
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.concerns import Concern
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.status import PartitionArchiveStatus

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+from memory_object_store import MemoryObjectStore
 from planted_archive import PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
@@ -20,7 +21,6 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX
 from fetchproxy.serving.standalone.apis.fetch import _in_rotation
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 def api_versions() -> ApiVersionsRequest:

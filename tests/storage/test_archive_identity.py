@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_object_store import MemoryObjectStore
 
 from fetchproxy.errors import (
     ArchiveMismatch,
@@ -26,7 +27,6 @@ from fetchproxy.storage.archive_identity import (
     read_identity,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 0)

@@ -6,6 +6,7 @@ from random import Random
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound
@@ -18,9 +19,11 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import LISTED_AT_ONCE, RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import (
+    LISTED_AT_ONCE,
+    RemoteStorageManager,
+    open_store,
+)
 
 
 def sample(name: str, **labels: str) -> float:

@@ -9,8 +9,9 @@ import pytest
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores.hdfs_location import HdfsLocation
-from fetchproxy.storage.stores.registry import FileLocation, S3Location, open_store, parse_store_url
+from fetchproxy.storage.stores.registry import FileLocation, S3Location, parse_store_url
 
 
 def test_file_urls() -> None:
@@ -104,7 +105,7 @@ def test_who_opens_a_folder_does_not_load_the_clients_of_s3(tmp_path: Path) -> N
         "import sys\n"
         "import fetchproxy.remotelog.store_thread\n"
         "from fetchproxy.config.schema import StoreConfig\n"
-        "from fetchproxy.storage.stores.registry import open_store\n"
+        "from fetchproxy.storage.remote_storage_manager import open_store\n"
         f"open_store({tmp_path.as_uri()!r}, StoreConfig())\n"
         "print([name for name in sys.modules if 'botocore' in name])\n"
     )

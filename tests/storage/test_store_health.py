@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from structlog.testing import capture_logs
 from virtual_loop import run_virtual
 
@@ -15,7 +16,6 @@ from fetchproxy.storage.store_health import (
     StoreOperation,
     WatchedObjectStore,
 )
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 ERROR = StorageUnavailable("refused")
 READ = {"operation": "read"}

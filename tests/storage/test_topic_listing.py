@@ -10,12 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from memory_object_store import MemoryObjectStore
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import partition_folder, uuid_text
 from fetchproxy.storage.listings import Standing, divided, standing, take_topic_objects
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.storage.stores.object_store import StoredObject
 
 TOPIC, TOPIC_ID = "orders", UUID(int=5)

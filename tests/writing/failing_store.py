@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from memory_object_store import MemoryObjectStore
+
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 
 
 class FailingStore(MemoryObjectStore):

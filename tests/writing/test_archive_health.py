@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_object_store import MemoryObjectStore
 from planted_archive import TIP, PlantedArchive, batch
 from prometheus_client import generate_latest
 from retention_world import HOUR_MS, World, turns, virtually
@@ -36,9 +37,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogHistory
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.stores.memory import MemoryObjectStore
+from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores.object_store import StoreClock
-from fetchproxy.storage.stores.registry import open_store
 from fetchproxy.writing.concerns import ON_RECORD, ArchiverConcerns, Concern, Finding, read_concerns
 from fetchproxy.writing.margin import UNLIMITED
 from fetchproxy.writing.partition_watch import PartitionWatch

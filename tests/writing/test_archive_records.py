@@ -6,7 +6,7 @@ import pytest
 from planted_archive import TIP, PlantedArchive, batch
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.writing.published import ArchiveRecords, gap_before, read_finished_offsets
 

@@ -22,13 +22,13 @@ from archive_harness import (
     until_true,
 )
 from confluent_kafka import Producer
+from memory_object_store import MemoryObjectStore
 from test_segment_writer import small_disk
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.mock_cluster import MockCluster

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from retention_segments import TIP, archives, segment
 
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata
 from fetchproxy.writing.deletion.local_retention import trim_target
 from fetchproxy.writing.deletion.retention import Retention, newest_timestamp_ms

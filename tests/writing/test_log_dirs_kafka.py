@@ -18,6 +18,7 @@ from archive_harness import (
 )
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from memory_object_store import MemoryObjectStore
 from planted_log_dir import CLUSTER_ID, plant_log_dir
 
 from fetchproxy.auditing.verify import verify_archive
@@ -27,7 +28,6 @@ from fetchproxy.errors import FetchProxyError, LogTruncated
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.side_files import aborted_in
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.remote_log_manager import open_source
 from fetchproxy.writing.sources.log_dirs import open_log_dir
 from fetchproxy.writing.sources.segment_source import LogGap, Spool

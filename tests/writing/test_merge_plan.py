@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from retention_segments import STARTED, TIP, archives, segment
 
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochStart, RemoteLogSegmentId, RemoteLogSegmentMetadata
 from fetchproxy.writing.deletion.orphans import spare_copies
 from fetchproxy.writing.merging import (

@@ -23,9 +23,8 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from fetchproxy.storage.attached_topics import open_archive
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.storage.stores.registry import open_store
 from fetchproxy.writing.own_archive import OwnArchive, state_metadata_topic
 from lab.kafka import KafkaServer
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from retention_segments import DELETING, FINISHED, STARTED, TIP, archives, segment
 
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
 from fetchproxy.segments.check import epoch_at
 from fetchproxy.writing.deletion.retention import (

@@ -12,7 +12,7 @@ from planted_archive import TIP, batch
 from retention_segments import archives, segment
 from retention_world import HOUR_MS, World, turns, virtually
 
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.storage.stores.object_store import StoreClock
 from fetchproxy.writing.deletion.expirer import (
     STEP_SHARE_MAX,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from archive_harness import Archive, open_archive, wall_clock_ms
+from memory_object_store import MemoryObjectStore
 from planted_archive import TIP, batch
 
 from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile, parse_segment_key
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.copier import SegmentCopier
 from protocol.record_batch import walk
 

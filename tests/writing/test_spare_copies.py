@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from retention_segments import TIP, segment
 
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.writing.deletion.orphans import spare_copies
 

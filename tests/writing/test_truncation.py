@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.lineage import Joint
-from fetchproxy.metadata.partition_view import build_view
 from fetchproxy.model import (
     AbortedTxn,
     EpochStart,

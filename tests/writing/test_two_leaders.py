@@ -22,6 +22,7 @@ from archive_harness import (
     until,
     until_true,
 )
+from memory_object_store import MemoryObjectStore
 from structlog.testing import capture_logs
 from two_archivers import (
     MEETING_COUNT,
@@ -34,10 +35,9 @@ from two_archivers import (
 )
 
 from fetchproxy.auditing.verify import verify_archive
-from fetchproxy.metadata.partition_view import build_view
+from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.description import decode_segment, encode_segment
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"

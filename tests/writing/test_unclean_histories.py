@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 import structlog
+from memory_object_store import MemoryObjectStore
 from planted_archive import TIP
 from unclean_cluster import UncleanCluster, Written
 
@@ -30,7 +31,6 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.memory import MemoryObjectStore
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import PartitionArchiver

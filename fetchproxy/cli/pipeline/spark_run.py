@@ -29,7 +29,7 @@ from fetchproxy.jobs.runner import Failure, OnProgress
 from fetchproxy.jobs.runner import Progress as Done
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import open_session, require_spark
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import open_store
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

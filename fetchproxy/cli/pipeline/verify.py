@@ -18,7 +18,7 @@ from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_err
 from fetchproxy.cli.verify import print_fault, print_summary, with_concerns
 from fetchproxy.config.schema import Config
 from fetchproxy.jobs import verify as job
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import open_store
 
 
 def verify(

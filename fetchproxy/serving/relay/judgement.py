@@ -10,7 +10,8 @@ from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CATCH_OUTCOMES

@@ -13,7 +13,6 @@ from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from fetchproxy.config.schema import StoreConfig
@@ -567,12 +566,7 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def put(self, key: str, content: bytes) -> None:

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 from uuid import uuid4
 
@@ -89,12 +88,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def put(self, key: str, content: bytes) -> None:

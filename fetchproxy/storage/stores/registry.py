@@ -1,4 +1,4 @@
-"""From a store URL to a RemoteStorageManager. The only place that knows every backend."""
+"""From a store URL to an ObjectStore. The only place that knows every backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text, parse_bootstrap
 from fetchproxy.errors import ConfigError
 from fetchproxy.segments.object_keys import normal_prefix
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.hdfs_location import HdfsLocation
 from fetchproxy.storage.stores.object_store import ObjectStore
@@ -66,21 +65,13 @@ def parse_store_url(url: str) -> FileLocation | S3Location | HdfsLocation:
     )
 
 
-def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
-    """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
-
-    It has to be there when it is used: a mistyped place is an error and no empty archive. `create`:
-    what makes one there (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
-    Raises ConfigError.
-    """
-    store, prefix = open_object_store(url, config, create=create)
-    return RemoteStorageManager(store, prefix, must_exist=True)
-
-
 def open_object_store(
     url: str, config: StoreConfig, *, create: bool = False
 ) -> tuple[ObjectStore, str]:
-    """As `open_store`, without a manager: the store, and the prefix of the archive in it."""
+    """The store, not opened yet, and the prefix of the archive in it. Raises ConfigError.
+
+    `create`: a write makes the folder of a `file:` or HDFS store, too.
+    """
     location = parse_store_url(url)
     if isinstance(location, FileLocation):
         return FilesystemObjectStore(location.root, create=create, config=config), ""

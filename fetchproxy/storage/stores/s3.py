@@ -13,7 +13,6 @@ from functools import cache, partial
 from hashlib import md5
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from xml.etree import ElementTree
 
@@ -351,12 +350,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         await self._opened()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def put(self, key: str, content: bytes) -> None:

@@ -5,7 +5,6 @@ partition.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +19,6 @@ from fetchproxy.errors import (
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
-    StorageUnavailable,
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -38,7 +36,8 @@ from fetchproxy.observability.metrics import (
     REMOTE_LOG_METADATA_COUNT,
     REMOTE_LOG_SIZE_BYTES,
 )
-from fetchproxy.segments.description import INT64, Fields, decode_document
+from fetchproxy.runtime.retrying import within
+from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.archive_objects import RetentionObjects
@@ -223,7 +222,7 @@ def encode_announcement(tip: TopicIdPartition, announced: Announcement) -> bytes
         "offset": announced.offset,
         "announced_at_ms": announced.at_ms,
     }
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    return json_document(fields)
 
 
 def decode_announcement(raw: bytes) -> Announcement:
@@ -588,13 +587,8 @@ class Expirer:
 
     async def _within(self, work: Awaitable[T], what: str) -> T:
         """A store that hangs must not hold up the partition's copies for ever."""
-        try:
-            async with asyncio.timeout(self._config.copy_max_ms / 1000):
-                return await work
-        except TimeoutError:
-            raise StorageUnavailable(
-                f"{what}: not done within {self._config.copy_max_ms} ms"
-            ) from None
+        async with within(self._config.copy_max_ms / 1000, what):
+            return await work
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
         await self._put(segment, State.DELETE_SEGMENT_STARTED)

@@ -11,7 +11,8 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
-from fetchproxy.metadata.partition_view import PartitionView, build_view
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
     RemoteLogSegmentMetadata,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -23,7 +22,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
-from fetchproxy.segments.description import Fields, decode_document
+from fetchproxy.segments.description import Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns, Concern
@@ -89,7 +88,7 @@ def encode_cluster_topics(cluster_id: str, topics: ClusterTopics) -> bytes:
         "alive": sorted(map(uuid_text, topics.alive)),
         "gone": sorted(map(uuid_text, topics.gone)),
     }
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    return json_document(fields)
 
 
 def decode_cluster_topics(raw: bytes) -> ClusterTopics:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 import structlog
@@ -54,12 +53,7 @@ class Spool:
         self._take_folder()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._lock is not None and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._lock.close()

@@ -24,7 +24,7 @@ from topic_data import TopicData, archived_ends, produce, trim
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.storage.stores.registry import open_store
+from fetchproxy.storage.remote_storage_manager import open_store
 from lab.kafka_cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka

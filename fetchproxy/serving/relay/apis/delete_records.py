@@ -11,7 +11,7 @@ Where the store fails, the broker has trimmed its log already, and the client ge
 KAFKA_STORAGE_ERROR (or REQUEST_TIMED_OUT, past the request's own time), which admin clients retry:
 the retry finds the broker done and raises the archive's log start. An error of the broker leaves
 the archive as it is. Segments below the log start are not served from then on; the archiver
-(`remote_log.expirer`) deletes their objects. A partition that the archive has not begun to hold
+(`deletion.expirer`) deletes their objects. A partition that the archive has not begun to hold
 gets no mark.
 """
 

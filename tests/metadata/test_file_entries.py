@@ -1,4 +1,4 @@
-"""Entries of a file taken apart in runs, against the same ones read one by one."""
+"""The entries of a flat file: where they are, and which of them still count."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.metadata.columns import Run, Single, compact, split_entries
 from fetchproxy.model import (
+    EpochStart,
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
 from fetchproxy.segments.description import NewerMetadataVersion
 from fetchproxy.segments.records import (
+    EPOCHS_AT,
+    HEAD_FIELDS,
+    SEGMENT_EPOCH,
+    SEGMENT_HEAD,
+    SEGMENT_TAIL,
+    TAIL_FIELDS,
     LogStartOffset,
     MetadataEvent,
+    compact,
     decode_entry,
     encode_entry,
     framed,
+    walk_entries,
 )
 from protocol.primitives import decode_uvarint
 from tests.metadata.segment_values import (
@@ -42,33 +50,31 @@ def one_by_one(entries: bytes) -> list[MetadataEvent]:
     return found
 
 
-def in_runs(entries: bytes) -> list[MetadataEvent]:
+def walked(entries: bytes) -> list[MetadataEvent]:
     found: list[MetadataEvent] = []
-    for part in split_entries(entries, "a file"):
-        if isinstance(part, Single):
-            found.append(decode_entry(entries[part.body : part.end], TIP, "a file"))
-            continue
-        for at in part.positions():
-            event = decode_entry(entries[at + part.lead - 2 : at + part.stride], TIP, "a file")
-            assert isinstance(event, RemoteLogSegmentMetadata)
-            assert entries[at + part.state_at] == event.state
-            assert len(event.segment_leader_epochs) == part.epochs
-            found.append(event)
+    for _, body, end, epochs in walk_entries(entries, "a file"):
+        event = decode_entry(entries[body:end], TIP, "a file")
+        if isinstance(event, RemoteLogSegmentMetadata):
+            assert len(event.segment_leader_epochs) == epochs
+            tail_at = end - SEGMENT_TAIL.size
+            head = SEGMENT_HEAD.unpack_from(entries, body + 2)
+            tail = SEGMENT_TAIL.unpack_from(entries, tail_at)
+            said = dict(zip(HEAD_FIELDS + TAIL_FIELDS, head + tail, strict=True))
+            assert said["start_offset"] == event.start_offset
+            assert said["segment_size_bytes"] == event.segment_size_bytes
+            assert said["state"] == event.state
+            packed = SEGMENT_EPOCH.iter_unpack(entries[body + EPOCHS_AT : tail_at])
+            assert [EpochStart(*each) for each in packed] == [*event.segment_leader_epochs]
+        else:
+            assert epochs == -1
+        found.append(event)
     return found
 
 
-@given(st.lists(any_events(), max_size=12), st.data())
-def test_runs_are_the_entries(events: list[MetadataEvent], data: st.DataObject) -> None:
-    repeats = [data.draw(st.integers(1, 4)) for _ in events]
-    entries = b"".join(encode_entry(e) * n for e, n in zip(events, repeats, strict=True))
-    expected = [event for event, n in zip(events, repeats, strict=True) for _ in range(n)]
-    assert in_runs(entries) == one_by_one(entries) == expected
-
-
-def test_equal_entries_are_one_run() -> None:
-    entries = b"".join(encode_entry(segment(n, n, n)) for n in range(9000))
-    parts = list(split_entries(entries, "a file"))
-    assert [part.count for part in parts if isinstance(part, Run)] == [4096, 4096, 808]
+@given(st.lists(any_events(), max_size=12))
+def test_what_is_walked_over_are_the_entries(events: list[MetadataEvent]) -> None:
+    entries = b"".join(map(encode_entry, events))
+    assert walked(entries) == one_by_one(entries) == events
 
 
 @given(st.lists(any_events(), max_size=12), st.data())
@@ -77,11 +83,11 @@ def test_an_entry_that_is_cut_is_named(events: list[MetadataEvent], data: st.Dat
     borders = {len(b"".join(map(encode_entry, events[:n]))) for n in range(len(events) + 1)}
     end = data.draw(st.integers(0, len(entries)))
     if end in borders:
-        assert in_runs(entries[:end]) == one_by_one(entries[:end])
+        assert walked(entries[:end]) == one_by_one(entries[:end])
     else:
         last = max(border for border in borders if border < end)
         with pytest.raises(CorruptSegment, match=f"a file, entry at byte {last}: "):
-            list(split_entries(entries[:end], "a file"))
+            list(walk_entries(entries[:end], "a file"))
 
 
 @given(st.binary(max_size=300))

@@ -10,7 +10,6 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable, RemoteStorageError, too_large
@@ -30,12 +29,7 @@ class MemoryObjectStore(ObjectStore):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def put(self, key: str, content: bytes) -> None:

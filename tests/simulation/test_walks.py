@@ -1,0 +1,116 @@
+"""How many modules one fetch passes, and how often one calls another: a limit to what a reader of
+the code has to follow. Counted in a proxy without faults, of a fetch that has done so before."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+import pytest
+from calm_replay import BATCH_OFFSETS, VERSION, PlainReader, Replay, now, run_replay
+from client_connection import FETCH_RESPONSE, ClientFetchSession, Wanted
+
+from fetchproxy.config.schema import KiB, RemoteFetchConfig
+
+OURS = ("fetchproxy.", "protocol.")
+LIMITS = {"max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
+PARTITION_BYTES = 4 * KiB
+
+
+@dataclass(slots=True)
+class Walk:
+    """`calls`: from one of our modules straight into another one."""
+
+    modules: set[str] = field(default_factory=set)
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def both_ways(self) -> list[tuple[str, str]]:
+        return sorted((a, b) for a, b in self.calls if a < b and (b, a) in self.calls)
+
+    def told(self) -> str:
+        return "\n".join(
+            [
+                f"{len(self.modules)} modules, {self.calls.total()} calls; "
+                f"both ways: {self.both_ways()}",
+                *(f"{n:3} {a} -> {b}" for (a, b), n in self.calls.most_common()),
+            ]
+        )
+
+
+@contextmanager
+def walking(walk: Walk) -> Iterator[None]:
+    seen: set[FrameType] = set()
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_globals.get("__name__", "")
+        # Generators and coroutines that go on are entered again: that is no new call.
+        if event != "call" or not name.startswith(OURS) or frame in seen:
+            return
+        seen.add(frame)
+        walk.modules.add(name)
+        caller = frame.f_back
+        asked_by = "" if caller is None else caller.f_globals.get("__name__", "")
+        if asked_by.startswith(OURS) and asked_by != name:
+            walk.calls[asked_by, name] += 1
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
+    """Of the fifth of a row of fetches, each of which gets records."""
+    log = replay.logs[partition]
+    connection = await PlainReader("walker", [log.tip])._dial()
+    session, position, walk = ClientFetchSession(False), first, Walk()
+    for number in range(5):
+        if log.high_watermark == position:
+            log.write(1)
+            log.replicate(now())
+        wanted = {log.tip: Wanted(position, PARTITION_BYTES)}
+        request, _ = session.request(wanted, VERSION, LIMITS)
+        if number == 4:
+            with walking(walk):
+                answer = await connection.ask(request, FETCH_RESPONSE, VERSION)
+        else:
+            answer = await connection.ask(request, FETCH_RESPONSE, VERSION)
+        size = sum(
+            len(part.records or b"")
+            for topic in answer.message.responses
+            for part in topic.partitions
+        )
+        if not size:  # the first one is caught
+            assert number == 0
+            await asyncio.sleep(1)
+        position += BATCH_OFFSETS * (size // 1_000)
+    await connection.close()
+    return walk
+
+
+def walk_of(partition: int, first: int) -> Walk:
+    found: list[Walk] = []
+
+    async def main(replay: Replay) -> None:
+        found.append(await walk_of_a_fetch(replay, partition, first))
+
+    config = RemoteFetchConfig(chunk_bytes=256 * KiB)
+    run_replay(config, main, partitions=2, batches=200, tail_batches=1)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("partition", "first", "modules_max", "calls_max"),
+    [(1, 0, 17, 59), (0, 0, 43, 196)],
+    ids=["tail", "archive"],
+)
+def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max: int) -> None:
+    walk = walk_of(partition, first)
+    assert len(walk.modules) <= modules_max, walk.told()
+    assert walk.calls.total() <= calls_max, walk.told()
