@@ -9,7 +9,7 @@ from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import at_once, breathe, each_of, in_steps
-from fetchproxy.serving.admission import Client, ConnectionPace, ConnectionTurn
+from fetchproxy.serving.admission import Client
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     EncodedTopics,
@@ -59,12 +59,10 @@ class FetchConnection:
         self.shared = shared
         self.clock = shared.archive.clock
         self.steps = shared.archive.purgatory.steps
-        self.answers = shared.admission.answers
         self.mirror = FetchSessionMirror(shared.new_session_id)
         self.judging = FetchJudging(shared, session.spawn, session.node_id)
         self.tail = TailMarks(shared, self.judging)
-        self.pace = ConnectionPace(shared.admission.rates, lambda: session.payer)
-        self.turn = ConnectionTurn(shared.admission.turns)
+        self.share = shared.admission.share(lambda: session.payer)
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0
@@ -198,8 +196,8 @@ class ServedFetch:
             while not await self._answer(split):
                 split = await on.split()
         finally:
-            on.turn.give_back()
-        await on.pace.pause()  # nothing of the answer is held any more
+            on.share.to_store()
+        await on.share.pay()
 
     async def _answer(self, split: Split) -> bool:
         """False: nothing was answered yet, and who is to be asked has changed."""
@@ -210,19 +208,18 @@ class ServedFetch:
         if held is not None:
             split = await on.split()
         await on.judging.still_held(split.judging)
-        side = self._remote_side(on.pace.owed_s())
+        side = self._remote_side(on.share.owed_s())
         alone = self._alone(split)
         patience = self._archive_deadline if alone else self._deadline
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            await on.turn.take(side.asked_bytes(split.withheld), patience)
-            await on.answers.wait_for_room(patience)
+            await on.share.enter(side.asked_bytes(split.withheld), patience)
             await on.steps.begin()
         remote = split.remote.items()
         side.watch((item for item in remote if not held or item[1] not in held), patience)
         if not side.ready:
-            on.turn.give_back()
+            on.share.to_store()
         await breathe(len(split.remote))
         try:
             poll = await self._poll_upstream(split, side.ready)
@@ -244,7 +241,7 @@ class ServedFetch:
     def _remote_side(self, owed_s: float) -> RemoteSide:
         shared, request = self._on.shared, self._request
         most = min(request.bytes_max, shared.limits.answer_bytes_max)
-        bytes_max = shared.admission.rates.room(most)
+        bytes_max = self._on.share.reads_max(most)
         purgatory = shared.archive.purgatory
         return RemoteSide(
             purgatory, request, self._on.mirror.asked, self._client, bytes_max, owed_s
@@ -388,11 +385,11 @@ class ServedFetch:
         """
         answers = await self._gather(split, side)
         left = self._request.bytes_max - poll.answer.frame_bytes
-        room = min(left, MERGED_BYTES_MAX, self._on.answers.room())
+        room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
         answers = await self._named(answers, AnswerRoom(room, first_whole=False))
         isolation = IsolationLevel(self._request.isolation_level)
         injected = await in_steps(encode_topics(self._request.version, isolation, answers))
-        self._on.pace.spend(sum(a.size for a in answers), told=False)
+        self._on.share.charge(sum(a.size for a in answers), told=False)
         side.forget()
         marks = self._on.judging.marks.marks
         withheld = False
@@ -422,7 +419,7 @@ class ServedFetch:
             done,
             withhold,
         )
-        with self._on.answers.taking(injected.pieces):
+        with self._on.share.sending(injected.pieces):
             self._on.session.link_go_on()
             await poll.done.wait()
         self._on.parked = None
@@ -440,11 +437,10 @@ class ServedFetch:
         if self._kind.lists_all and not alone:
             rest = [key for key in self._on.mirror.asked if key not in split.withheld]
             of_tail = await self._on.tail.answers(rest)
-        budget = self._on.answers
-        room = self._on.shared.admission.rates.room(min(self._request.bytes_max, budget.room()))
-        answers = await self._named(answers, AnswerRoom(room, first_whole=not budget.full))
+        room, first_whole = self._on.share.room(self._request.bytes_max)
+        answers = await self._named(answers, AnswerRoom(room, first_whole=first_whole))
         self._on.cut_short &= not any(answer.records for answer in answers)
-        owed_ms = self._on.pace.spend(sum(a.size for a in answers), told=alone)
+        owed_ms = self._on.share.charge(sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_own_answer()
         isolation = IsolationLevel(self._request.isolation_level)
@@ -459,5 +455,5 @@ class ServedFetch:
         )
         del answers, every, topics
         side.forget()
-        with budget.taking(pieces) as pieces:
+        with self._on.share.sending(pieces) as pieces:
             await self._on.session.write_as_taken(pieces)

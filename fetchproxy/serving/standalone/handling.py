@@ -12,7 +12,7 @@ from typing import Any
 from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.serving.admission import Admission, Client, ConnectionPace, ConnectionTurn
+from fetchproxy.serving.admission import Admission, Client, Share
 from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
@@ -57,8 +57,7 @@ class Request:
     client_id: str
     client_host: str
     user: User
-    pace: ConnectionPace
-    turn: ConnectionTurn
+    share: Share
     host: str
     port: int
 

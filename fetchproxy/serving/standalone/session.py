@@ -18,7 +18,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
 )
-from fetchproxy.serving.admission import ConnectionPace, ConnectionTurn, host_of
+from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.session import ClientSession, SessionOwner
 from fetchproxy.serving.standalone.apis import api_versions, sasl
@@ -65,8 +65,7 @@ class StandaloneSession(ClientSession):
         self._logins = logins
         self._advertised = advertised
         self._host, self._port = "", 0  # both set when the client is there
-        self._rate = ConnectionPace(parts.admission.rates, lambda: self.payer)
-        self._turn = ConnectionTurn(parts.admission.turns)
+        self._share = parts.admission.share(lambda: self.payer)
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._answering = False  # an answer is being taken
@@ -113,7 +112,7 @@ class StandaloneSession(ClientSession):
             request = self._request(payload)
             del payload
             pieces = await self._answer(request)
-            with self._parts.admission.answers.taking(pieces) as pieces:
+            with self._share.sending(pieces) as pieces:
                 self._answering = True
                 await self.write_as_taken(pieces)
             del request, pieces
@@ -125,9 +124,9 @@ class StandaloneSession(ClientSession):
         except _UserGone as gone:
             self.close("user_changed", user=str(gone))
         finally:
-            self._turn.give_back()
+            self._share.to_store()
             self.heard, self._answering = True, False
-        await self._rate.pause()
+        await self._share.pay()
         if self._ended:
             self.close()
 
@@ -140,8 +139,7 @@ class StandaloneSession(ClientSession):
             client_id(payload, head),
             self.client_host,
             self._user(),
-            self._rate,
-            self._turn,
+            self._share,
             self._host,
             self._port,
         )
