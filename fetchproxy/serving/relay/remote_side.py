@@ -144,10 +144,10 @@ def judged_answer(
     """
     if judgement.verdict is Verdict.PASS_ON:
         return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
-    marks = watermarks(judgement.tip)
     if judgement.verdict is Verdict.REFUSED:
         lost = OffsetLost(f"{judgement.tip}: offset {offset} is in neither tier")
-        return PartitionAnswer(key, marks, kafka_error_code(lost))
+        return PartitionAnswer(key, watermarks(judgement.tip), kafka_error_code(lost))
     if judgement.verdict is Verdict.END:
-        return PartitionAnswer(key, PartitionPatch(offset, offset, marks.log_start_offset))
+        log_start = watermarks(judgement.tip).log_start_offset
+        return PartitionAnswer(key, PartitionPatch(offset, offset, log_start))
     return None
