@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,29 @@ def test_only_print_tools_print() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "print" or name_of(path) in allowed, name_of(path)
+
+
+def imports(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """Of our own modules, wherever the line stands: also for type checkers alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from (name for name in names if modules.get(name, path) != path)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(Path(name_of(path)).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Also inside a package, and where only the type checker reads the import."""
+    modules = {module_of(path): path for path in SOURCES}
+    graph = {module: set(imports(path, modules)) for module, path in modules.items()}
+    assert sum(map(len, graph.values())) > len(modules)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import cast
+from typing import NamedTuple, cast
 
 from cachetools import LRUCache
 
+from fetchproxy.config.schema import Config
 from fetchproxy.observability.metrics import (
     ANSWERS_BYTES,
     CLIENT_THROTTLE_SECONDS,
@@ -333,3 +334,74 @@ class ConnectionPace:
         if pause_s:
             await asyncio.sleep(pause_s)
             self._waited = pause_s < PAUSE_MAX_S
+
+
+class Admission(NamedTuple):
+    """What one process has of all three, for all its connections."""
+
+    answers: AnswerBudget
+    turns: AnswerTurns
+    rates: ClientRates
+
+    def share(self, payer: Callable[[], str]) -> Share:
+        """Of one connection; `payer`: as of ConnectionPace."""
+        return Share(self, payer)
+
+
+class Share:
+    """One connection's, which has one fetch at a time.
+
+    A fetch asks what it `owes`. Where it may have something of the archive it may `enter`: that is
+    its turn, and there is memory for its answer. Once it has to wait for the store it lets others
+    go on (`to_store`). What it was given is charged as it is `sending`, and it ends with `pay`.
+    """
+
+    __slots__ = ("_admission", "_pace", "_turn")
+
+    def __init__(self, admission: Admission, payer: Callable[[], str]) -> None:
+        self._admission = admission
+        self._pace = ConnectionPace(admission.rates, payer)
+        self._turn = ConnectionTurn(admission.turns)
+
+    def owed_s(self) -> float:
+        """At the begin of a fetch: for so long it may have nothing of the archive."""
+        return self._pace.owed_s()
+
+    def reads_max(self, bytes_max: int) -> int:
+        """Of `bytes_max` wanted bytes, what is to be read for one answer."""
+        return self._admission.rates.room(bytes_max)
+
+    async def enter(self, bytes_max: int, deadline: float) -> None:
+        """Waits for a turn, and for memory; from `deadline` (loop time, s) on it goes without."""
+        await self._turn.take(bytes_max, deadline)
+        await self._admission.answers.wait_for_room(deadline)
+
+    def to_store(self) -> None:
+        """The store is waited for, so others may go on; also where nothing was entered."""
+        self._turn.give_back()
+
+    def room(self, bytes_max: int) -> tuple[int, bool]:
+        """For records of an answer, and whether the first batch may be larger."""
+        answers = self._admission.answers
+        return self._admission.rates.room(min(bytes_max, answers.room())), not answers.full
+
+    def charge(self, size_bytes: int, *, told: bool) -> int:
+        """As ConnectionPace.spend."""
+        return self._pace.spend(size_bytes, told=told)
+
+    def sending(self, pieces: Sequence[Buffer]) -> AbstractContextManager[Sequence[Buffer]]:
+        """As AnswerBudget.taking."""
+        return self._admission.answers.taking(pieces)
+
+    async def pay(self) -> None:
+        """Nothing of the answer is held any more: who was told to wait waits here."""
+        await self._pace.pause()
+
+
+def admission_of(config: Config, clock: Callable[[], float]) -> Admission:
+    gateway = config.gateway
+    return Admission(
+        AnswerBudget(gateway.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
+        AnswerTurns(gateway.remote_answer_turns_max, gateway.remote_answer_turn_max_ms / 1000),
+        ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
+    )

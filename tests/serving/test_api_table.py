@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.serving.relay.apis.behaviour import RELAY, Held, Passes, Treatment
 from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS, FETCH, REFUSED, SPECIAL, handling_of
 from fetchproxy.serving.relay.document import document
+from fetchproxy.serving.relay.handling import RELAY, Held, Passes, Treatment
 from protocol.apis import PROXIED_VERSIONS, ApiKey, offered_versions
 from protocol.headers import RequestHead
 

@@ -23,10 +23,10 @@ async def test_what_has_not_changed_is_not_looked_at_again() -> None:
         for _ in range(2):  # the longer way, and what is kept of it
             assert await gate.list_offsets(asked, EARLIEST) == wanted
         gate.store.calls.clear()
-        seen = gate.parts.rlmm.view(tip_of(7))
-        with patch.object(gate.parts.views, "settled", side_effect=AssertionError):
+        seen = gate.archive.rlmm.view(tip_of(7))
+        with patch.object(gate.archive.views, "settled", side_effect=AssertionError):
             assert await gate.list_offsets(asked, EARLIEST) == wanted
-        assert gate.parts.rlmm.view(tip_of(7)) is seen
+        assert gate.archive.rlmm.view(tip_of(7)) is seen
         assert gate.store.calls == []
 
 
@@ -34,7 +34,7 @@ async def test_a_log_start_that_was_raised_is_shown_at_once_by_who_knows_it() ->
     async with gateway(archived=3) as gate:
         asked = {ARCHIVED: range(3)}
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 3, 0, 0)
-        await gate.parts.rlmm.raise_log_start_offset(tip_of(1), 33)
+        await gate.archive.rlmm.raise_log_start_offset(tip_of(1), 33)
         found = await gate.list_offsets(asked, EARLIEST)
         assert found == {**every(ARCHIVED, 3, 0, 0), (ARCHIVED, 1): (0, 33)}
 
@@ -52,8 +52,8 @@ async def test_other_leaders_have_the_archive_held_against_them_again() -> None:
         asked, wanted = {ARCHIVED: range(3)}, every(ARCHIVED, 3, 0, 0)
         for _ in range(2):
             assert await gate.list_offsets(asked, EARLIEST) == wanted
-        settled = gate.parts.views.settled
-        with patch.object(gate.parts.views, "settled", side_effect=settled) as held:
+        settled = gate.archive.views.settled
+        with patch.object(gate.archive.views, "settled", side_effect=settled) as held:
             assert await gate.list_offsets(asked, EARLIEST) == wanted
             assert held.call_count == 0
             gate.cluster.leaders = {0: (2, 4)}
@@ -73,7 +73,7 @@ async def test_a_view_that_is_too_old_is_read_again() -> None:
 
 async def test_what_an_archiver_gathers_first_is_shown() -> None:
     async with gateway(archived=1) as gate:
-        positions = gate.parts.positions
+        positions = gate.archive.positions
         with (
             patch.object(positions, "gathers", lambda topic_id: topic_id == IDS[NEVER]),
             patch.object(positions, "gathered_from", lambda tip: {1: 40, 2: -1}.get(tip.partition)),
@@ -85,7 +85,7 @@ async def test_what_an_archiver_gathers_first_is_shown() -> None:
 # --- before anybody asks ---
 async def test_what_is_archived_is_looked_up_before_anybody_asks() -> None:
     async with gateway(archived=300) as gate:
-        await look_at_archived_topics(gate.parts, asyncio.Event())
+        await look_at_archived_topics(*gate.known, asyncio.Event())
         assert gate.store.count("list") == 1
         gate.store.calls.clear()
         found = await gate.list_offsets({ARCHIVED: range(300)}, EARLIEST)
@@ -102,14 +102,14 @@ async def test_an_outage_puts_the_first_looks_off(monkeypatch: pytest.MonkeyPatc
             setattr(away, name, failures[name])
             tried = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                looking = group.create_task(look_at_archived_topics(gate.parts, tried))
+                looking = group.create_task(look_at_archived_topics(*gate.known, tried))
                 await tried.wait()
                 await asyncio.sleep(0.05)
                 assert not looking.done()
-                assert gate.parts.rlmm.view(tip_of(0)) is None
+                assert gate.archive.rlmm.view(tip_of(0)) is None
                 setattr(away, name, None)
-            gate.parts.rlmm._views._cached.clear()  # type: ignore[attr-defined]
-            gate.parts.rlmm._topic_views._cached.clear()  # type: ignore[attr-defined]
+            gate.archive.rlmm._views._cached.clear()  # type: ignore[attr-defined]
+            gate.archive.rlmm._topic_views._cached.clear()  # type: ignore[attr-defined]
 
 
 async def test_first_looks_end_where_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ async def test_first_looks_end_where_memory_has_enough(monkeypatch: pytest.Monke
         await copied(gate.other, segment(99, 0, BROKER_START - 1, tip=tip_of(0, NEVER)))
         gate.later_s = 60
         with capture_logs() as logged:
-            await look_at_archived_topics(gate.parts, asyncio.Event())
+            await look_at_archived_topics(*gate.known, asyncio.Event())
         assert [entry["event"] for entry in logged] == ["archive_looked_up_in_part"]
-        looked_at = [gate.parts.rlmm.view(tip_of(0, topic)) for topic in (ARCHIVED, NEVER)]
+        looked_at = [gate.archive.rlmm.view(tip_of(0, topic)) for topic in (ARCHIVED, NEVER)]
         assert looked_at.count(None) == 1

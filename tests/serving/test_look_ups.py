@@ -40,7 +40,7 @@ from fetchproxy.serving.relay.answers import HeldAnswer
 from fetchproxy.serving.relay.apis import list_offsets, offset_for_leader_epoch
 from fetchproxy.serving.relay.archive_starts import ArchiveStarts
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from protocol.headers import peek_request_header
 
@@ -107,7 +107,8 @@ class FakeCluster:
 
 @dataclass
 class Gateway:
-    parts: GatewayParts
+    archive: ServedArchive
+    warnings: SparingWarnings
     store: ScriptedStore
     cluster: FakeCluster
     other: StoreBackedRemoteLogMetadataManager  # another process, that archives
@@ -118,6 +119,10 @@ class Gateway:
 
     def clock(self) -> float:
         return asyncio.get_running_loop().time() + self.later_s
+
+    @property
+    def known(self) -> tuple[ServedArchive, Cluster, SparingWarnings]:
+        return self.archive, cast("Cluster", self.cluster), self.warnings
 
     async def list_offsets(
         self, asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
@@ -134,7 +139,7 @@ class Gateway:
 
     async def corrected(self, frame: bytes, told: bytes) -> bytes:
         head = peek_request_header(frame[4:])
-        handler = list_offsets.ListOffsetsHandler(self.parts)
+        handler = list_offsets.ListOffsetsHandler(*self.known)
         return await rewritten(handler.expect(frame, head, head.body_position), told[4:])
 
     async def end_of_epoch(
@@ -178,7 +183,8 @@ class Gateway:
             )
         )
         head = peek_request_header(frame[4:])
-        expected = offset_for_leader_epoch._expect(self.parts, frame, head, head.body_position)
+        handler = offset_for_leader_epoch.OffsetForLeaderEpochHandler(*self.known)
+        expected = handler.expect(frame, head, head.body_position)
         decoded = OffsetForLeaderEpochResponse.decode(
             (await rewritten(expected, told[4:]))[5:], version=4
         )
@@ -276,26 +282,26 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
         async def look(age_max_s: float) -> None:
             """No archiver says anything."""
 
-        parts = SimpleNamespace(
-            positions=SimpleNamespace(
-                look=look, gathered_from=lambda tip: None, gathers=lambda topic_id: False
-            ),
-            remote_fetch=RemoteFetchConfig(),
-            cluster=cluster,
+        positions: Any = SimpleNamespace(
+            look=look, gathered_from=lambda tip: None, gathers=lambda topic_id: False
+        )
+        purgatory: Any = SimpleNamespace(
+            first_offset_at_or_after=first_offset_at_or_after,
+            first_offset_in_memory=first_offset_in_memory,
+        )
+        archive = ServedArchive(
             rlmm=rlmm,
             views=views,
-            purgatory=SimpleNamespace(
-                first_offset_at_or_after=first_offset_at_or_after,
-                first_offset_in_memory=first_offset_in_memory,
-            ),
-            clock=clock,
-            warnings=warnings,
-            is_archiving=lambda tip: tip.topic == NEVER,
+            purgatory=purgatory,
             knowledge=ArchivedKnowledge(rlmm, clock, warnings),
             starts=ArchiveStarts(cast("Cluster", cluster), rlmm, views),
+            positions=positions,
+            is_archiving=lambda tip: tip.topic == NEVER,
+            reads_at_once=RemoteFetchConfig().fetcher_tasks_max,
+            clock=clock,
         )
-        gate = Gateway(cast("GatewayParts", parts), store, cluster, other, looked_at, at_hand)
-        await gate.parts.knowledge.topics()
+        gate = Gateway(archive, warnings, store, cluster, other, looked_at, at_hand)
+        await gate.archive.knowledge.topics()
         store.calls.clear()
         yield gate
 
@@ -354,7 +360,7 @@ async def test_what_begins_at_0_is_not_looked_at() -> None:
 
 async def test_without_any_list_nothing_passes_while_the_store_is_away() -> None:
     async with gateway() as gate:
-        gate.parts.rlmm._top_level._cached.clear()  # type: ignore[attr-defined]
+        gate.archive.rlmm._top_level._cached.clear()  # type: ignore[attr-defined]
         gate.store.error = StorageUnavailable("the store is away")
         found = await gate.list_offsets({NEVER: [0], HIDDEN: [0]}, EARLIEST)
         assert found == {(NEVER, 0): (STORAGE_ERROR, -1), (HIDDEN, 0): (0, BROKER_START)}
@@ -401,13 +407,13 @@ async def test_what_is_known_is_looked_up_once_for_each_partition(
         asked = {ARCHIVED: range(20)}
         await gate.list_offsets(asked, timestamp)
         gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(20)}
-        looked, view = list[TopicIdPartition](), gate.parts.rlmm.view
+        looked, view = list[TopicIdPartition](), gate.archive.rlmm.view
 
         def counted(tip: TopicIdPartition) -> PartitionView | None:
             looked.append(tip)
             return view(tip)
 
-        monkeypatch.setattr(gate.parts.rlmm, "view", counted)
+        monkeypatch.setattr(gate.archive.rlmm, "view", counted)
         # The stand-in for reading records looks each up once more.
         reads = 20 * (timestamp == 5)
         await gate.list_offsets(asked, timestamp)
@@ -593,7 +599,7 @@ async def test_ten_thousand_partitions_do_not_hold_the_loop() -> None:
             done = segment(number + 1, 0, 69, tip=tip_of(number), state=State.COPY_SEGMENT_FINISHED)
             rsm = RemoteStorageManager(gate.store.inner)
             await rsm.put_segment_metadata(done, encode_segment(done))
-        await gate.parts.rlmm.archived_topics(asyncio.get_running_loop().time())
+        await gate.archive.rlmm.archived_topics(asyncio.get_running_loop().time())
         held_s: list[float] = []
 
         async def watch() -> None:

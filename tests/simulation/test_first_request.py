@@ -11,9 +11,9 @@ from network import NetworkLoop
 from test_many_connections import dialed
 
 from fetchproxy.config.schema import RemoteFetchConfig
-from fetchproxy.serving.relay import server
+from fetchproxy.serving import listener
 from fetchproxy.serving.relay.broker_link import BrokerLink
-from fetchproxy.serving.relay.session import ClientSession
+from fetchproxy.serving.relay.session import RelaySession
 
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 METADATA, HALF_FRAME_S = 3, 5
@@ -46,7 +46,7 @@ def test_who_sends_nothing_or_what_is_not_right_reaches_no_broker() -> None:
         send(tiny, struct.pack(">i", 9))
         await asyncio.sleep(HALF_FRAME_S - 1)
         assert [c.is_open for c in (idle, slow, tls, tiny)] == [True, True, False, False]
-        await asyncio.sleep(2 + server.SWEEP_INTERVAL_S)
+        await asyncio.sleep(2 + listener.SWEEP_INTERVAL_S)
         assert [c.is_open for c in (idle, slow)] == [True, False]
         assert not to_brokers(replay)
         await idle.ask(*metadata_request(["weather"]))  # and is served as ever
@@ -118,7 +118,7 @@ def test_a_client_that_ends_its_sending_before_there_is_a_broker() -> None:
         factory = loop.network.listeners[BOOTSTRAP].factory
         for data, kept in ((b"", False), (API_VERSIONS[:9], False), (API_VERSIONS, True)):
             session = factory()
-            assert isinstance(session, ClientSession)
+            assert isinstance(session, RelaySession)
             session.connection_made(Held())
             session.get_buffer(-1)[: len(data)] = data
             session.buffer_updated(len(data))

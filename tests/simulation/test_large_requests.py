@@ -17,11 +17,11 @@ from virtual_loop import VirtualTimeLoop
 
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
-from fetchproxy.serving.relay import framing as request_reader
+from fetchproxy.serving import framing as request_reader
+from fetchproxy.serving.listener import SWEEP_INTERVAL_S
 from fetchproxy.serving.relay.apis import fetch as fetch_api
 from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
-from fetchproxy.serving.relay.server import SWEEP_INTERVAL_S
-from fetchproxy.serving.relay.session import ClientSession
+from fetchproxy.serving.relay.session import RelaySession
 from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchJudging
 from protocol.headers import RequestHead
 
@@ -177,7 +177,7 @@ def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handled: Counter[tuple[str, int]] = Counter()  # by side and turn of the loop
-    peek, write = request_reader.peek_request_header, ClientSession.answered
+    peek, write = request_reader.peek_request_header, RelaySession.answered
 
     def turn() -> int:
         loop = asyncio.get_running_loop()
@@ -188,12 +188,12 @@ def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
         handled["requests", turn()] += 1
         return peek(view, pos, end)
 
-    def answered(session: ClientSession) -> None:
+    def answered(session: RelaySession) -> None:
         handled["answers", turn()] += 1
         write(session)
 
     monkeypatch.setattr(request_reader, "peek_request_header", peeked)
-    monkeypatch.setattr(ClientSession, "answered", answered)
+    monkeypatch.setattr(RelaySession, "answered", answered)
 
     async def main(replay: Replay) -> None:
         connection = await connected("pipelining")

@@ -12,8 +12,8 @@ from client_connection import ClientConnection, metadata_request
 
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MANY_PARTITIONS, breathe
-from fetchproxy.serving.relay import server
-from fetchproxy.serving.relay.session import ClientSession
+from fetchproxy.serving import listener
+from fetchproxy.serving.relay.session import RelaySession
 
 FETCH, VERSION = 1, 12
 
@@ -67,25 +67,25 @@ def test_connections_that_hold_most_go_when_all_together_hold_too_much() -> None
 def test_connections_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: Counter[int] = Counter()  # by turn of the loop
     turn = 0
-    looked_at = ClientSession.stalled_s
+    looked_at = RelaySession.stalled_s
 
     def next_turn() -> None:
         nonlocal turn
         turn += 1
 
-    def counted(session: ClientSession, now: float) -> float:
+    def counted(session: RelaySession, now: float) -> float:
         if not looks[turn]:
             asyncio.get_running_loop().call_soon(next_turn)
         looks[turn] += 1
         return looked_at(session, now)
 
-    monkeypatch.setattr(ClientSession, "stalled_s", counted)
-    monkeypatch.setattr(server, "SWEPT_AT_ONCE", 10)
+    monkeypatch.setattr(RelaySession, "stalled_s", counted)
+    monkeypatch.setattr(listener, "SWEPT_AT_ONCE", 10)
 
     async def main(replay: Replay) -> None:
         connections = [await connected(f"idle-{number}") for number in range(45)]
         looks.clear()
-        await asyncio.sleep(server.SWEEP_INTERVAL_S)
+        await asyncio.sleep(listener.SWEEP_INTERVAL_S)
         assert looks.total() >= 45
         assert max(looks.values()) == 10
         for connection in connections:

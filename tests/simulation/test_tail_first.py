@@ -15,7 +15,7 @@ from virtual_loop import VirtualTimeLoop
 from fetchproxy.config.schema import KiB, RemoteFetchConfig
 from fetchproxy.reading import segment_loads
 from fetchproxy.reading.chunk_cache import Chunk
-from fetchproxy.serving.relay import session as client_session
+from fetchproxy.serving import session as client_session
 
 BATCHES = 200
 READERS = 16

@@ -107,7 +107,7 @@ def walk_of(partition: int, first: int) -> Walk:
 
 @pytest.mark.parametrize(
     ("partition", "first", "modules_max", "calls_max"),
-    [(1, 0, 17, 59), (0, 0, 43, 196)],
+    [(1, 0, 18, 40), (0, 0, 35, 165)],
     ids=["tail", "archive"],
 )
 def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max: int) -> None:

@@ -362,7 +362,7 @@ async def test_who_is_taken_out_of_the_file_is_let_go_and_a_broken_file_changes_
 async def test_who_does_not_log_in_in_time_is_let_go(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fetchproxy.serving.standalone.connection._LOGIN_MAX_S", 0.2)
+    monkeypatch.setattr("fetchproxy.serving.standalone.session._LOGIN_MAX_S", 0.2)
     settings: dict[str, dict[str, object]] = {"archive_only": {"users_file": str(file)}}
     async with serve_archive(await plant(), settings) as served:
         silent = await served.client()
@@ -386,7 +386,7 @@ async def test_a_file_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -
 async def test_a_password_in_clear_is_taken_under_tls_or_from_this_machine(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fetchproxy.serving.standalone.connection.is_loopback", lambda host: False)
+    monkeypatch.setattr("fetchproxy.serving.standalone.session.is_loopback", lambda host: False)
     users: dict[str, object] = {"users_file": str(file)}
     async with serve_archive(await plant(), {"archive_only": users}) as served:
         client = await served.client()

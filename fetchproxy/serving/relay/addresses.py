@@ -187,24 +187,6 @@ class AddressMap:
 # there.
 
 
-def tells_address_reached(config: GatewayConfig) -> bool:
-    """Whether there is no one host that all clients are told."""
-    return config.advertise_host is None and is_any_address(parse_host_port(config.listen).host)
-
-
-def warn_of_address_reached(config: GatewayConfig, listener: str) -> None:
-    """At the start: what clients are told, and for whom it is wrong."""
-    log.warning(
-        "listens_on_all_addresses",
-        listener=listener,
-        host=parse_host_port(config.listen).host,
-        clients_are_told="the address at which each has reached this listener",
-        fails_for="clients behind NAT, a load balancer or a container's published ports, and where "
-        "a certificate does not name that address",
-        hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
-    )
-
-
 def in_words(nodes: Mapping[int, Address]) -> list[str]:
     """What clients are told, for the console; in the order of node ids."""
     said = []

@@ -12,8 +12,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fetchproxy.serving.relay.apis.behaviour import VERSION_MAX, Behaviour, Treatment
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS, SPECIAL
+from fetchproxy.serving.relay.handling import VERSION_MAX, Behaviour, Treatment
 from protocol.apis import ApiKey
 
 Entry = dict[str, Any]  # as tomllib reads one

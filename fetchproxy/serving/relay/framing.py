@@ -1,75 +1,49 @@
-"""Cuts a client's bytes into requests and handles each as its API says (`apis.table`).
+"""What becomes of each request of a client (`apis.table`).
 
 Most requests pass as they arrive, without being whole; the others are held until they are, within
-`gateway.held_request_bytes_max`. What cannot be right is refused by its first bytes. Reading stops
-where the session is muted, or where as many requests are in flight as may be.
+`gateway.held_request_bytes_max`. Reading stops where the session is muted, or where as many
+requests are in flight as may be.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.metrics import LIMITS_REACHED, RELAYED_BYTES_TO_BROKER
-from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.relay.answers import Answer
-from fetchproxy.serving.relay.apis.behaviour import Held, Passes
 from fetchproxy.serving.relay.apis.table import FETCH, REFUSED, RELAY, handling_of
-from fetchproxy.serving.relay.parts import GatewayParts
-from fetchproxy.serving.relay.sasl_progress import SaslProgress
-from fetchproxy.tls.contexts import looks_like_tls
-from protocol.apis import ApiKey, FrameTooLarge, MalformedMessage, Truncated
-from protocol.headers import REQUEST_HEADER_BYTES_MAX, RequestHead, peek_request_header
-from protocol.primitives import INT32
-
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
-
-_REQUEST_BYTES_MIN = 10  # api key, version, correlation id, client id length
+from fetchproxy.serving.relay.handling import FramedSession, Held, Passes
+from fetchproxy.serving.relay.sasl_progress import SASL_REQUEST_BYTES_MAX, SaslProgress
+from protocol.apis import ApiKey, FrameTooLarge, Truncated
+from protocol.headers import RequestHead
 
 
-class RequestReader:
-    """One client's requests. `begun_at` is loop time while a frame is under way, else None."""
+class RelayedRequests(RequestFraming[Passes | Held]):
+    """`sasl`: the brokers' listener asks for it."""
 
-    def __init__(self, session: ClientSession, parts: GatewayParts) -> None:
+    def __init__(
+        self,
+        session: FramedSession,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+        sasl: bool,
+    ) -> None:
+        super().__init__(session, clock, config.frame_bytes_max)
         self._session = session
-        self._parts = parts
-        self._config = parts.config
-        self._clock = parts.clock
-        self._sasl = SaslProgress() if parts.clients_use_sasl else None
-        self._carry = bytearray()
-        self._whole_at = 0  # bytes of `_carry` with which the request is whole that it begins with
-        self._left = 0  # of a request that passes through
+        self._config = config
+        self._sasl = SaslProgress() if sasl else None
+        if sasl:
+            self.bytes_max = min(self.bytes_max, SASL_REQUEST_BYTES_MAX)
         self._passing: Answer | None = None  # what it is to be answered with
-        self.limited = False  # as many requests in flight as may be
-        self._left_in_turn = 0  # of MESSAGES_A_TURN
-        self._goes_on = False  # with the next requests, in the loop's next turn
-        self.ended = False  # the client sends no more
-        self.begun_at: float | None = None
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of requests that are not whole, or not to be looked at yet."""
-        return len(self._carry)
 
     def drop(self) -> None:
-        """Nobody wants the rest any more."""
-        self._carry, self._passing = bytearray(), None
-
-    def end(self) -> bool:
-        """The client sends no more. True: some of what it asked for is still to be answered."""
-        self.ended = True
-        self.begun_at = None
-        return not self._all_answered
-
-    def close_if_answered(self) -> None:
-        """The session, if the client sends no more and has nothing to wait for."""
-        if self.ended and self._all_answered:
-            self._session.close()
+        super().drop()
+        self._passing = None
 
     @property
     def _all_answered(self) -> bool:
-        """All that has come whole: what was cut off has no other part to come."""
         session = self._session
         if session.muted or self.limited or self._goes_on:
             return False
@@ -79,31 +53,10 @@ class RequestReader:
         due = [answer for answer in session.link.expected if answer is not cut_off]
         return not due or session.fetch.only_parked(due)
 
-    def take(self, view: memoryview) -> None:
-        """Raises WireError; what is not to be looked at yet is kept."""
-        carry = self._carry
-        if carry:
-            carry += view  # in place: a large request is neither copied nor read at every packet
-        if len(carry or view) >= self._whole_at and not self._session.muted:
-            self._whole_at = 0
-            view, self._carry = memoryview(carry or view), bytearray()
-            rest = self._consume(view)
-            if rest < len(view):
-                self._carry = bytearray(view[rest:])
-        elif not carry:
-            self._carry = bytearray(view)
-        waits = self._session.muted or self.limited or self.ended
-        if not (self._carry or self._left) or waits:
-            self.begun_at = None
-        elif self.begun_at is None:
-            self.begun_at = self._clock()
-
     def _consume(self, view: memoryview) -> int:
-        """Work through `view`; returns the position up to which it is done with."""
         pos = emit = 0
         end = len(view)
         session = self._session
-        self._left_in_turn = MESSAGES_A_TURN
         while pos < end and not session.muted:
             if self._left:
                 pos = self._go_on(pos, end)
@@ -137,16 +90,6 @@ class RequestReader:
         RELAYED_BYTES_TO_BROKER.total += pos
         return pos
 
-    def _go_on_soon(self) -> None:
-        """The others' requests come first."""
-        if not self._goes_on:
-            self._goes_on = True
-            asyncio.get_running_loop().call_soon(self._take_more)
-
-    def _take_more(self) -> None:
-        self._goes_on = False
-        self._session.take_more()
-
     def _go_on(self, pos: int, end: int) -> int:
         """Within a request that passes: where it, or what has arrived of it, ends."""
         step = min(self._left, end - pos)
@@ -155,41 +98,24 @@ class RequestReader:
             self.begun_at = None
         return pos + step
 
-    def _next(
-        self, view: memoryview, pos: int, end: int
-    ) -> tuple[int, RequestHead, Passes | Held] | None:
-        """(size, header, handling) of the request at `pos`; None: not to be looked at yet."""
-        if end - pos < 4:
-            return None
-        size: int = INT32.unpack_from(view, pos)[0]
-        if not _REQUEST_BYTES_MIN <= size <= self._config.frame_bytes_max:
-            raise self._not_a_size(size)
-        if self._sasl is not None:
-            self._sasl.check(size)
-        if end - pos < 4 + _REQUEST_BYTES_MIN:
-            return None
-        if not self._left_in_turn:
-            self._go_on_soon()
-            return None
-        link = self._session.link
+    def _is_full(self) -> bool:
+        session = self._session
+        link = session.link
         in_flight = len(link.expected) if link else 0
-        if in_flight >= self._config.inflight_requests_max and self._session.at_inflight_limit():
+        if in_flight >= self._config.inflight_requests_max and session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
             self.limited = True
-            return None
-        try:
-            head = peek_request_header(view, pos + 4, min(end, pos + 4 + size))
-        except Truncated as error:
-            self._wait_for_more(error, end - pos, size + 4)
-            return None
+            return True
+        return False
+
+    def _accept(self, size: int, head: RequestHead) -> Passes | Held | None:
         handling = handling_of(head) if self._sasl is None else self._before_sasl(head)
-        if isinstance(handling, Held) and handling is not REFUSED:
-            self._check_held(size, head)
-        if link is None:
+        if size > self._config.held_request_bytes_max:
+            self._check_held(size, head, handling)
+        if self._session.link is None:
             self._session.want_broker()
             return None
-        self._left_in_turn -= 1
-        return size, head, handling
+        return handling
 
     def _before_sasl(self, head: RequestHead) -> Passes | Held:
         """Until the broker knows the client, it alone reads what he sends."""
@@ -199,29 +125,18 @@ class RequestReader:
             return handling_of(head)
         return self._sasl.handling_of(head)
 
-    @staticmethod
-    def _wait_for_more(error: Truncated, there: int, whole: int) -> None:
-        """Raises where what is still to come of a request, `whole` bytes in all, would not help."""
-        if there >= whole:
-            raise error
-        if there >= REQUEST_HEADER_BYTES_MAX:
-            raise MalformedMessage(
-                f"the beginning of a request is longer than {REQUEST_HEADER_BYTES_MAX} bytes"
-            )
+    def _check_size(self, size: int) -> None:
+        if size > self._config.frame_bytes_max:
+            raise self._not_a_size(size, self._config.frame_bytes_max)
+        if self._sasl is not None:
+            self._sasl.check(size)
+        self.bytes_max = self._config.frame_bytes_max
 
-    def _not_a_size(self, size: int) -> FrameTooLarge:
-        tls = ": it speaks TLS, and this listener plaintext" if looks_like_tls(size) else ""
-        return FrameTooLarge(
-            f"size prefix {size} is not within {_REQUEST_BYTES_MIN} … "
-            f"{self._config.frame_bytes_max}{tls}"
-        )
-
-    def _check_held(self, size: int, head: RequestHead) -> None:
-        limit = self._config.held_request_bytes_max
-        if size > limit:
+    def _check_held(self, size: int, head: RequestHead, handling: Passes | Held) -> None:
+        if isinstance(handling, Held) and handling is not REFUSED:
             raise FrameTooLarge(
                 f"{ApiKey(head.api_key).name} of {size} bytes is beyond "
-                f"gateway.held_request_bytes_max, which is {limit}",
+                f"gateway.held_request_bytes_max, which is {self._config.held_request_bytes_max}",
                 "held_request_bytes_max",
             )
 
@@ -239,7 +154,7 @@ class RequestReader:
             session.expect(self._passing)
             return True
         try:
-            answer = passes.expect(self._parts, head, view, min(end, frame_end))
+            answer = passes.expect(session.addresses, head, view, min(end, frame_end))
         except Truncated as error:
             begin = head.client_id_start
             self._wait_for_more(error, min(end, frame_end) - begin, frame_end - begin)

@@ -1,6 +1,4 @@
-"""Readers that neither tier has data for: those that wait where they are, and those that were
-led on.
-"""
+"""Readers that neither tier has data for yet: they wait where they are."""
 
 from __future__ import annotations
 
@@ -10,15 +8,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
-from cachetools import LRUCache
 
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
-from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     HELD_PARTITIONS,
     LIMITS_REACHED,
-    OFFSETS_SKIPPED,
-    READERS_LED_ON,
 )
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
@@ -205,33 +199,4 @@ class HeldReaders:
                 for (by_id, key, _), held in self._held.items()
                 if held.judgement.verdict is Verdict.HOLD
             }
-        )
-
-
-# Readers that were led behind lost offsets: counted at each skip, logged once for each loss.
-
-
-# Losses that are known to be logged; beyond it the oldest is forgotten, and may be logged again.
-LOSSES_KNOWN_MAX = 1_000
-
-
-class SkippedOffsets:
-    """One per process that serves."""
-
-    def __init__(self) -> None:
-        self._logged: LRUCache[tuple[TopicIdPartition, int], None] = LRUCache(LOSSES_KNOWN_MAX)
-
-    def note(self, tip: TopicIdPartition, first: int, last: int) -> None:
-        """An answer has led a reader behind the lost offsets `first` to `last`, both inclusive."""
-        READERS_LED_ON.labels(tip.topic).inc()
-        OFFSETS_SKIPPED.labels(tip.topic).inc(last - first + 1)
-        if (tip, last) in self._logged:
-            return
-        self._logged[tip, last] = None
-        log.warning(
-            "lost_offsets_skipped",
-            topic=tip.topic,
-            partition=tip.partition,
-            first_lost_offset=first,
-            last_lost_offset=last,
         )

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
@@ -14,14 +13,12 @@ from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
+from fetchproxy.serving.relay.served_archive import ServedArchive
 from protocol.apis import ErrorCode
 from protocol.fetch import PartitionKey, TopicRef
-
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.parts import GatewayParts
-
 
 # Does a topic's name still stand for the id whose archive a connection reads?
 #
@@ -176,22 +173,31 @@ def _is_more_coming(
     return gathered_from <= offset or view.log_start_offset is not None
 
 
-async def judge(
-    parts: GatewayParts,
-    by_id: bool,
-    asked: Mapping[PartitionKey, int],
-    caught_at: float,
-    impatient: Collection[PartitionKey] = (),
-) -> dict[PartitionKey, Judgement]:
-    """Of all of `asked`, the offset of each. `impatient`: those that have been held too long.
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """`refuses_lost`: a reader of lost offsets is told so, and not led behind them."""
 
-    Never raises for a store or cluster that does not answer: then nothing is known (HOLD).
-    """
-    judging = _Judging(parts, by_id, asked, caught_at, frozenset(impatient))
-    found = await judging.run()
-    for judgement in found.values():
-        CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
-    return found
+    archive: ServedArchive
+    cluster: Cluster
+    warnings: SparingWarnings
+    refuses_lost: bool
+
+    async def judge(
+        self,
+        by_id: bool,
+        asked: Mapping[PartitionKey, int],
+        caught_at: float,
+        impatient: Collection[PartitionKey] = (),
+    ) -> dict[PartitionKey, Judgement]:
+        """Of all of `asked`, the offset of each. `impatient`: those that have been held too long.
+
+        Never raises for a store or cluster that does not answer: then nothing is known (HOLD).
+        """
+        judging = _Judging(self, self.archive, by_id, asked, caught_at, frozenset(impatient))
+        found = await judging.run()
+        for judgement in found.values():
+            CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
+        return found
 
 
 Tips = Mapping[PartitionKey, TopicIdPartition]
@@ -201,7 +207,8 @@ Tips = Mapping[PartitionKey, TopicIdPartition]
 class _Judging:
     """One look for all that is asked: brokers and store are not asked partition by partition."""
 
-    parts: GatewayParts
+    judge: Judge
+    archive: ServedArchive
     by_id: bool
     offsets: Mapping[PartitionKey, int]
     caught_at: float
@@ -218,7 +225,7 @@ class _Judging:
         unseen = {
             key: tip
             for key, tip in archived.items()
-            if tip.topic_id not in self.unlisted and self.parts.rlmm.view(tip) is None
+            if tip.topic_id not in self.unlisted and self.archive.rlmm.view(tip) is None
         }
         if unseen:
             await self._from_memory(await self._refreshed(unseen, self.caught_at))
@@ -246,7 +253,7 @@ class _Judging:
     async def _topics(
         self, refs: Collection[TopicRef]
     ) -> Mapping[TopicRef, TopicInfo | ClusterError]:
-        cluster, keys = self.parts.cluster, dict[TopicRef, str | UUID]()
+        cluster, keys = self.judge.cluster, dict[TopicRef, str | UUID]()
         for ref in refs:
             keys[ref] = UUID(bytes=ref) if self.by_id else ref.decode(errors="replace")
         try:
@@ -266,7 +273,7 @@ class _Judging:
             return Judgement(Verdict.LOCAL)  # the broker says so itself when asked again
         if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             name = str(UUID(bytes=ref)) if self.by_id else ref.decode(errors="replace")
-            self.parts.warnings.warn("topic_not_described", name, topic=name)
+            self.judge.warnings.warn("topic_not_described", name, topic=name)
             return Judgement(Verdict.PASS_ON)  # nothing of it can be archived by this user either
         self._warn(None, None, error)
         return Judgement(Verdict.HOLD, known=False)
@@ -274,10 +281,10 @@ class _Judging:
     # --- the archive ---
     async def _from_memory(self, tips: Tips) -> None:
         """Data that the archive is known to have needs no further proof, and no broker."""
-        views = self.parts.views
+        views = self.archive.views
         for piece in pieces(tips.items()):
-            seen = {key: tip for key, tip in piece if self.parts.rlmm.view(tip) is not None}
-            held = await views.check(seen.values(), self.parts.clock() + COMPARE_WAIT_MAX_S)
+            seen = {key: tip for key, tip in piece if self.archive.rlmm.view(tip) is not None}
+            held = await views.check(seen.values(), self.archive.clock() + COMPARE_WAIT_MAX_S)
             for key, tip in seen.items():
                 view = views.view(tip)
                 if tip in held:
@@ -291,19 +298,19 @@ class _Judging:
 
         What was never archived is as without a proxy, and no outage of the store touches it.
         """
-        parts, archived = self.parts, dict[PartitionKey, TopicIdPartition]()
+        archive, archived = self.archive, dict[PartitionKey, TopicIdPartition]()
         may_be: dict[UUID, bool] = {}
         for topic_id in {tip.topic_id for tip in tips.values()}:
             try:
                 # Since the broker's answer: its log may have been cut behind the first copy.
-                may_be[topic_id] = await parts.knowledge.may_be_archived(topic_id, self.caught_at)
+                may_be[topic_id] = await archive.knowledge.may_be_archived(topic_id, self.caught_at)
             except RemoteStorageError:
                 may_be[topic_id] = True
                 self.unlisted.add(topic_id)
         if not all(may_be.values()):
-            await parts.positions.look(POSITIONS_AGE_MAX_S)
+            await archive.positions.look(POSITIONS_AGE_MAX_S)
         async for key, tip in each_of(tips.items()):
-            if may_be[tip.topic_id] or parts.positions.gathered_from(tip) is not None:
+            if may_be[tip.topic_id] or archive.positions.gathered_from(tip) is not None:
                 archived[key] = tip
             else:
                 self.found[key] = Judgement(Verdict.PASS_ON, tip)
@@ -319,9 +326,9 @@ class _Judging:
         async def refresh(topic_id: UUID, of_topic: Tips) -> None:
             try:
                 if len(of_topic) == 1:
-                    await self.parts.views.refresh(next(iter(of_topic.values())), not_older_than)
+                    await self.archive.views.refresh(next(iter(of_topic.values())), not_older_than)
                 else:
-                    await self.parts.rlmm.refresh_topic(topic_id, not_older_than)
+                    await self.archive.rlmm.refresh_topic(topic_id, not_older_than)
             except RemoteStorageError as error:
                 for key, tip in of_topic.items():
                     self._not_known(key, tip, error)
@@ -335,13 +342,13 @@ class _Judging:
 
     # --- both tiers ---
     async def _from_fresh(self, tips: Tips) -> None:
-        parts = self.parts
+        archive = self.archive
         try:
-            edges = await parts.cluster.log_edges_of(
+            edges = await self.judge.cluster.log_edges_of(
                 list(tips.values()), not_older_than=self.caught_at
             )
             await self._by_edges(tips, edges)
-            await parts.positions.refresh(self.caught_at)
+            await archive.positions.refresh(self.caught_at)
         except (ClusterError, RemoteStorageError) as error:
             async for key, tip in each_of(self._left(tips).items()):
                 self._not_known(key, tip, error)
@@ -349,11 +356,11 @@ class _Judging:
         between: dict[PartitionKey, TopicIdPartition] = {}
         async for key, tip in each_of(self._left(tips).items()):
             # An archiver that has it in its spool has not copied it.
-            gathered_from, offset = parts.positions.gathered_from(tip), self.offsets[key]
+            gathered_from, offset = archive.positions.gathered_from(tip), self.offsets[key]
             waits = gathered_from is not None and gathered_from <= offset
-            seen = parts.rlmm.view(tip)
+            seen = archive.rlmm.view(tip)
             # A log start never falls, but a person may say that a log is another one's history.
-            settled = not parts.views.begins_again(tip)
+            settled = not archive.views.begins_again(tip)
             if settled and seen is not None and offset < seen.raised_log_start:
                 self.found[key] = Judgement(Verdict.PASS_ON, tip)  # deleted on purpose
             elif waits and key not in self.impatient:
@@ -361,9 +368,11 @@ class _Judging:
             else:
                 between[key] = tip
         # Not older than what archivers say: an offset that they are past is in it, or is lost.
-        fresh = await self._refreshed(between, parts.clock())
+        fresh = await self._refreshed(between, archive.clock())
         for piece in pieces(fresh.items()):
-            held = await parts.views.check(dict(piece).values(), parts.clock() + COMPARE_WAIT_MAX_S)
+            held = await archive.views.check(
+                dict(piece).values(), archive.clock() + COMPARE_WAIT_MAX_S
+            )
             for key, tip in piece:
                 known = edges[tip]
                 if tip in held or isinstance(known, ClusterError):
@@ -381,28 +390,28 @@ class _Judging:
             if isinstance(known, ClusterError):
                 self._not_known(key, tip, known)
             elif offset > known.high_watermark:
-                view = self.parts.views.view(tip)
+                view = self.archive.views.view(tip)
                 if view is None or view.log_end_offset != offset:
                     self.found[key] = Judgement(Verdict.PASS_ON, tip)
             elif offset >= known.log_start_offset:
                 self.found[key] = Judgement(Verdict.LOCAL, tip)
 
     def _decided(self, key: PartitionKey, tip: TopicIdPartition, edges: LogEdges) -> Judgement:
-        parts = self.parts
-        view = parts.views.view(tip) or build_view(tip, (), self.caught_at)
-        gathered_from, offset = parts.positions.gathered_from(tip), self.offsets[key]
+        archive = self.archive
+        view = archive.views.view(tip) or build_view(tip, (), self.caught_at)
+        gathered_from, offset = archive.positions.gathered_from(tip), self.offsets[key]
         patient = key not in self.impatient
         verdict, forward_to = decide(offset, view, edges, gathered_from, patient=patient)
         if verdict is Verdict.HOLD:
             only_a_copy = gathered_from is None and offset < edges.log_start_offset
             return Judgement(verdict, tip, only_a_copy=only_a_copy)
         if verdict in (Verdict.LOST, Verdict.END):
-            stored = parts.rlmm.view(tip)
+            stored = archive.rlmm.view(tip)
             hidden = stored is not None and stored.answers_for(self.offsets[key])
             if hidden and key not in self.impatient:
                 # Since an election: leader or archiver say what becomes of it (`LeaderViews`).
                 return Judgement(Verdict.HOLD, tip)
-            if parts.config.gap_policy == "error":
+            if self.judge.refuses_lost:
                 verdict = Verdict.REFUSED
         return Judgement(verdict, tip, forward_to)
 
@@ -413,7 +422,7 @@ class _Judging:
     def _warn(
         self, tip: TopicIdPartition | None, offset: int | None, error: FetchProxyError
     ) -> None:
-        self.parts.warnings.warn(
+        self.judge.warnings.warn(
             "judgement_without_fresh_knowledge",
             tip,
             topic=tip.topic if tip else None,

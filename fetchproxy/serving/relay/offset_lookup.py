@@ -8,15 +8,16 @@ from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
-from fetchproxy.brokers.cluster import TopicInfo
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import chosen, each_of, pieces
 from fetchproxy.serving.relay.archive_starts import StartOf, archive_start
 from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.served_archive import ServedArchive
 from protocol import list_offsets as wire
 from protocol.apis import ApiKey, ErrorCode
 from protocol.headers import response_body
@@ -111,9 +112,16 @@ class ArchiveLookup:
     """
 
     def __init__(
-        self, parts: GatewayParts, answered_at: float, first_wait_max_s: float | None = None
+        self,
+        archive: ServedArchive,
+        cluster: Cluster,
+        warnings: SparingWarnings,
+        answered_at: float,
+        first_wait_max_s: float | None = None,
     ) -> None:
-        self._parts = parts
+        self._archive = archive
+        self._cluster = cluster
+        self._warnings = warnings
         self.answered_at = answered_at
         self._first_wait_max_s = first_wait_max_s
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
@@ -121,7 +129,7 @@ class ArchiveLookup:
 
     async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
         """`starts`: a hash of where the answer says that logs begin, if it says that."""
-        knowledge = self._parts.knowledge
+        knowledge = self._archive.knowledge
         found = Identified({}, {}, {}, {})
         for name, topic in (await self._topics(names)).items():
             if isinstance(topic, TopicInfo):
@@ -140,7 +148,7 @@ class ArchiveLookup:
         return found
 
     async def _topics(self, names: Collection[str]) -> Mapping[str, TopicInfo | ClusterError]:
-        cluster = self._parts.cluster
+        cluster = self._cluster
         try:
             return await cluster.topics_by_name(names, IDENTITY_AGE_MAX_MS)
         except ClusterError as error:
@@ -150,7 +158,7 @@ class ArchiveLookup:
         """The proxy's own user may not describe it, so nobody has archived it through this user."""
         if error.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return False
-        self._parts.warnings.warn(
+        self._warnings.warn(
             "topic_not_described",
             name,
             topic=name,
@@ -163,7 +171,7 @@ class ArchiveLookup:
 
         Raises nothing.
         """
-        oldest = self._parts.clock() - VIEW_AGE_MAX_S
+        oldest = self._archive.clock() - VIEW_AGE_MAX_S
         found: dict[TopicIdPartition, Looked] = {}
         wanting = await self._settled(tips, oldest, found)
         if wanting:
@@ -184,7 +192,7 @@ class ArchiveLookup:
 
         In one pass, as it is nearly always nearly all of them.
         """
-        view_of, settled = self._parts.rlmm.view, self._parts.views.settled
+        view_of, settled = self._archive.rlmm.view, self._archive.views.settled
         left: list[TopicIdPartition] = []
         async for tip in each_of(tips):
             view = view_of(tip)
@@ -231,22 +239,22 @@ class ArchiveLookup:
         return await self._shown(tips)
 
     def _is_older(self, tip: TopicIdPartition, oldest: float) -> bool:
-        view = self._parts.rlmm.view(tip)
+        view = self._archive.rlmm.view(tip)
         return view is None or view.read_at < oldest
 
     def _is_bare(self, tip: TopicIdPartition) -> bool:
-        view = self._parts.rlmm.view(tip)
+        view = self._archive.rlmm.view(tip)
         return view is None or not view.segments
 
     def _reaches(self, tip: TopicIdPartition, edges: LogEdges | ClusterError) -> bool:
-        view = self._parts.rlmm.view(tip)
+        view = self._archive.rlmm.view(tip)
         end = None if view is None else view.log_end_offset
         return not isinstance(edges, ClusterError) and edges.log_start_offset <= (end or 0)
 
     def renew(self, topics: Iterable[TopicInfo]) -> None:
         """When the answer is made: the next one's views are read while nobody waits."""
         for topic in topics:
-            self._parts.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
+            self._archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
 
     async def _refresh(self, tips: Collection[TopicIdPartition], oldest: float) -> None:
         by_topic: dict[UUID, list[TopicIdPartition]] = {}
@@ -263,14 +271,14 @@ class ArchiveLookup:
     async def _refresh_topic(
         self, topic_id: UUID, tips: Sequence[TopicIdPartition], oldest: float
     ) -> None:
-        await self._try(tips, lambda: self._parts.rlmm.refresh_topic(topic_id, oldest))
+        await self._try(tips, lambda: self._archive.rlmm.refresh_topic(topic_id, oldest))
         async for tip in each_of(tips, VIEWS_AT_ONCE):
             if tip not in self._failures and self._is_older(tip, oldest):
                 # It was not in what was listed: that is said without another look.
                 await self._refresh_alone(tip, oldest)
 
     async def _refresh_alone(self, tip: TopicIdPartition, oldest: float) -> None:
-        await self._try([tip], lambda: self._parts.rlmm.refresh(tip, oldest))
+        await self._try([tip], lambda: self._archive.rlmm.refresh(tip, oldest))
 
     async def _try(
         self, tips: Sequence[TopicIdPartition], refresh: Callable[[], Awaitable[object]]
@@ -292,8 +300,8 @@ class ArchiveLookup:
 
     async def _shown(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
         """As clients may see them: held against their leaders."""
-        views = self._parts.views
-        held = await views.check(tips, self._parts.clock() + COMPARE_WAIT_MAX_S)
+        views = self._archive.views
+        held = await views.check(tips, self._archive.clock() + COMPARE_WAIT_MAX_S)
         found: dict[TopicIdPartition, Looked] = {}
         async for tip in each_of(tips):
             failure = self._failures.get(tip)
@@ -374,7 +382,7 @@ async def patch_starts(
 
 
 async def patch_times(
-    parts: GatewayParts,
+    archive: ServedArchive,
     archived: Mapping[str, TopicInfo],
     results: Sequence[tuple[OffsetResult, int]],
     answer: bytearray,
@@ -385,8 +393,8 @@ async def patch_times(
     Only where it holds all below the record that the broker has found. Gives back what is left,
     with its timestamp, and all that was not asked for by time. `archived`: topics by name.
     """
-    view_of, search = parts.starts.view_of, parts.purgatory.first_offset_in_memory
-    oldest = parts.clock() - VIEW_AGE_MAX_S
+    view_of, search = archive.starts.view_of, archive.purgatory.first_offset_in_memory
+    oldest = archive.clock() - VIEW_AGE_MAX_S
     left: list[tuple[OffsetResult, int]] = []
     async for result, timestamp in each_of(results, SEARCHED_AT_ONCE):
         topic = archived.get(result.topic) if timestamp >= 0 else None

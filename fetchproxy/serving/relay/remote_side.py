@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.reading.error_mapping import kafka_error_code
-from fetchproxy.reading.purgatory import DelayedRemoteFetch
+from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import (
     PARTITIONS_READ_MAX,
     RemoteReadRequest,
@@ -19,7 +19,6 @@ from fetchproxy.reading.segment_reader import (
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.fetch_answer import PartitionAnswer
 from fetchproxy.serving.relay.judgement import Judgement, Verdict
-from fetchproxy.serving.relay.parts import GatewayParts
 from protocol.apis import ErrorCode
 from protocol.fetch import (
     FetchEntry,
@@ -39,13 +38,15 @@ EDGES_AGE_MAX_MS = 2_000
 class RemoteSide:
     """`watched` are the reads under way, each with the partitions it is for.
 
+    `bytes_max`: no more than an answer takes, as others wait for the same fetchers.
     Of a client that owes by its byte rate nothing is read for `owed_s`.
     """
 
-    parts: GatewayParts
+    purgatory: RemoteFetchPurgatory
     request: FetchRequest
     asked: Mapping[PartitionKey, FetchEntry]
     client: Client
+    bytes_max: int
     owed_s: float
     watched: list[tuple[list[tuple[PartitionKey, TopicIdPartition]], DelayedRemoteFetch]] = field(
         default_factory=list
@@ -62,7 +63,7 @@ class RemoteSide:
         if not keys:
             return
         reads = [self._read_request(key, tip) for key, tip in keys]
-        delayed = self.parts.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
+        delayed = self.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
         delayed.on_completion(lambda _: self.completed.set())
         self.watched.append((keys, delayed))
 
@@ -72,12 +73,6 @@ class RemoteSide:
         return RemoteReadRequest(
             tip, fetch_offset(entry), entry_bytes_max(entry), isolation, self.client
         )
-
-    @property
-    def bytes_max(self) -> int:
-        """No more than an answer takes: others wait for the same fetchers."""
-        most = min(self.request.bytes_max, self.parts.config.remote_answer_bytes_max)
-        return self.parts.rates.room(most)
 
     def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
         """What the client wants of it: but for first batches, which come whole, it has no more."""
@@ -137,7 +132,10 @@ def read_answer(
 
 
 def judged_answer(
-    parts: GatewayParts, key: PartitionKey, offset: int, judgement: Judgement
+    key: PartitionKey,
+    offset: int,
+    judgement: Judgement,
+    watermarks: Callable[[TopicIdPartition | None], PartitionPatch],
 ) -> PartitionAnswer | None:
     """For a partition that no tier has anything of for a reader at `offset`; None: some tier has.
 
@@ -146,29 +144,10 @@ def judged_answer(
     """
     if judgement.verdict is Verdict.PASS_ON:
         return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
-    marks = watermarks(parts, judgement.tip)
     if judgement.verdict is Verdict.REFUSED:
         lost = OffsetLost(f"{judgement.tip}: offset {offset} is in neither tier")
-        return PartitionAnswer(key, marks, kafka_error_code(lost))
+        return PartitionAnswer(key, watermarks(judgement.tip), kafka_error_code(lost))
     if judgement.verdict is Verdict.END:
-        return PartitionAnswer(key, PartitionPatch(offset, offset, marks.log_start_offset))
+        log_start = watermarks(judgement.tip).log_start_offset
+        return PartitionAnswer(key, PartitionPatch(offset, offset, log_start))
     return None
-
-
-def watermarks(parts: GatewayParts, tip: TopicIdPartition | None) -> PartitionPatch:
-    """What is known without waiting: ends of the live log, start of the archived one."""
-    if tip is None:
-        return PartitionPatch()
-    view = parts.views.view(tip)
-    edges = parts.cluster.cached_log_edges(tip)
-    start = view.log_start_offset if view is not None else None
-    if edges is None:
-        return PartitionPatch(log_start_offset=-1 if start is None else start)
-    # The archive may have grown since the edges were read.
-    end = view.log_end_offset if view is not None else None
-    high_watermark = max(edges.high_watermark, end or 0)
-    last_stable = max(edges.last_stable_offset, end or 0)
-    local_start = edges.log_start_offset
-    return PartitionPatch(
-        high_watermark, last_stable, local_start if start is None else min(start, local_start)
-    )

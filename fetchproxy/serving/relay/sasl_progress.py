@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.apis.behaviour import Held, Passes
 from fetchproxy.serving.relay.apis.table import RELAY, handling_of
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.handling import Held, Passes
 from protocol.apis import ApiKey, FrameTooLarge, MalformedMessage
 from protocol.headers import RequestHead, response_body
 from protocol.primitives import Buffer
@@ -57,7 +57,9 @@ class SaslProgress:
             return self._authenticate
         return handling_of(head) if head.api_key in _READ_BEFORE else RELAY
 
-    def _expect(self, parts: GatewayParts, head: RequestHead, view: Buffer, end: int) -> Answer:
+    def _expect(
+        self, addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int
+    ) -> Answer:
         def look(payload: bytes) -> Sequence[Buffer]:
             body = response_body(payload, ApiKey.SASL_AUTHENTICATE, head.api_version)
             self.accepted = self.accepted or not body.int16()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import at_once, breathe, each_of, in_steps
-from fetchproxy.serving.admission import Client, ConnectionPace, ConnectionTurn
+from fetchproxy.serving.admission import Client
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     EncodedTopics,
@@ -22,9 +21,10 @@ from fetchproxy.serving.relay.answers import FetchAnswer
 from fetchproxy.serving.relay.archived_topics import TopicsOfConnection
 from fetchproxy.serving.relay.broker_link import UpstreamPoll, encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
+from fetchproxy.serving.relay.fetches import SharedByFetches
+from fetchproxy.serving.relay.handling import FetchingSession
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Verdict
-from fetchproxy.serving.relay.parts import GatewayParts
-from fetchproxy.serving.relay.remote_side import RemoteSide, judged_answer, read_answer, watermarks
+from fetchproxy.serving.relay.remote_side import RemoteSide, judged_answer, read_answer
 from fetchproxy.serving.relay.tail_marks import TailMarks
 from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
 from protocol.apis import ErrorCode
@@ -37,10 +37,6 @@ from protocol.fetch import (
     fetch_offset,
 )
 from protocol.primitives import Buffer
-
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
-
 
 # What the fetches of one connection share: its sessions, its judgements, and the parked poll.
 
@@ -58,15 +54,16 @@ class FetchConnection:
     `throttle_time_ms`: of answers that the client did not see.
     """
 
-    def __init__(self, session: ClientSession, parts: GatewayParts) -> None:
+    def __init__(self, session: FetchingSession, shared: SharedByFetches) -> None:
         self.session = session
-        self.parts = parts
-        self.mirror = FetchSessionMirror(parts.new_session_id)
-        self.judging = FetchJudging(parts, session.spawn, session.node_id)
-        self.tail = TailMarks(parts, self.judging)
-        self.pace = ConnectionPace(parts.rates, lambda: session.payer)
-        self.turn = ConnectionTurn(parts.turns)
-        self.topics = TopicsOfConnection(parts.archived)
+        self.shared = shared
+        self.clock = shared.archive.clock
+        self.steps = shared.archive.purgatory.steps
+        self.mirror = FetchSessionMirror(shared.new_session_id)
+        self.judging = FetchJudging(shared, session.spawn, session.node_id)
+        self.tail = TailMarks(shared, self.judging)
+        self.share = shared.admission.share(lambda: session.payer)
+        self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0
         self.head: FetchResponseHead | None = None  # of the broker's answer under way
@@ -95,7 +92,7 @@ class FetchConnection:
 
     async def split(self) -> Split:
         steps = self.judging.split_in_steps(self.mirror.asked, self.mirror.changed)
-        return self._led(await in_steps(steps, self.parts.purgatory.steps.go_on))
+        return self._led(await in_steps(steps, self.steps.go_on))
 
     def _led(self, split: Split) -> Split:
         if split is not NOTHING_WITHHELD or not self.mirror.in_lockstep:
@@ -104,8 +101,8 @@ class FetchConnection:
 
     def expect(self, request: FetchRequest) -> FetchAnswer:
         if self.tail.is_read:
-            self.parts.purgatory.steps.tail_is_read(request.max_wait_ms / 1000)
-        splice = self.parts.addresses.splice_fetch_tags
+            self.steps.tail_is_read(request.max_wait_ms / 1000)
+        splice = self.session.addresses.splice_fetch_tags
         log_starts = self.topics.log_starts()
         answer = FetchAnswer(request.correlation_id, request.version, splice, log_starts)
         answer.walked_slowly = len(self.mirror.asked) > WALKED_AT_ONCE
@@ -186,7 +183,7 @@ class ServedFetch:
         self._request = request
         self._kind = kind
         self._client = client
-        wait_max_s = on.parts.remote_fetch.remote_fetch_max_wait_ms / 1000
+        wait_max_s = on.shared.limits.wait_max_s
         self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
@@ -199,33 +196,30 @@ class ServedFetch:
             while not await self._answer(split):
                 split = await on.split()
         finally:
-            on.turn.give_back()
-        await on.pace.pause()  # nothing of the answer is held any more
+            on.share.to_store()
+        await on.share.pay()
 
     async def _answer(self, split: Split) -> bool:
         """False: nothing was answered yet, and who is to be asked has changed."""
-        on, clock = self._on, self._on.parts.clock
+        on, clock = self._on, self._on.clock
         if await on.judging.forget_lost_topics(split, self._patience(split)):
             split = await on.split()
         held = await on.judging.held_by_leaders(split, self._patience(split))
         if held is not None:
             split = await on.split()
         await on.judging.still_held(split.judging)
-        side = RemoteSide(
-            *(on.parts, self._request, on.mirror.asked, self._client, on.pace.owed_s())
-        )
+        side = self._remote_side(on.share.owed_s())
         alone = self._alone(split)
         patience = self._archive_deadline if alone else self._deadline
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            await on.turn.take(side.asked_bytes(split.withheld), patience)
-            await on.parts.answers.wait_for_room(patience)
-            await on.parts.purgatory.steps.begin()
+            await on.share.enter(side.asked_bytes(split.withheld), patience)
+            await on.steps.begin()
         remote = split.remote.items()
         side.watch((item for item in remote if not held or item[1] not in held), patience)
         if not side.ready:
-            on.turn.give_back()
+            on.share.to_store()
         await breathe(len(split.remote))
         try:
             poll = await self._poll_upstream(split, side.ready)
@@ -244,13 +238,22 @@ class ServedFetch:
         await on.judging.refresh_edges(split.remote.values())
         return True
 
+    def _remote_side(self, owed_s: float) -> RemoteSide:
+        shared, request = self._on.shared, self._request
+        most = min(request.bytes_max, shared.limits.answer_bytes_max)
+        bytes_max = self._on.share.reads_max(most)
+        purgatory = shared.archive.purgatory
+        return RemoteSide(
+            purgatory, request, self._on.mirror.asked, self._client, bytes_max, owed_s
+        )
+
     async def _hold_refusal(
         self, split: Split, side: RemoteSide, poll: UpstreamPoll | None
     ) -> None:
         """It is told at the client's own deadline: some ask again at once, and for ever."""
-        if self._on.parts.config.gap_policy == "error" and self._only_refuses(split, side):
+        if self._on.shared.judge.refuses_lost and self._only_refuses(split, side):
             waits = [] if poll is None else [poll.arrived.wait()]
-            await first_of(waits, self._deadline - self._on.parts.clock())
+            await first_of(waits, self._deadline - self._on.clock())
 
     def _only_refuses(self, split: Split, side: RemoteSide) -> bool:
         """There is nothing to say but that offsets are lost."""
@@ -271,7 +274,7 @@ class ServedFetch:
         """How long what is only looked up may take: partitions of the tail wait too."""
         if self._alone(split):
             return self._archive_deadline
-        return min(self._deadline, self._on.parts.clock() + TAIL_GRACE_S)
+        return min(self._deadline, self._on.clock() + TAIL_GRACE_S)
 
     async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
         """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
@@ -282,7 +285,7 @@ class ServedFetch:
         upstream = self._on.mirror.upstream_request(split.withheld)
         if upstream is None:
             return None
-        now, request = self._on.parts.clock(), self._request
+        now, request = self._on.clock(), self._request
         left_ms = max(int((self._deadline - now) * 1000), 0)
         wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
         due_at = now + (0 if wait_ms else TAIL_GRACE_S)
@@ -316,7 +319,7 @@ class ServedFetch:
             side.watch(found.remote.items(), deadline)
             if not (found.undecided or side.reads):  # nothing will come but what archivers do
                 deadline = min(deadline, self._deadline)
-            left = deadline - self._on.parts.clock()
+            left = deadline - self._on.clock()
             if side.ready or found.told or (poll and poll.arrived.is_set()):
                 return False
             if found.ask_broker:
@@ -332,16 +335,17 @@ class ServedFetch:
 
     async def _gather(self, split: Split, side: RemoteSide) -> list[PartitionAnswer]:
         """What there is to say now of every withheld partition."""
-        parts, asked = self._on.parts, self._on.mirror.asked
+        watermarks, asked = self._on.shared.watermarks, self._on.mirror.asked
         judging, alone, results = self._on.judging, self._alone(split), side.results()
         answers: list[PartitionAnswer] = []
         async for key in each_of([key for key in judging.marks.marks if key in split.withheld]):
             judgement = judging.judgement(key)
-            answer = judgement and judged_answer(parts, key, fetch_offset(asked[key]), judgement)
+            offset = fetch_offset(asked[key])
+            answer = judgement and judged_answer(key, offset, judgement, watermarks)
             if not answer:
                 tip = split.remote.get(key) or (judgement.tip if judgement else None)
                 result = results[key][1] if key in results else None
-                answer = read_answer(key, watermarks(parts, tip), result, may_fail=alone)
+                answer = read_answer(key, watermarks(tip), result, may_fail=alone)
                 if result is not None and isinstance(result.error, OffsetNotArchived):
                     judging.again(key)
             answers.append(answer)
@@ -365,7 +369,7 @@ class ServedFetch:
             if answer.records:
                 marks.had_its_turn(answer.key)
                 if answer.skipped is not None and (tip := self._on.judging.identify(*answer.key)):
-                    self._on.parts.skipped.note(tip, *answer.skipped)
+                    self._on.shared.skipped.note(tip, *answer.skipped)
             if answer.records or answer.error_code:
                 marks.told(answer.key)
         if room.left_off or any(answer.records for answer in named):
@@ -381,21 +385,18 @@ class ServedFetch:
         """
         answers = await self._gather(split, side)
         left = self._request.bytes_max - poll.answer.frame_bytes
-        room = min(left, MERGED_BYTES_MAX, self._on.parts.answers.room())
+        room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
         answers = await self._named(answers, AnswerRoom(room, first_whole=False))
         isolation = IsolationLevel(self._request.isolation_level)
         injected = await in_steps(encode_topics(self._request.version, isolation, answers))
-        self._on.pace.spend(sum(a.size for a in answers), told=False)
+        self._on.share.charge(sum(a.size for a in answers), told=False)
         side.forget()
         marks = self._on.judging.marks.marks
         withheld = False
 
         def withhold(patched: bool, errors_left: bool) -> bool:
             nonlocal withheld
-            if (
-                any(a.records or a.error_code for a in answers)
-                or self._on.parts.clock() >= deadline
-            ):
+            if any(a.records or a.error_code for a in answers) or self._on.clock() >= deadline:
                 return False
             waits = bool(split.withheld) and self._request.min_bytes > 0 and not errors_left
             if not (patched or waits) or (self._on.head is not None and self._on.head.error_code):
@@ -418,7 +419,7 @@ class ServedFetch:
             done,
             withhold,
         )
-        with self._on.parts.answers.taking(injected.pieces):
+        with self._on.share.sending(injected.pieces):
             self._on.session.link_go_on()
             await poll.done.wait()
         self._on.parked = None
@@ -436,11 +437,10 @@ class ServedFetch:
         if self._kind.lists_all and not alone:
             rest = [key for key in self._on.mirror.asked if key not in split.withheld]
             of_tail = await self._on.tail.answers(rest)
-        budget = self._on.parts.answers
-        room = self._on.parts.rates.room(min(self._request.bytes_max, budget.room()))
-        answers = await self._named(answers, AnswerRoom(room, first_whole=not budget.full))
+        room, first_whole = self._on.share.room(self._request.bytes_max)
+        answers = await self._named(answers, AnswerRoom(room, first_whole=first_whole))
         self._on.cut_short &= not any(answer.records for answer in answers)
-        owed_ms = self._on.pace.spend(sum(a.size for a in answers), told=alone)
+        owed_ms = self._on.share.charge(sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_own_answer()
         isolation = IsolationLevel(self._request.isolation_level)
@@ -455,5 +455,5 @@ class ServedFetch:
         )
         del answers, every, topics
         side.forget()
-        with budget.taking(pieces) as pieces:
+        with self._on.share.sending(pieces) as pieces:
             await self._on.session.write_as_taken(pieces)

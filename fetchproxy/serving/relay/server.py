@@ -1,12 +1,11 @@
-"""GatewayServer: the listeners, the sessions behind them, and the limits on both."""
+"""GatewayServer: what the relay has behind its listeners, and the brokers that it dials."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,42 +13,40 @@ import structlog
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.config.values import is_loopback, parse_bootstrap, parse_host_port
+from fetchproxy.config.values import parse_bootstrap, parse_host_port
 from fetchproxy.errors import ClusterError, ConfigError, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.observability.metrics import CONNECTION_BUFFERS_BYTES, CONNECTIONS, LIMITS_REACHED
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.admission import AnswerBudget, AnswerTurns, ClientRates, payer_of
-from fetchproxy.serving.limits import ConnectionLimits, to_close
-from fetchproxy.serving.relay.addresses import (
-    Address,
-    AddressMap,
-    ToldAddresses,
+from fetchproxy.serving.admission import admission_of
+from fetchproxy.serving.listener import (
+    Listener,
     tells_address_reached,
     warn_of_address_reached,
 )
+from fetchproxy.serving.relay.addresses import Address, AddressMap, ToldAddresses
+from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.archive_starts import ArchiveStarts
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge, ArchivedTopics
 from fetchproxy.serving.relay.broker_link import BrokerLink, UpstreamDial
-from fetchproxy.serving.relay.held_readers import HeldReaders, SkippedOffsets
-from fetchproxy.serving.relay.judgement import Judgement, judge
+from fetchproxy.serving.relay.fetches import FetchLimits, SharedByFetches
+from fetchproxy.serving.relay.held_readers import HeldReaders
+from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
-from fetchproxy.serving.relay.parts import GatewayParts
-from fetchproxy.serving.relay.session import ClientSession, Connect
-from fetchproxy.serving.transport import ReceiveBuffer, open_record_pipe
-from fetchproxy.tls.acceptor import TlsAcceptor
+from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.session import Connect, Relay, RelaySession
+from fetchproxy.serving.skipped_offsets import SkippedOffsets
+from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
     ReloadingContext,
     UpstreamTls,
     listener_context,
     upstream_context,
 )
-from protocol.fetch import PartitionKey
 
 # What the archive has is looked up before a gateway listens.
 #
@@ -71,21 +68,23 @@ FIRST_LOOKS_WAIT_MAX_S = 2.0
 _IDENTITY_AGE_MAX_MS = 60_000
 
 
-async def look_at_archived_topics(parts: GatewayParts, tried: asyncio.Event) -> None:
+async def look_at_archived_topics(
+    archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings, tried: asyncio.Event
+) -> None:
     """One topic after the other; ends when all were looked at, or memory has enough of them.
 
     `tried` is set after the first attempt, whatever came of it.
     """
-    while not await _is_done(parts):
+    while not await _is_done(archive, cluster, warnings):
         tried.set()
         await asyncio.sleep(RETRY_PAUSE_S)
     tried.set()
 
 
-async def _is_done(parts: GatewayParts) -> bool:
+async def _is_done(archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> bool:
     """False: the store or the brokers are away."""
     try:
-        await _look(parts)
+        await _look(archive, cluster, warnings)
     except (ClusterError, RemoteStorageError) as error:
         log.info("archive_not_looked_up_yet", error=str(error))
         return False
@@ -94,9 +93,8 @@ async def _is_done(parts: GatewayParts) -> bool:
     return True
 
 
-async def _look(parts: GatewayParts) -> None:
-    archived = await parts.knowledge.topics()
-    topics = await parts.cluster.topics_of(archived, _IDENTITY_AGE_MAX_MS)
+async def _look(archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
+    topics = await cluster.topics_of(await archive.knowledge.topics(), _IDENTITY_AGE_MAX_MS)
     segments = 0
     for topic in topics.values():
         if isinstance(topic, ClusterError):
@@ -104,25 +102,16 @@ async def _look(parts: GatewayParts) -> None:
         if segments >= SEGMENTS_MAX:
             log.info("archive_looked_up_in_part", segments=segments)
             return
-        partitions = await parts.rlmm.refresh_topic(topic.topic_id, float("-inf"))
+        partitions = await archive.rlmm.refresh_topic(topic.topic_id, float("-inf"))
         tips = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
         # As clients may see it: held against its leaders.
-        await ArchiveLookup(parts, parts.clock()).views(tips)
+        await ArchiveLookup(archive, cluster, warnings, archive.clock()).views(tips)
         async for view in each_of(partitions.values()):
             segments += len(view.segments)
 
 
-# GatewayServer: the listeners, the sessions behind them, and the limits on both.
-
-
-# Idle connections and half frames are looked for this often.
-SWEEP_INTERVAL_S = 0.5
-# Well below 1 ms of work between two breaths of the event loop.
-SWEPT_AT_ONCE = 200
 # While no broker answers, nodes are asked for this often.
 NODES_RETRY_INTERVAL_S = 1.0
-# At the end a client may take what was written, and its part in ending TLS, for so long.
-CLOSE_MAX_S = 1.0
 
 
 class GatewayServer:
@@ -144,86 +133,94 @@ class GatewayServer:
 
         `tls`: for the listeners and for brokers; made here if not given. Raises ConfigError."""
         self._config = config.gateway
-        self._tls, upstream = tls or (
+        of_listeners, upstream = tls or (
             listener_context(config.gateway, config.tls),
             upstream_context(config.cluster, config.tls),
         )
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(config.gateway, UpstreamTls(upstream).for_host)
         self._addresses = AddressMap(config.gateway, self._listen_for_node)
-        loop = asyncio.get_running_loop()
-        warnings = SparingWarnings(loop.time)
-        knowledge = ArchivedKnowledge(rlmm, loop.time, warnings)
-        self._parts = GatewayParts(
-            config=config.gateway,
-            clients_use_sasl=config.cluster.security_protocol.startswith("SASL_"),
-            remote_fetch=config.remote_fetch,
-            cluster=cluster,
+        self._told = ToldAddresses(self._addresses)
+        self._cluster = cluster
+        clock = asyncio.get_running_loop().time
+        self._warnings = SparingWarnings(clock)
+        names = self._addresses.names
+        self._listener = Listener(
+            config.gateway,
+            of_listeners,
+            self._warnings,
+            "gateway",
+            knows=None if names is None else names.knows,
+        )
+        self._archive = ServedArchive(
             rlmm=rlmm,
             views=views,
             purgatory=purgatory,
-            addresses=ToldAddresses(self._addresses),
-            receive=ReceiveBuffer(),
-            records=open_record_pipe(config.gateway.splice_bytes_min),
-            random=rng or random.Random(),
-            clock=loop.time,
-            warnings=warnings,
-            is_archiving=is_archiving,
-            knowledge=knowledge,
+            knowledge=ArchivedKnowledge(rlmm, clock, self._warnings),
             starts=ArchiveStarts(cluster, rlmm, views),
             positions=positions,
-            held=HeldReaders(loop.time, config.gateway.held_max_ms),
-            skipped=SkippedOffsets(),
-            archived=ArchivedTopics(
-                cluster, rlmm, knowledge, loop.time, config.gateway.log_start_max_age_ms / 1000
-            ),
-            answers=AnswerBudget(
-                config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
-            ),
-            turns=AnswerTurns(
-                config.gateway.remote_answer_turns_max,
-                config.gateway.remote_answer_turn_max_ms / 1000,
-            ),
-            rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, loop.time),
+            is_archiving=is_archiving,
+            reads_at_once=config.remote_fetch.fetcher_tasks_max,
+            clock=clock,
         )
-        self._tells_reached = self._addresses.names is None and tells_address_reached(self._config)
-        self._sessions: set[ClientSession] = set()
-        self._limits = ConnectionLimits(config.gateway, self._parts.warnings.warn)
-        self._empty = asyncio.Event()
+        self._fetches = self._shared_by_fetches(config, rng or random.Random())
+        self._relay = Relay(
+            archive=self._archive,
+            cluster=cluster,
+            records=open_record_pipe(config.gateway.splice_bytes_min),
+            clients_use_sasl=config.cluster.security_protocol.startswith("SASL_"),
+            tells_reached=names is None and tells_address_reached(self._config),
+            new_fetches=lambda session: FetchHandler(session, self._fetches),
+        )
         self._stack = AsyncExitStack()
-        self._tasks: asyncio.TaskGroup | None = None
         self._own_tasks: list[asyncio.Task[None]] = []
-        self._acceptor: TlsAcceptor | None = None
         self._server: asyncio.Server | None = None
 
+    def _shared_by_fetches(self, config: Config, rng: random.Random) -> SharedByFetches:
+        gateway, archive, cluster = config.gateway, self._archive, self._cluster
+        return SharedByFetches(
+            archive=archive,
+            cluster=cluster,
+            judge=Judge(archive, cluster, self._warnings, gateway.gap_policy == "error"),
+            held=HeldReaders(archive.clock, gateway.held_max_ms),
+            skipped=SkippedOffsets(),
+            topics=ArchivedTopics(
+                *(cluster, archive.rlmm, archive.knowledge, archive.clock),
+                gateway.log_start_max_age_ms / 1000,
+            ),
+            admission=admission_of(config, archive.clock),
+            limits=FetchLimits(
+                wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
+                answer_bytes_max=gateway.remote_answer_bytes_max,
+                permit_ttl_s=gateway.permit_ttl_ms / 1000,
+            ),
+            new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
+        )
+
     async def __aenter__(self) -> Self:
-        if self._parts.records is not None:
-            self._stack.callback(self._parts.records.close)
-        listen = parse_host_port(self._config.listen)
-        self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        if self._tls is not None:
-            self._acceptor = self._accept_tls(self._tls, self._tasks)
-        elif not is_loopback(listen.host):
-            log.warning("plaintext_beyond_loopback", listener="gateway", host=listen.host)
+        if self._relay.records is not None:
+            self._stack.callback(self._relay.records.close)
+        tasks = (await self._stack.enter_async_context(self._listener)).tasks
         try:
             await self._addresses.open_mapped()
-            self._server = await self._listen(listen.port)
+            self._server = await self._listen(parse_host_port(self._config.listen).port)
         except (OSError, ConfigError):
             await self._addresses.close()
             await self._stack.aclose()
             raise
         self._addresses.number_from(self.port + 1)
-        if self._tells_reached:
+        if self._relay.tells_reached:
             warn_of_address_reached(self._config, "gateway")
+        held, judge = self._fetches.held, self._fetches.judge
         self._own_tasks = [
-            self._tasks.create_task(self._sweep(), name="connection-sweeper"),
-            self._tasks.create_task(self._parts.knowledge.run(), name="archived-knowledge"),
-            self._tasks.create_task(self._parts.positions.run(), name="archiver-positions"),
-            self._tasks.create_task(self._parts.archived.run(), name="archived-topics"),
-            self._tasks.create_task(self._judge_held(), name="held-readers"),
-            self._tasks.create_task(self._open_remembered(), name="remembered-nodes"),
+            tasks.create_task(self._listener.sweep(), name="connection-sweeper"),
+            tasks.create_task(self._archive.knowledge.run(), name="archived-knowledge"),
+            tasks.create_task(self._archive.positions.run(), name="archiver-positions"),
+            tasks.create_task(self._fetches.topics.run(), name="archived-topics"),
+            tasks.create_task(held.run(judge.judge), name="held-readers"),
+            tasks.create_task(self._open_remembered(), name="remembered-nodes"),
         ]
-        log.info("gateway_listening", host=listen.host, port=self.port)
+        log.info("gateway_listening", host=self._listener.host, port=self.port)
         return self
 
     async def __aexit__(
@@ -237,16 +234,11 @@ class GatewayServer:
         await self._addresses.close()
         for task in self._own_tasks:
             task.cancel()
-        if self._acceptor is not None:
-            self._acceptor.close()
-        for session in list(self._sessions):
-            session.close()
-        await self._closed()
         await self._stack.aclose()
 
     async def look_ahead(self, tried: asyncio.Event) -> None:
         """Look up what the archive has; may begin before this is entered. See `server`."""
-        await look_at_archived_topics(self._parts, tried)
+        await look_at_archived_topics(self._archive, self._cluster, self._warnings, tried)
 
     @property
     def port(self) -> int:
@@ -258,7 +250,7 @@ class GatewayServer:
     @property
     def connections(self) -> int:
         """Those that still shake hands included."""
-        return self._limits.count(self._acceptor)
+        return self._listener.connections
 
     def node_addresses(self) -> dict[int, Address]:
         """What clients are told, by node id."""
@@ -267,68 +259,25 @@ class GatewayServer:
     # -- listeners -------------------------------------------------------------------------------
     async def _listen(self, port: int, node_id: int | None = None) -> asyncio.Server:
         """For one broker, or for bootstrapping."""
-        host = parse_host_port(self._config.listen).host
-        loop = asyncio.get_running_loop()
-        names = self._addresses.names
+        names, relay = self._addresses.names, self._relay
 
-        def new_session(server_name: str | None = None) -> ClientSession:
+        def new_session(server_name: str | None) -> RelaySession:
             named = names.node_of(server_name) if names is not None else None
             node = node_id if named is None else named
             connect = self._to_bootstrap if node is None else self._connect_to(node)
-            return ClientSession(self._parts_of_client(), connect, self._made, self._lost, node)
+            told = ToldAddresses(self._addresses) if relay.tells_reached else self._told
+            return RelaySession(self._listener, relay, told, connect, node)
 
-        acceptor = self._acceptor
-        factory = new_session if acceptor is None else acceptor.protocol_factory(new_session)
-        return await loop.create_server(factory, host, port, backlog=1024)
+        return await self._listener.listen(port, new_session)
 
     async def _listen_for_node(self, node_id: int, port: int) -> asyncio.Server:
         return await self._listen(port, node_id)
-
-    def _parts_of_client(self) -> GatewayParts:
-        if not self._tells_reached:
-            return self._parts
-        return replace(self._parts, addresses=ToldAddresses(self._addresses))
-
-    def _connect_to(self, node_id: int) -> Connect:
-        async def connect(factory: Callable[[], BrokerLink]) -> BrokerLink:
-            return await self._dial.to(await self._broker_address(node_id), factory)
-
-        return connect
-
-    def _accept_tls(self, source: ReloadingContext, tasks: asyncio.TaskGroup) -> TlsAcceptor:
-        names = self._addresses.names
-        return TlsAcceptor(
-            source,
-            tasks,
-            self._config.tls_handshake_max_ms,
-            admit=self._admit,
-            changed=self._count,
-            warn=self._parts.warnings.warn,
-            knows=None if names is None else names.knows,
-        )
-
-    def _admit(self, client: str) -> bool:
-        return self._limits.admit(client, self._acceptor)
-
-    def _count(self) -> None:
-        CONNECTIONS.set(self.connections)
-
-    async def _judge_held(self) -> None:
-        async def look(
-            by_id: bool,
-            offsets: Mapping[PartitionKey, int],
-            now: float,
-            impatient: Collection[PartitionKey],
-        ) -> Mapping[PartitionKey, Judgement]:
-            return await judge(self._parts, by_id, offsets, now, impatient)
-
-        await self._parts.held.run(look)
 
     async def _open_remembered(self) -> None:
         """A client that knew this proxy before its restart dials a node without asking first."""
         while True:
             try:
-                brokers = await self._parts.cluster.brokers()
+                brokers = await self._cluster.brokers()
                 await self._addresses.ensure((n, b.host, b.port) for n, b in brokers.items())
                 return
             except ClusterError:
@@ -337,12 +286,19 @@ class GatewayServer:
                 log.warning("node_listeners_not_opened", error=str(error))
                 return
 
+    # -- brokers ---------------------------------------------------------------------------------
+    def _connect_to(self, node_id: int) -> Connect:
+        async def connect(factory: Callable[[], BrokerLink]) -> BrokerLink:
+            return await self._dial.to(await self._broker_address(node_id), factory)
+
+        return connect
+
     async def _broker_address(self, node_id: int) -> Address:
         """Raises OSError for a node that the cluster does not have, or cannot be asked about."""
         address = self._addresses.broker_address(node_id)
         if address is None:  # its port is open from the start, or a client remembered it
             try:
-                brokers = await self._parts.cluster.brokers()
+                brokers = await self._cluster.brokers()
             except ClusterError as error:
                 raise OSError(f"node {node_id} is not known: {error}") from error
             if node_id not in brokers:
@@ -352,82 +308,3 @@ class GatewayServer:
 
     async def _to_bootstrap(self, factory: Callable[[], BrokerLink]) -> BrokerLink:
         return await self._dial.to_any(self._bootstrap, factory)
-
-    # -- sessions --------------------------------------------------------------------------------
-    def _made(self, session: ClientSession, transport: asyncio.BaseTransport) -> None:
-        assert self._tasks is not None
-        if self._tells_reached:
-            local = transport.get_extra_info("sockname")
-            session.parts.addresses.reached = local[0] if local else None
-        session.payer = payer_of(transport)
-        if not self._admit(session.client):
-            session.close()
-            return
-        self._sessions.add(session)
-        self._limits.opened(session.client)
-        self._count()
-        self._tasks.create_task(self._run(session), name=f"session-{session.client}")
-
-    def _lost(self, session: ClientSession) -> None:
-        if session in self._sessions:
-            self._sessions.remove(session)
-            self._limits.closed(session.client)
-        self._count()
-        if not self._sessions:
-            self._empty.set()
-
-    async def _closed(self) -> None:
-        """Until every connection has ended; those that take their time are cut off."""
-        try:
-            async with asyncio.timeout(CLOSE_MAX_S):
-                while self._sessions:
-                    self._empty.clear()
-                    await self._empty.wait()
-        except TimeoutError:
-            for session in list(self._sessions):
-                session.abort()
-
-    async def _run(self, session: ClientSession) -> None:
-        try:
-            await session.run()
-        except Exception as error:
-            log.error("session_crashed", client=session.client, error=repr(error), exc_info=True)
-
-    async def _sweep(self) -> None:
-        """Close what is silent, gone, takes nothing, does not end a frame it began, or is too much.
-
-        A few at a time: ten thousand connections would hold the loop for tens of milliseconds.
-        """
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            held: list[tuple[int, ClientSession]] = []
-            for number, session in enumerate(list(self._sessions), 1):
-                self._look_at(session)
-                if kept := session.kept_bytes:
-                    held.append((kept, session))
-                if not number % SWEPT_AT_ONCE:
-                    await asyncio.sleep(0)
-            CONNECTION_BUFFERS_BYTES.set(sum(kept for kept, _ in held))
-            for session in to_close(held, self._config.connection_buffers_bytes_max):
-                LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
-                session.close("connection_buffers_bytes_max")
-                session.abort()  # or what it holds would stay
-
-    def _look_at(self, session: ClientSession) -> None:
-        config, now = self._config, self._parts.clock()
-        begun, silent_s = session.requests.begun_at, session.silent_s(now)
-        if session.stalled_s(now) > config.client_stall_max_ms / 1000:
-            LIMITS_REACHED.labels("client_stall_max_ms").inc()
-            session.close("client_stall_max_ms")
-            session.abort()  # it does not take what is still to be written
-        elif session.reset_unheard:
-            session.abort()  # nobody is there: a broker may hold the answer for hours
-        elif begun is not None and now - begun > config.half_frame_max_ms / 1000:
-            LIMITS_REACHED.labels("half_frame_max_ms").inc()
-            session.close("half_frame_max_ms", waited_s=round(now - begun, 1))
-        elif silent_s > config.idle_max_ms / 1000:
-            if session.closing:
-                session.abort()  # it never took what was still to be written
-                return
-            LIMITS_REACHED.labels("idle_max_ms").inc()
-            session.close("idle_max_ms")

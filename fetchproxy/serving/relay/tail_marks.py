@@ -7,8 +7,7 @@ from collections.abc import Iterable, Set
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.fetch_answer import PartitionAnswer
-from fetchproxy.serving.relay.parts import GatewayParts
-from fetchproxy.serving.relay.remote_side import watermarks
+from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.withheld import FetchJudging
 from protocol.fetch import PartitionKey, PartitionPatch, TopicRef
 
@@ -19,8 +18,9 @@ class TailMarks:
     `is_read`: nothing of the broker's last answer was out of range, so this client reads the tail.
     """
 
-    def __init__(self, parts: GatewayParts, judging: FetchJudging) -> None:
-        self._parts = parts
+    def __init__(self, shared: SharedByFetches, judging: FetchJudging) -> None:
+        self._shared = shared
+        self._clock = shared.archive.clock
         self._judging = judging
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
@@ -42,14 +42,14 @@ class TailMarks:
             refused = self._refused
             fine = (key for key in keys if key[0] not in refused) if refused else keys
             self._readable = set(fine)
-            self._readable_until = self._parts.clock() + self._parts.config.permit_ttl_ms / 1000
+            self._readable_until = self._clock() + self._shared.limits.permit_ttl_s
         if self._refused:
             self._refused = set()
         self.is_read, self._caught = not self._caught, False
 
     async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
         """Nothing new of them; their ends only where the broker lets this client see them."""
-        now = self._parts.clock()
+        now = self._clock()
         answers: list[PartitionAnswer] = []
         shown_tips: list[TopicIdPartition] = []
         async for key in each_of(keys):
@@ -57,7 +57,7 @@ class TailMarks:
             readable = key in self._readable and now < self._readable_until
             if readable or self._judging.marks.permitted(key[0], now):
                 tip = self._judging.identify(*key)
-                shown = watermarks(self._parts, tip)
+                shown = self._shared.watermarks(tip)
                 if tip is not None:
                     shown_tips.append(tip)
             answers.append(PartitionAnswer(key, shown))

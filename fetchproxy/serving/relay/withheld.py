@@ -26,15 +26,14 @@ from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
 from fetchproxy.runtime.loop import at_once, chosen, each_of
+from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.judgement import (
     HELD_VERDICTS,
     Judgement,
     TopicIdentities,
     Verdict,
-    judge,
 )
-from fetchproxy.serving.relay.parts import GatewayParts
-from fetchproxy.serving.relay.remote_side import EDGES_AGE_MAX_MS, watermarks
+from fetchproxy.serving.relay.remote_side import EDGES_AGE_MAX_MS
 from protocol.apis import ErrorCode
 from protocol.fetch import (
     NO_LEADER_EPOCH,
@@ -182,7 +181,7 @@ class FetchMarks:
 
     def is_wide(self, asked: Collection[PartitionKey], changed: Collection[PartitionKey]) -> bool:
         """Splitting so many takes more than one step."""
-        if self.empty:
+        if not (self.marks or self.permits):
             return False
         return len(self.marks) + len(asked if self.learned else changed) > SPLIT_AT_ONCE
 
@@ -346,18 +345,20 @@ class FetchJudging:
     `node_id` is the broker's, None where the client came by the bootstrap address.
     """
 
-    def __init__(self, parts: GatewayParts, spawn: Spawn, node_id: int | None) -> None:
-        self._parts = parts
+    def __init__(self, shared: SharedByFetches, spawn: Spawn, node_id: int | None) -> None:
+        self._shared = shared
+        self._cluster = cluster = shared.cluster
+        self._clock = shared.archive.clock
         self._spawn = spawn
         self._node_id = node_id
         self.by_id = False
         self._asked: Mapping[PartitionKey, FetchEntry] = {}
         self._to_judge: dict[PartitionKey, Mark] = {}
-        self.marks = FetchMarks(parts.config.permit_ttl_ms / 1000)
+        self.marks = FetchMarks(shared.limits.permit_ttl_s)
         self.judged = asyncio.Event()
-        self._known = Knowledge(parts.views.view, parts.cluster.cached_log_edges, self.identify)
+        self._known = Knowledge(shared.archive.views.view, cluster.cached_log_edges, self.identify)
         self._refreshing: set[TopicIdPartition] = set()
-        self._identities = TopicIdentities(parts.cluster, parts.clock)
+        self._identities = TopicIdentities(cluster, self._clock)
 
     def name_topics(self, by_id: bool) -> None:
         """In the other way from now on. What is known under the former names is forgotten."""
@@ -372,10 +373,10 @@ class FetchJudging:
         self._asked = asked
         if self.marks.empty:  # nearly always: nothing of this client's was caught lately
             return NOTHING_WITHHELD
-        now = self._parts.clock()
+        now = self._clock()
         split = yield from self.marks.split_in_steps(asked, now, self._known, changed)
         while self.marks.led_on:
-            self._parts.skipped.note(*self.marks.led_on.pop())
+            self._shared.skipped.note(*self.marks.led_on.pop())
         return split
 
     async def forget_lost_topics(self, split: Split, deadline: float) -> bool:
@@ -394,13 +395,13 @@ class FetchJudging:
         None: there was none, and nothing is changed. Until there is a leader this looks no further
         than memory.
         """
-        views = self._parts.views
+        views = self._shared.archive.views
         tips = await chosen(split.remote.values(), views.wants_check)
         return await views.check(tips, deadline) if tips else None
 
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
         """As far as it is known without asking."""
-        cluster = self._parts.cluster
+        cluster = self._cluster
         if self.by_id:
             info = cluster.cached_topic_by_id(UUID(bytes=topic))
         else:
@@ -415,7 +416,7 @@ class FetchJudging:
         offset = fetch_offset(asked)
         if self.marks.denied_again(key, offset):
             return self._denied_again(key)
-        now = self._parts.clock()
+        now = self._clock()
         mark = self.marks.catch(key, offset, now, leader_epoch(asked))
         tip = self.identify(*key)
         topic = tip.topic if tip else ""
@@ -431,7 +432,7 @@ class FetchJudging:
                 offset=offset,
             )
             self._start(key, mark)
-        return watermarks(self._parts, tip)
+        return self._shared.watermarks(tip)
 
     def _denied_again(self, key: PartitionKey) -> PartitionPatch | None:
         """A follower lacks what its leader has (KIP-392): clients that hear so go to the leader.
@@ -440,7 +441,7 @@ class FetchJudging:
         """
         topic, number = key
         tip = self.identify(topic, number)
-        info = None if tip is None else self._parts.cluster.cached_topic_by_id(tip.topic_id)
+        info = None if tip is None else self._cluster.cached_topic_by_id(tip.topic_id)
         leader = None if info is None else info.leaders.get(number)
         if leader is not None and self._node_id is not None and leader[0] != self._node_id:
             return None
@@ -460,17 +461,17 @@ class FetchJudging:
             self._spawn(self._judge(self.by_id, self.marks), "judge-out-of-range")
 
     async def _judge(self, by_id: bool, marks: FetchMarks) -> None:
-        parts = self._parts
+        shared = self._shared
         batch, self._to_judge = self._to_judge, {}
-        caught_at = parts.clock()
+        caught_at = self._clock()
         offsets = {key: mark.offset for key, mark in batch.items()}
         remote: list[TopicIdPartition] = []
-        judged = await judge(parts, by_id, offsets, caught_at)
+        judged = await shared.judge.judge(by_id, offsets, caught_at)
         async for key, judgement in each_of(judged.items()):
             mark = batch[key]
             mark.judgement = judgement
             if judgement.verdict in HELD_VERDICTS:
-                parts.held.hold(self, by_id, key, mark.offset, judgement)
+                shared.held.hold(self, by_id, key, mark.offset, judgement)
             elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
                 remote.append(judgement.tip)
                 if len(remote) <= PARTITIONS_READ_MAX:
@@ -484,7 +485,7 @@ class FetchJudging:
         asked = self._asked.get(key)
         if asked is not None and fetch_offset(asked) == offset:
             wanted = tip, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
-            self._parts.purgatory.warm(RemoteReadRequest(*wanted))
+            self._shared.archive.purgatory.warm(RemoteReadRequest(*wanted))
 
     def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
         """See `HeldReaders`."""
@@ -503,8 +504,8 @@ class FetchJudging:
                 continue
             if mark.judgement.verdict not in HELD_VERDICTS:
                 continue
-            if not self._parts.held.waits(self, self.by_id, key, mark.offset):
-                self._parts.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
+            if not self._shared.held.waits(self, self.by_id, key, mark.offset):
+                self._shared.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
 
     async def verdicts(self, judging: dict[PartitionKey, None]) -> Verdicts:
         """What is judged of `judging` by now; what is decided leaves it.
@@ -514,7 +515,7 @@ class FetchJudging:
         """
         found: dict[PartitionKey, TopicIdPartition] = {}
         told = ask_broker = undecided = False
-        now = self._parts.clock()
+        now = self._clock()
         async for key in each_of(list(judging)):
             mark = self.marks.marks.get(key)
             if mark is None or mark.judgement is None:
@@ -538,7 +539,7 @@ class FetchJudging:
 
     def close(self) -> None:
         """The client is gone."""
-        self._parts.held.leave(self)
+        self._shared.held.leave(self)
 
     def drop(self) -> None:
         """Nothing is judged any more."""
@@ -549,7 +550,7 @@ class FetchJudging:
 
         The brokers are asked once for all that are old: one fetch may name ten thousand.
         """
-        oldest, cluster = self._parts.clock() - EDGES_AGE_MAX_MS / 1000, self._parts.cluster
+        oldest, cluster = self._clock() - EDGES_AGE_MAX_MS / 1000, self._cluster
 
         def is_old(tip: TopicIdPartition) -> bool:
             return tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest)
@@ -560,7 +561,7 @@ class FetchJudging:
 
     async def _ask_edges(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
         try:
-            await self._parts.cluster.log_edges_of(tips, not_older_than=not_older_than)
+            await self._cluster.log_edges_of(tips, not_older_than=not_older_than)
         except ClusterError:
             pass  # lag figures stay as they were; the cluster client has counted the failure
         finally:

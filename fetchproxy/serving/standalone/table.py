@@ -25,7 +25,7 @@ from fetchproxy.serving.standalone.apis.offset_for_leader_epoch import OFFSET_FO
 from fetchproxy.serving.standalone.apis.refused_writes import PRODUCE, REFUSED_WRITES
 from fetchproxy.serving.standalone.apis.sasl import SASL_HANDSHAKE_REFUSED
 from fetchproxy.serving.standalone.apis.sync_group import SYNC_GROUP
-from fetchproxy.serving.standalone.parts import ServedApi
+from fetchproxy.serving.standalone.handling import ServedApi
 from protocol.headers import RequestHead
 
 _APIS = (

@@ -8,28 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
-from fetchproxy.serving.relay.apis.behaviour import Behaviour, Passes, Treatment
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.handling import Behaviour, Passes, Treatment
 from protocol.addresses import AnswerAddresses
 from protocol.headers import RequestHead
 from protocol.primitives import Buffer
 
 
 def addresses_rewritten(
-    addresses: AnswerAddresses, first: int, last: int, why: str = "Brokers' addresses become ours."
+    places: AnswerAddresses, first: int, last: int, why: str = "Brokers' addresses become ours."
 ) -> Behaviour:
-    def expect(parts: GatewayParts, head: RequestHead, view: Buffer, end: int) -> Answer:
-        return expect_addresses(parts, head, addresses)
+    def expect(addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int) -> Answer:
+        return expect_addresses(addresses, head, places)
 
     return Behaviour(first, last, Treatment.REWRITTEN, Passes(expect), why)
 
 
-def expect_addresses(parts: GatewayParts, head: RequestHead, addresses: AnswerAddresses) -> Answer:
+def expect_addresses(
+    addresses: ToldAddresses, head: RequestHead, places: AnswerAddresses
+) -> Answer:
     version = head.api_version
 
     def rewrite(payload: bytes) -> Payload | Awaitable[Payload]:
-        spliced = parts.addresses.rewrite(payload, version, addresses)
+        spliced = addresses.rewrite(payload, version, places)
         return _as_payload(spliced) if isinstance(spliced, Awaitable) else [spliced]
 
     return HeldAnswer(head.correlation_id, rewrite)

@@ -8,32 +8,28 @@ again with a version that both know.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.apis.behaviour import (
+from fetchproxy.serving.relay.handling import (
     VERSION_MAX,
     Api,
     Behaviour,
     Held,
     Passes,
+    Session,
     Treatment,
 )
-from fetchproxy.serving.relay.parts import GatewayParts
 from protocol.apis import PROXIED_VERSIONS, ApiKey
 from protocol.headers import RequestHead, intersect_response, unsupported_version_response
 from protocol.primitives import Buffer
 
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
 
-
-def _expect(parts: GatewayParts, head: RequestHead, view: Buffer, end: int) -> Answer:
+def _expect(addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int) -> Answer:
     version = head.api_version
     return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
 
 
-def _answer_too_new(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _answer_too_new(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
     session.answer_in_turn(unsupported_version_response(head.correlation_id))
     return True
 

@@ -19,24 +19,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import structlog
 
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of
 from fetchproxy.serving.relay.answers import HeldAnswer
-from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Held, Treatment
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
+from fetchproxy.serving.relay.served_archive import ServedArchive
 from protocol import delete_records as wire
 from protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
 from protocol.delete_records import DeletionResult
 from protocol.headers import RequestHead
 from protocol.primitives import Buffer, Cursor
-
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
 
 log = structlog.get_logger(__name__)
 
@@ -46,34 +43,35 @@ STORE_WAIT_MIN_MS = 5_000
 RAISED_AT_ONCE = 16
 
 
-def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    parts, version = session.parts, head.api_version
+def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    archive, cluster, version = session.archive, session.cluster, head.api_version
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         cursor = Cursor(memoryview(frame)[4:], body_at)
         every = each_of(wire.asked_in(cursor, version))
         asked = {(a.topic, a.partition): a.offset async for a in every}
         wait_s = max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
-        return [await _correct(parts, payload, version, asked, wait_s)]
+        return [await _correct(archive, cluster, payload, version, asked, wait_s)]
 
     session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
     return True
 
 
 async def _correct(
-    parts: GatewayParts,
+    archive: ServedArchive,
+    cluster: Cluster,
     payload: bytes,
     version: int,
     asked: Mapping[tuple[str, int], int],
     wait_s: float,
 ) -> Buffer:
     corrected = bytearray(payload)
-    deadline = parts.clock() + wait_s
+    deadline = archive.clock() + wait_s
     at_once = asyncio.Semaphore(RAISED_AT_ONCE)
 
     async def correct(result: DeletionResult, offset: int) -> None:
         async with at_once:
-            wire.patch(corrected, await _in_both_tiers(parts, result, offset, deadline))
+            wire.patch(corrected, await _in_both_tiers(archive, cluster, result, offset, deadline))
 
     results = await collected(wire.parse_response(payload, version))
     async with asyncio.TaskGroup() as tasks:
@@ -85,13 +83,13 @@ async def _correct(
 
 
 async def _in_both_tiers(
-    parts: GatewayParts, result: DeletionResult, offset: int, deadline: float
+    archive: ServedArchive, cluster: Cluster, result: DeletionResult, offset: int, deadline: float
 ) -> DeletionResult:
     code = ErrorCode.KAFKA_STORAGE_ERROR
     failure: Exception
     try:
         async with asyncio.timeout_at(deadline):
-            start = await _raise_log_start(parts, result, offset)
+            start = await _raise_log_start(archive, cluster, result, offset)
         low_watermark = result.low_watermark if start is None else min(start, result.low_watermark)
         return result._replace(low_watermark=low_watermark)
     except TimeoutError as error:
@@ -108,24 +106,26 @@ async def _in_both_tiers(
     return result._replace(low_watermark=wire.INVALID_LOW_WATERMARK, error_code=code)
 
 
-async def _raise_log_start(parts: GatewayParts, result: DeletionResult, offset: int) -> int | None:
+async def _raise_log_start(
+    archive: ServedArchive, cluster: Cluster, result: DeletionResult, offset: int
+) -> int | None:
     """The archive's log start after it; None: the archive holds nothing there."""
-    topic = await parts.cluster.topic_by_name(result.topic, max_age_ms=0)
+    topic = await cluster.topic_by_name(result.topic, max_age_ms=0)
     tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
     try:
-        view = await parts.rlmm.refresh(tip, parts.clock())
+        view = await archive.rlmm.refresh(tip, archive.clock())
     except RemoteStorageError:
         # What was never archived is no matter of the store's.
-        if parts.is_archiving(tip) or await parts.knowledge.may_be_archived(tip.topic_id):
+        if archive.is_archiving(tip) or await archive.knowledge.may_be_archived(tip.topic_id):
             raise
         return None
-    if not (view.segments or view.copies_started or parts.is_archiving(tip)):
+    if not (view.segments or view.copies_started or archive.is_archiving(tip)):
         return None
     if offset == wire.HIGH_WATERMARK:
         offset = result.low_watermark
     start = view.log_start_offset
     if start is None or offset > start:
-        view = await parts.rlmm.raise_log_start_offset(tip, offset)
+        view = await archive.rlmm.raise_log_start_offset(tip, offset)
     return view.log_start_offset
 
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, in_steps
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.broker_link import encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.fetches import SharedByFetches
+from fetchproxy.serving.relay.handling import FetchingSession
 from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
 from protocol.apis import MalformedMessage
 from protocol.fetch import (
@@ -39,13 +39,10 @@ from protocol.fetch import (
 )
 from protocol.headers import client_id, peek_request_header
 
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
-
 
 class FetchHandler:
-    def __init__(self, session: ClientSession, parts: GatewayParts) -> None:
-        self._on = FetchConnection(session, parts)
+    def __init__(self, session: FetchingSession, shared: SharedByFetches) -> None:
+        self._on = FetchConnection(session, shared)
         self._busy = False  # a fetch that passed is not answered yet
         self._read: FetchRequest | None = None  # a large one, that was read in steps
         self._idle = asyncio.Event()
@@ -90,9 +87,7 @@ class FetchHandler:
         split = self._on.split_at_once()
         ended = not self._on.mirror.asked and not self._on.mirror.in_lockstep
         if split is None or split.withheld or self._on.parked is not None or ended:
-            fetch = ServedFetch(
-                self._on, request, kind, self._client(frame), self._on.parts.clock()
-            )
+            fetch = ServedFetch(self._on, request, kind, self._client(frame), self._on.clock())
             self._on.session.mute_while(fetch.run(split), "serve-fetch")
         else:
             self._pass(frame, body_at, request, kind)
@@ -101,7 +96,7 @@ class FetchHandler:
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """So that one client's ten thousand partitions do not keep the others waiting."""
         steps = request_in_steps(memoryview(frame)[4:], body_at)
-        self._read = await in_steps(steps, self._on.parts.purgatory.steps.go_on)
+        self._read = await in_steps(steps, self._on.steps.go_on)
 
     def _client(self, frame: bytes) -> Client:
         return self._on.session.client_host, client_id(frame, peek_request_header(frame, 4))
@@ -132,10 +127,10 @@ class FetchHandler:
         # The answer cannot come before the loop's next turn: nobody waits for what follows.
         self._on.session.send_upstream(frame, None)
         answer = self._on.expect(request)
-        asked_at = self._on.parts.clock()
+        asked_at = self._on.clock()
 
         def withhold(patched: bool, errors_left: bool) -> bool:
-            if not self._stands_alone():
+            if not self._on.session.nothing_overtaken:
                 return False
             self._on.drop_answer()
             # From here on, as the next request may be taken before this answer is done with.
@@ -159,8 +154,3 @@ class FetchHandler:
             answer.own_session = not self._on.mirror.in_lockstep
         self._busy = True
         self._on.session.expect(answer)
-
-    def _stands_alone(self) -> bool:
-        """No other request waits behind the fetch: nothing can overtake an answer of our own."""
-        session = self._on.session
-        return session.link is not None and len(session.link.expected) == 1 and not session.muted

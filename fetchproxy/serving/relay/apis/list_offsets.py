@@ -24,16 +24,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fetchproxy.brokers.cluster import TopicInfo
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, each_of
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Held, Treatment
+from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
 from fetchproxy.serving.relay.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
@@ -47,15 +47,12 @@ from fetchproxy.serving.relay.offset_lookup import (
     patch_starts,
     patch_times,
 )
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.served_archive import ServedArchive
 from protocol import list_offsets as wire
 from protocol.apis import PROXIED_VERSIONS, ApiKey
 from protocol.headers import RequestHead, response_body
 from protocol.list_offsets import OffsetResult
 from protocol.primitives import Buffer, Cursor
-
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # What archivers gather changes slowly; `positions` is looked at more often anyway.
@@ -89,8 +86,10 @@ class _Question:
 
 
 class ListOffsetsHandler:
-    def __init__(self, parts: GatewayParts) -> None:
-        self._parts = parts
+    def __init__(self, archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
+        self._archive = archive
+        self._cluster = cluster
+        self._warnings = warnings
 
     def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
         """For a framed request, which itself goes upstream unchanged."""
@@ -117,17 +116,22 @@ class ListOffsetsHandler:
 
         return HeldAnswer(head.correlation_id, rewrite)
 
+    def _lookup(self) -> ArchiveLookup:
+        """For an answer that has just come."""
+        archive = self._archive
+        return ArchiveLookup(archive, self._cluster, self._warnings, archive.clock())
+
     async def _correct_earliest(self, payload: bytes, version: int) -> Buffer:
         """Of all partitions: what was found before is written over the broker's where it counts."""
         every = ResultsOfAll(payload, version)
         names = await every.that_begin_above_0()
         if not names:
             return payload
-        lookup = ArchiveLookup(self._parts, self._parts.clock())
+        lookup = self._lookup()
         found = await lookup.identify(names, every.digest())
         corrected = bytearray(payload)
         others = await self._about_to_have_an_archive(found.others.values())
-        starts, oldest = self._parts.starts, self._parts.clock() - VIEW_AGE_MAX_S
+        starts, oldest = self._archive.starts, self._archive.clock() - VIEW_AGE_MAX_S
         left: list[OffsetResult] = []
         for rows in every.rows():
             if (topic := found.archived.get(rows.topic)) is not None:
@@ -142,7 +146,7 @@ class ListOffsetsHandler:
 
     async def _about_to_have_an_archive(self, topics: Collection[TopicInfo]) -> set[str]:
         """Names of those of which an archiver gathers anything: see `_about_to_be_archived`."""
-        positions = self._parts.positions
+        positions = self._archive.positions
         if topics:
             await positions.look(POSITIONS_AGE_MAX_S)
         return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
@@ -150,7 +154,7 @@ class ListOffsetsHandler:
     async def _correct(self, payload: bytes, version: int, asked: Asked | int) -> Buffer:
         if version < 1:
             return payload
-        lookup = ArchiveLookup(self._parts, self._parts.clock())
+        lookup = self._lookup()
         body = response_body(payload, ApiKey.LIST_OFFSETS, version)
         results: list[tuple[OffsetResult, int]] = []
         starts: list[tuple[str, int, int]] = []
@@ -169,7 +173,7 @@ class ListOffsetsHandler:
         corrected = bytearray(payload)
         digest = hash(tuple(starts)) if starts else None
         found = await lookup.identify({result.topic for result, _ in results}, digest)
-        left = await patch_times(self._parts, found.archived, results, corrected, version)
+        left = await patch_times(self._archive, found.archived, results, corrected, version)
         if left:
             await self._patch(lookup, found, left, corrected, version)
         lookup.renew(found.archived.values())
@@ -213,7 +217,7 @@ class ListOffsetsHandler:
     ) -> list[_Question]:
         """Those of which the broker may have deleted records: of a whole log its word is enough."""
         tips = [question.tip for question in unlisted]
-        edges = await self._parts.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
+        edges = await self._cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
 
         def has_lost_some(question: _Question) -> bool:
             log = edges[question.tip]
@@ -224,7 +228,7 @@ class ListOffsetsHandler:
     async def _about_to_be_archived(self, questions: Sequence[_Question]) -> list[OffsetResult]:
         """Logs that begin in an archiver's spool, below the broker's: their readers wait there."""
         earliest = [q for q in questions if q.timestamp == wire.EARLIEST]
-        positions = self._parts.positions
+        positions = self._archive.positions
         if earliest:
             await positions.look(POSITIONS_AGE_MAX_S)
         found = []
@@ -246,10 +250,10 @@ class ListOffsetsHandler:
         pending = [
             q
             for q in others
-            if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and self._parts.is_archiving(q.tip)
+            if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and self._archive.is_archiving(q.tip)
         ]
         if within or pending:
-            edges = await self._parts.cluster.log_edges_of(
+            edges = await self._cluster.log_edges_of(
                 [q.tip for q in (*within, *pending)], not_older_than=lookup.answered_at
             )
             reaching = await lookup.views_reaching([q.tip for q in within], edges)
@@ -263,7 +267,7 @@ class ListOffsetsHandler:
     def _needs_no_edges(self, question: _Question) -> bool:
         if question.timestamp == wire.EARLIEST:
             return True
-        view = self._parts.rlmm.view(question.tip)
+        view = self._archive.rlmm.view(question.tip)
         return view is not None and _holds_all_below(question, view)
 
     # --- what is answered ---
@@ -285,7 +289,7 @@ class ListOffsetsHandler:
                     await asyncio.sleep(0)  # what is in memory is found without waiting
 
         async with asyncio.TaskGroup() as answering:
-            for _ in range(min(len(reading), self._parts.remote_fetch.fetcher_tasks_max)):
+            for _ in range(min(len(reading), self._archive.reads_at_once)):
                 answering.create_task(answer_some(), name="look-up")
         return answers
 
@@ -310,7 +314,7 @@ class ListOffsetsHandler:
             return await self._max_timestamp(question, view)
         if timestamp < 0:
             return edge_of_archive(result, timestamp, view)
-        found = await self._parts.purgatory.first_offset_at_or_after(view.tip, timestamp)
+        found = await self._archive.purgatory.first_offset_at_or_after(view.tip, timestamp)
         if found is None or 0 <= result.offset <= found[0]:
             return result
         return found_at(result, *found)
@@ -326,7 +330,7 @@ class ListOffsetsHandler:
             if edges.log_start_offset < edges.high_watermark:
                 return result
         while latest is not None and latest >= result.timestamp:
-            found = await self._parts.purgatory.first_offset_at_or_after(view.tip, latest)
+            found = await self._archive.purgatory.first_offset_at_or_after(view.tip, latest)
             if found is not None:
                 same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
                 return result if same else found_at(result, *found)
@@ -348,7 +352,7 @@ class ListOffsetsHandler:
             epoch = last_epoch if now == last_epoch else wire.UNKNOWN_EPOCH
             return result._replace(offset=view.log_end_offset, leader_epoch=epoch)
         begun = view is not None and view.copies_started
-        if not (begun or self._parts.is_archiving(question.tip)):
+        if not (begun or self._archive.is_archiving(question.tip)):
             return result
         edges = _known(question)
         if edges.high_watermark == 0:  # never written to: Kafka does not know either
@@ -389,9 +393,9 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
     return by_time and 0 <= question.result.offset <= (view.log_end_offset or -1)
 
 
-def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    answer = ListOffsetsHandler(session.parts).expect(frame, head, body_at)
-    session.send_upstream(frame, answer)
+def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    handler = ListOffsetsHandler(session.archive, session.cluster, session.warnings)
+    session.send_upstream(frame, handler.expect(frame, head, body_at))
     return True
 
 

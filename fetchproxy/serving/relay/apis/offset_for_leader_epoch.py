@@ -19,24 +19,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Held, Treatment
+from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.served_archive import ServedArchive
 from protocol import offset_for_leader_epoch as wire
 from protocol.apis import PROXIED_VERSIONS, ApiKey
 from protocol.headers import RequestHead, response_body
 from protocol.offset_for_leader_epoch import EpochResult
 from protocol.primitives import Buffer
-
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
 
 # So long a whole answer may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0
@@ -48,77 +46,129 @@ LINEAGES_AT_ONCE = 50
 Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
-def _on_request(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    session.send_upstream(frame, _expect(session.parts, frame, head, body_at))
-    return True
+class OffsetForLeaderEpochHandler:
+    def __init__(self, archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
+        self._archive = archive
+        self._cluster = cluster
+        self._warnings = warnings
 
+    def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+        """For a framed request, which itself goes upstream unchanged."""
+        request, version = memoryview(frame)[4:], head.api_version
+        asked: Asked | None = None
+        if len(frame) <= READ_AT_ONCE_BYTES_MAX:
+            parsed = wire.parse_request(request, body_at, version)
+            asked = {(a.topic, a.partition): a.leader_epoch for a in parsed.asked}
+        if wire.replica_id(request, body_at, version) >= 0:
+            return Answer(head.correlation_id)  # a follower must get its leader's own answer
 
-def _expect(parts: GatewayParts, frame: bytes, head: RequestHead, body_at: int) -> Answer:
-    request, version = memoryview(frame)[4:], head.api_version
-    asked: Asked | None = None
-    if len(frame) <= READ_AT_ONCE_BYTES_MAX:
-        parsed = wire.parse_request(request, body_at, version)
-        asked = {(a.topic, a.partition): a.leader_epoch for a in parsed.asked}
-    if wire.replica_id(request, body_at, version) >= 0:
-        return Answer(head.correlation_id)  # a follower must get its leader's own answer
+        async def rewrite(payload: bytes) -> Sequence[Buffer]:
+            wanted = asked
+            if wanted is None:
+                every = each_of(wire.asked_in(request, body_at, version))
+                wanted = {(a.topic, a.partition): a.leader_epoch async for a in every}
+            return [await self._correct(payload, version, wanted)]
 
-    async def rewrite(payload: bytes) -> Sequence[Buffer]:
-        wanted = asked
-        if wanted is None:
-            every = each_of(wire.asked_in(request, body_at, version))
-            wanted = {(a.topic, a.partition): a.leader_epoch async for a in every}
-        return [await _correct(parts, payload, version, wanted)]
+        return HeldAnswer(head.correlation_id, rewrite)
 
-    return HeldAnswer(head.correlation_id, rewrite)
+    async def _correct(self, payload: bytes, version: int, asked: Asked) -> Buffer:
+        deadline = self._archive.clock() + ARCHIVE_WAIT_MAX_S
+        body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
+        def may_change(result: EpochResult) -> bool:
+            # Otherwise the broker found the epoch in its own log, or knows that it cannot be.
+            requested = asked.get((result.topic, result.partition))
+            return (
+                requested == result.leader_epoch
+                and not result.error_code
+                and result.end_offset >= 0
+            )
 
-async def _correct(parts: GatewayParts, payload: bytes, version: int, asked: Asked) -> Buffer:
-    deadline = parts.clock() + ARCHIVE_WAIT_MAX_S
-    body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
+        results = await chosen(await collected(wire.results_in(body, version)), may_change)
+        if not results:
+            return payload
+        corrected = bytearray(payload)
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for answer in each_of(await self._both_tiers(results)):
+                    wire.patch(corrected, answer)
+        except TimeoutError as error:
+            for topic in {result.topic for result in results}:
+                self._warn(topic, error)
+        return corrected
 
-    def may_change(result: EpochResult) -> bool:
-        # Otherwise the broker found the epoch in its own log, or knows that it cannot be.
-        requested = asked.get((result.topic, result.partition))
-        return requested == result.leader_epoch and not result.error_code and result.end_offset >= 0
+    async def _both_tiers(self, results: Sequence[EpochResult]) -> list[EpochResult]:
+        """The results that the archive changes."""
+        lookup = ArchiveLookup(
+            self._archive,
+            self._cluster,
+            self._warnings,
+            self._archive.clock(),
+            FIRST_READ_WAIT_MAX_S,
+        )
+        found = await lookup.identify({result.topic for result in results})
+        for name, error in found.unknown.items():
+            self._warn(name, error)
+        asked: dict[TopicIdPartition, EpochResult] = {}
+        async for result in each_of(results):
+            topic = found.archived.get(result.topic)
+            if topic is not None:
+                asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
+        lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
+        looked = await lookup.last_views(asked)
+        async for tip, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
+            if failure is not None:
+                self._warn(tip.topic, failure)
+            elif view is not None:
+                lineages[tip] = lineage_of(view)
+        local_epochs = await self._local_epochs(lineages, asked)
+        return [
+            _merged(asked[tip], lineages[tip], epoch, self._apart_to(tip))
+            async for tip, epoch in each_of(local_epochs.items())
+            if not isinstance(epoch, ClusterError)
+        ]
 
-    results = await chosen(await collected(wire.results_in(body, version)), may_change)
-    if not results:
-        return payload
-    corrected = bytearray(payload)
-    try:
-        async with asyncio.timeout_at(deadline):
-            async for answer in each_of(await _both_tiers(parts, results)):
-                wire.patch(corrected, answer)
-    except TimeoutError as error:
-        for topic in {result.topic for result in results}:
-            _warn(parts, topic, error)
-    return corrected
+    def _apart_to(self, tip: TopicIdPartition) -> int | None:
+        """The archive's end where its log is not the broker's all the way."""
+        view = self._archive.views.view(tip)
+        if view is None or not (view.history.kept_below or self._archive.views.begins_again(tip)):
+            return None
+        return view.log_end_offset
 
+    async def _local_epochs(
+        self,
+        lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
+        asked: Mapping[TopicIdPartition, EpochResult],
+    ) -> dict[TopicIdPartition, int | ClusterError | None]:
+        """Where the brokers' own logs begin; asked for where the archive does not settle it."""
+        epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
+        open_ones: list[TopicIdPartition] = []
+        async for tip, archived in each_of(lineages.items()):
+            requested = asked[tip].leader_epoch
+            edges = self._cluster.cached_log_edges(tip)
+            if not archived or any(entry.epoch >= requested for entry in archived):
+                epochs[tip] = None
+            # An epoch only leaves the local log, so the last known beginning is too low at most.
+            elif edges is not None and 0 <= edges.log_start_epoch <= requested:
+                epochs[tip] = edges.log_start_epoch
+            else:
+                open_ones.append(tip)
+        told = await self._cluster.log_edges_of(open_ones, not_older_than=self._archive.clock())
+        async for tip, now in each_of(told.items()):
+            if isinstance(now, ClusterError):
+                epochs[tip] = now
+                self._warn(tip.topic, now)
+            else:
+                epochs[tip] = None if now.log_start_epoch < 0 else now.log_start_epoch
+        return epochs
 
-async def _both_tiers(parts: GatewayParts, results: Sequence[EpochResult]) -> list[EpochResult]:
-    """The results that the archive changes."""
-    lookup = ArchiveLookup(parts, parts.clock(), FIRST_READ_WAIT_MAX_S)
-    found = await lookup.identify({result.topic for result in results})
-    for name, error in found.unknown.items():
-        _warn(parts, name, error)
-    asked: dict[TopicIdPartition, EpochResult] = {}
-    async for result in each_of(results):
-        topic = found.archived.get(result.topic)
-        if topic is not None:
-            asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
-    lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
-    looked = await lookup.last_views(asked)
-    async for tip, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
-        if failure is not None:
-            _warn(parts, tip.topic, failure)
-        elif view is not None:
-            lineages[tip] = lineage_of(view)
-    local_epochs = await _local_epochs(parts, lineages, asked)
-    return [
-        _merged(asked[tip], lineages[tip], epoch, _apart_to(parts, tip))
-        async for tip, epoch in each_of(local_epochs.items())
-        if not isinstance(epoch, ClusterError)
-    ]
+    def _warn(self, topic: str, error: Exception) -> None:
+        self._warnings.warn(
+            "epoch_answered_by_broker_alone",
+            topic,
+            topic=topic,
+            error=str(error) or "not known in time",
+        )
 
 
 def _merged(
@@ -132,49 +182,10 @@ def _merged(
     return result._replace(leader_epoch=merged.epoch, end_offset=merged.end_offset)
 
 
-def _apart_to(parts: GatewayParts, tip: TopicIdPartition) -> int | None:
-    """The archive's end where its log is not the broker's all the way."""
-    view = parts.views.view(tip)
-    if view is None or not (view.history.kept_below or parts.views.begins_again(tip)):
-        return None
-    return view.log_end_offset
-
-
-async def _local_epochs(
-    parts: GatewayParts,
-    lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
-    asked: Mapping[TopicIdPartition, EpochResult],
-) -> dict[TopicIdPartition, int | ClusterError | None]:
-    """Where the brokers' own logs begin; asked for only where the archive does not settle it."""
-    epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
-    open_ones: list[TopicIdPartition] = []
-    async for tip, archived in each_of(lineages.items()):
-        requested = asked[tip].leader_epoch
-        edges = parts.cluster.cached_log_edges(tip)
-        if not archived or any(entry.epoch >= requested for entry in archived):
-            epochs[tip] = None
-        # An epoch only leaves the local log, so the last known beginning is too low at most.
-        elif edges is not None and 0 <= edges.log_start_epoch <= requested:
-            epochs[tip] = edges.log_start_epoch
-        else:
-            open_ones.append(tip)
-    told = await parts.cluster.log_edges_of(open_ones, not_older_than=parts.clock())
-    async for tip, now in each_of(told.items()):
-        if isinstance(now, ClusterError):
-            epochs[tip] = now
-            _warn(parts, tip.topic, now)
-        else:
-            epochs[tip] = None if now.log_start_epoch < 0 else now.log_start_epoch
-    return epochs
-
-
-def _warn(parts: GatewayParts, topic: str, error: Exception) -> None:
-    parts.warnings.warn(
-        "epoch_answered_by_broker_alone",
-        topic,
-        topic=topic,
-        error=str(error) or "not known in time",
-    )
+def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    handler = OffsetForLeaderEpochHandler(session.archive, session.cluster, session.warnings)
+    session.send_upstream(frame, handler.expect(frame, head, body_at))
+    return True
 
 
 API = Api(

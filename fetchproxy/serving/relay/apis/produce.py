@@ -7,10 +7,10 @@ The log start offset in an answer is the broker's own: no client uses it to read
 
 from __future__ import annotations
 
+from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.apis.addresses_rewritten import expect_addresses
-from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Passes, Treatment
-from fetchproxy.serving.relay.parts import GatewayParts
+from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Treatment
 from protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
 from protocol.headers import RequestHead
 from protocol.primitives import Buffer
@@ -25,15 +25,15 @@ def _is_answered(head: RequestHead, view: Buffer, end: int) -> bool:
 
 
 def _expect_relayed(
-    parts: GatewayParts, head: RequestHead, view: Buffer, end: int
+    addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int
 ) -> Answer | None:
     return Answer(head.correlation_id) if _is_answered(head, view, end) else None
 
 
 def _expect_rewritten(
-    parts: GatewayParts, head: RequestHead, view: Buffer, end: int
+    addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int
 ) -> Answer | None:
-    return expect_addresses(parts, head, ADDRESSES) if _is_answered(head, view, end) else None
+    return expect_addresses(addresses, head, ADDRESSES) if _is_answered(head, view, end) else None
 
 
 _FIRST, _LAST = PROXIED_VERSIONS[ApiKey.PRODUCE]

@@ -8,18 +8,13 @@ tell from requests. It is not advertised, so only clients that never ask for ver
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fetchproxy.serving.relay.apis.behaviour import Api, Behaviour, Held, Treatment, relayed
+from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment, relayed
 from protocol.apis import PROXIED_VERSIONS, ApiKey
 from protocol.headers import RequestHead
 from protocol.sasl_handshake import handshake_refusal
 
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
 
-
-def _refuse_v0(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _refuse_v0(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
     session.answer_in_turn(handshake_refusal(head.correlation_id))
     return True
 

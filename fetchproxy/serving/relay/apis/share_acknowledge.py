@@ -7,7 +7,7 @@ share groups (see `share_fetch`).
 from __future__ import annotations
 
 from fetchproxy.serving.relay.apis.addresses_rewritten import addresses_rewritten
-from fetchproxy.serving.relay.apis.behaviour import Api
+from fetchproxy.serving.relay.handling import Api
 from protocol.apis import PROXIED_VERSIONS, ApiKey
 from protocol.share_acknowledge import ADDRESSES
 

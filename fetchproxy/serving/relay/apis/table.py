@@ -7,8 +7,6 @@ proxy cannot read: their answers might name brokers. Neither is offered to clien
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fetchproxy.serving.relay.apis import (
     api_versions,
     delete_records,
@@ -22,25 +20,23 @@ from fetchproxy.serving.relay.apis import (
     share_acknowledge,
     share_fetch,
 )
-from fetchproxy.serving.relay.apis.behaviour import (
+from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
+from fetchproxy.serving.relay.handling import (
     RELAY,
     VERSION_MAX,
     Api,
     Behaviour,
     Held,
     Passes,
+    Session,
     Treatment,
     relayed,
 )
-from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
 from protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage
 from protocol.headers import RequestHead
 
-if TYPE_CHECKING:
-    from fetchproxy.serving.relay.session import ClientSession
 
-
-def _fetch(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _fetch(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
     return session.fetch.on_request(frame, body_at)
 
 
@@ -89,7 +85,7 @@ def _behaviours(key: ApiKey) -> tuple[Behaviour, ...]:
 BEHAVIOURS: dict[int, tuple[Behaviour, ...]] = {int(key): _behaviours(key) for key in ApiKey}
 
 
-def _refuse(session: ClientSession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _refuse(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
     raise MalformedMessage(
         f"request with API key {head.api_key} version {head.api_version} is not served"
     )

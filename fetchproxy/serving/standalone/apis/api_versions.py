@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fetchproxy.serving.standalone.apis import sasl
-from fetchproxy.serving.standalone.parts import (
+from fetchproxy.serving.standalone.handling import (
     NODE_ID,
     Answer,
     ArchiveOnlyParts,
@@ -44,7 +44,7 @@ def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
         ):
             refusal = {"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()}
             return request.respond(API_VERSIONS_RESPONSE, refusal)
-        offered = ranges if parts.logins is None else with_sasl
+        offered = with_sasl if parts.clients_log_in else ranges
         return request.respond(API_VERSIONS_RESPONSE, {"api_keys": offered})
 
     return answer

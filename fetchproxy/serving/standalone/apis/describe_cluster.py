@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetchproxy.serving.standalone.parts import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import DESCRIBE_CLUSTER_REQUEST, DESCRIBE_CLUSTER_RESPONSE
 from protocol.primitives import Buffer

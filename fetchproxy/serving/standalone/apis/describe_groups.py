@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fetchproxy.serving.standalone.groups import ClassicGroup, GroupState
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import DESCRIBE_GROUPS_REQUEST, DESCRIBE_GROUPS_RESPONSE
 from protocol.messages import elements

@@ -7,7 +7,7 @@ from typing import Any
 
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.serving.standalone.apis.metadata import topic_fields
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import (
     DESCRIBE_TOPIC_PARTITIONS_REQUEST,

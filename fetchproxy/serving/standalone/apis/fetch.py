@@ -33,7 +33,7 @@ from fetchproxy.serving.fetch_answer import (
     encode_own_answer,
     encode_topics,
 )
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 from protocol.apis import ApiKey, ErrorCode, MalformedMessage
 from protocol.fetch import (
@@ -86,19 +86,19 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         key: _tip(parts, key, fetch.version, request) async for key in each_of(fetch.partitions)
     }
     # Who owes by his byte rate is told so at once; the connection then pauses.
-    owed_s = request.pace.owed_s()
+    owed_s = request.share.owed_s()
     found = _Round() if owed_s else await _read(parts, fetch, tips, request)
     asked = each_of(tips.items())
     every = [_partition_answer(parts, key, tip, found) async for key, tip in asked]
-    room = parts.rates.room(min(fetch.bytes_max, parts.answers.room()))
-    answer_room = AnswerRoom(room, first_whole=not parts.answers.full)
+    room, first_whole = request.share.room(fetch.bytes_max)
+    answer_room = AnswerRoom(room, first_whole=first_whole)
     answers = [answer_room.fit(part) async for part in each_of(every)]
     for part in answers:
         if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
             parts.skipped.note(tip, *part.skipped)
     isolation = IsolationLevel(fetch.isolation_level)
     topics = await in_steps(encode_topics(fetch.version, isolation, answers))
-    owed_ms = request.pace.spend(sum(a.size for a in answers), told=True)
+    owed_ms = request.share.charge(sum(a.size for a in answers), told=True)
     return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics, owed_ms)
 
 
@@ -161,8 +161,7 @@ async def _read(
     deadline = begun_at + max(fetch.max_wait_ms, 0) / 1000
     read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
     asked_bytes = sum(map(entry_bytes_max, fetch.partitions.values()))
-    await request.turn.take(min(_bytes_max(parts, fetch), asked_bytes), deadline)
-    await parts.answers.wait_for_room(deadline)
+    await request.share.enter(min(_bytes_max(parts, fetch, request), asked_bytes), deadline)
     while True:
         found = await _judge_by_memory(parts, fetch, tips, request)
         reads = {
@@ -177,13 +176,13 @@ async def _read(
             if found.records or parts.clock() >= read_deadline:
                 break
         if found.only_refuses:  # told at the client's own deadline: some ask again at once
-            request.turn.give_back()
+            request.share.to_store()
             await asyncio.sleep(deadline - parts.clock())
         if found.has_news or parts.clock() >= deadline:
             return found
         if found.at_end:
             parts.archive.watch_ends(tip for key in found.at_end if (tip := tips[key]) is not None)
-        request.turn.give_back()
+        request.share.to_store()
         await parts.archive.wait_for_look(deadline)
 
 
@@ -240,10 +239,10 @@ async def _read_archive(
         )
         for key in keys
     ]
-    bytes_max = _bytes_max(parts, fetch)
+    bytes_max = _bytes_max(parts, fetch, request)
     delayed = parts.purgatory.watch(requests, bytes_max=bytes_max, deadline=deadline)
     if delayed.reason is None:
-        request.turn.give_back()
+        request.share.to_store()
         await delayed.wait()
     for index, result in delayed.results().items():
         key = keys[index]
@@ -255,9 +254,9 @@ async def _read_archive(
             found.records[key] = result
 
 
-def _bytes_max(parts: ArchiveOnlyParts, fetch: FetchRequest) -> int:
+def _bytes_max(parts: ArchiveOnlyParts, fetch: FetchRequest, request: Request) -> int:
     """What the answer may have of records."""
-    return parts.rates.room(min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max))
+    return request.share.reads_max(min(fetch.bytes_max, parts.answer_bytes_max))
 
 
 def _judge_not_archived(

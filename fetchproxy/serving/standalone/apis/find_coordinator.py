@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fetchproxy.serving.standalone.parts import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import FIND_COORDINATOR_REQUEST, FIND_COORDINATOR_RESPONSE
 from protocol.messages import elements

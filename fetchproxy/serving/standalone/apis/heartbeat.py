@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fetchproxy.serving.standalone.groups import Membership
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import HEARTBEAT_REQUEST, HEARTBEAT_RESPONSE
 from protocol.primitives import Buffer

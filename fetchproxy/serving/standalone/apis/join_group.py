@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.serving.standalone.groups import JoinReply, JoinRequest
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import JOIN_GROUP_REQUEST, JOIN_GROUP_RESPONSE
 from protocol.messages import Fields, elements

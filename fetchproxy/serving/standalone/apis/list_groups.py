@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fetchproxy.serving.standalone.groups import GroupState
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey
 from protocol.message_tables import LIST_GROUPS_REQUEST, LIST_GROUPS_RESPONSE
 from protocol.messages import elements

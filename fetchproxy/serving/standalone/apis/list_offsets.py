@@ -20,7 +20,7 @@ from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 from protocol import list_offsets as wire
 from protocol.apis import ApiKey, ErrorCode

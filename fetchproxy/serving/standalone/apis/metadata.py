@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fetchproxy.model import ZERO_UUID
-from fetchproxy.serving.standalone.parts import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import ArchivedTopic, Catalogue
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import METADATA_REQUEST, METADATA_RESPONSE

@@ -14,7 +14,7 @@ import structlog
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffset, OffsetKey, OffsetsFull
 from fetchproxy.serving.standalone.groups import Membership
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import OFFSET_COMMIT_REQUEST, OFFSET_COMMIT_RESPONSE
 from protocol.messages import Fields, elements

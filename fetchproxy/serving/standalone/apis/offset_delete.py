@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fetchproxy.serving.standalone.committed_offsets import OffsetKey
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import OFFSET_DELETE_REQUEST, OFFSET_DELETE_RESPONSE
 from protocol.messages import elements

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffset
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import OFFSET_FETCH_REQUEST, OFFSET_FETCH_RESPONSE
 from protocol.messages import Fields, elements

@@ -11,7 +11,7 @@ from typing import Any
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.lineage import end_offset_for, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import (
     OFFSET_FOR_LEADER_EPOCH_REQUEST,

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, RequestRefused, ServedApi
+from fetchproxy.serving.standalone.handling import (
+    ArchiveOnlyParts,
+    Request,
+    RequestRefused,
+    ServedApi,
+)
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import (
     CREATE_TOPICS_REQUEST,

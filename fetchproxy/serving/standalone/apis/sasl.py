@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fetchproxy.serving.standalone.handling import (
+    ArchiveOnlyParts,
+    Request,
+    RequestRefused,
+    ServedApi,
+)
 from fetchproxy.serving.standalone.logins import Login
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, RequestRefused, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.primitives import Buffer
 from protocol.sasl_messages import (

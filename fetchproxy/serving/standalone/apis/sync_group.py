@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fetchproxy.serving.standalone.groups import Membership, SyncReply, SyncRequest
-from fetchproxy.serving.standalone.parts import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
 from protocol.message_tables import SYNC_GROUP_REQUEST, SYNC_GROUP_RESPONSE
 from protocol.messages import elements

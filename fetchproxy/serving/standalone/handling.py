@@ -1,4 +1,7 @@
-"""What the APIs of archive-only mode work with: the archive, the groups, and one request."""
+"""What a session and the APIs of archive-only mode say to each other.
+
+One request goes in, with the archive and the groups that it is about, and one answer comes out.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fetchproxy.config.schema import ArchiveOnlyConfig, GatewayConfig
+from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.serving.admission import (
-    AnswerBudget,
-    AnswerTurns,
-    Client,
-    ClientRates,
-    ConnectionPace,
-    ConnectionTurn,
-)
-from fetchproxy.serving.relay.held_readers import SkippedOffsets
+from fetchproxy.serving.admission import Admission, Client, Share
+from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
-from fetchproxy.serving.standalone.logins import Logins, User
+from fetchproxy.serving.standalone.logins import User
 from fetchproxy.serving.standalone.topics import ArchiveWatch
-from fetchproxy.tls.acceptor import Warn
 from protocol.apis import ApiKey
 from protocol.headers import RequestHead
 from protocol.messages import Fields, Structure, read_request, write_response
@@ -34,20 +29,19 @@ NODE_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOnlyParts:
+    """`answer_bytes_max`: archived bytes of one answer."""
+
     config: ArchiveOnlyConfig
-    gateway: GatewayConfig
     cluster_id: str
     rlmm: RemoteLogMetadataManager
     purgatory: RemoteFetchPurgatory
     archive: ArchiveWatch
     groups: GroupCoordinator
     offsets: CommittedOffsets
-    logins: Logins | None  # None: nobody has to log in
-    answers: AnswerBudget
-    turns: AnswerTurns
-    rates: ClientRates
+    clients_log_in: bool
+    admission: Admission
+    answer_bytes_max: int
     skipped: SkippedOffsets
-    warn: Warn
     clock: Callable[[], float]
 
 
@@ -63,8 +57,7 @@ class Request:
     client_id: str
     client_host: str
     user: User
-    pace: ConnectionPace
-    turn: ConnectionTurn
+    share: Share
     host: str
     port: int
 

@@ -1,0 +1,233 @@
+"""One client's connection: its requests are answered one after the other, as by a broker.
+
+While a request waits for its answer (a fetch for data, a member for its group), the requests behind
+it wait in the socket, so a client holds one request and one answer in memory at most, and what was
+received together with them. Who waits so long for one answer that `gateway.idle_max_ms` is over is
+closed, as by a broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from fetchproxy.config.values import is_loopback
+from fetchproxy.observability.metrics import (
+    ARCHIVE_ONLY_LOGINS,
+    ARCHIVE_ONLY_REFUSED,
+    ARCHIVE_ONLY_REQUESTS,
+    LIMITS_REACHED,
+)
+from fetchproxy.serving.admission import host_of
+from fetchproxy.serving.framing import RequestFraming
+from fetchproxy.serving.session import ClientSession, SessionOwner
+from fetchproxy.serving.standalone.apis import api_versions, sasl
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
+from fetchproxy.serving.standalone.logins import (
+    ANYBODY,
+    NOBODY,
+    Login,
+    LoginRefused,
+    Logins,
+    User,
+)
+from fetchproxy.serving.standalone.table import served_api
+from protocol.apis import ApiKey, is_known
+from protocol.headers import RequestHead, client_id, peek_request_header
+from protocol.primitives import Buffer
+
+Address = tuple[str, int]
+
+# Before a client has logged in: the largest token is a user's name with its password.
+_LOGIN_REQUEST_BYTES_MAX = 16 * 1024
+_LOGIN_MAX_S = 30.0
+
+
+class _UserGone(Exception):
+    """Who has logged in is not in the file of users any more, or with other passwords."""
+
+
+class StandaloneSession(ClientSession):
+    """`advertised(local)` is where the client is told to dial, given where it has dialled.
+
+    `logins`: None where nobody has to log in.
+    """
+
+    def __init__(
+        self,
+        owner: SessionOwner,
+        parts: ArchiveOnlyParts,
+        logins: Logins | None,
+        advertised: Callable[[Address], Address],
+    ) -> None:
+        super().__init__(owner, parts.purgatory.steps)
+        self._parts = parts
+        self._logins = logins
+        self._advertised = advertised
+        self._host, self._port = "", 0  # both set when the client is there
+        self._share = parts.admission.share(lambda: self.payer)
+        self._login: Login | None = None
+        self._login_until = owner.clock() + _LOGIN_MAX_S
+        self._answering = False  # an answer is being taken
+        self._ended = False  # when the answer under way has been written
+        self.muted = True  # until there is a task group to serve it in
+        largest = parts.config.request_bytes_max
+        self._requests_max = largest
+        self.requests = WholeRequests(
+            self, owner, min(largest, _LOGIN_REQUEST_BYTES_MAX) if logins else largest
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        local = transport.get_extra_info("sockname") or ("", 0)
+        self._host, self._port = self._advertised((str(local[0]), int(local[1])))
+        super().connection_made(transport)
+        if self._logins is not None:
+            tls = transport.get_extra_info("sslcontext") is not None
+            secret_path = tls or is_loopback(str(local[0]))
+            self._login = Login(self._logins, host_of(self.client_host), secret_path)
+
+    async def _may_begin(self) -> bool:
+        return not self.closing
+
+    # -- looked at by the listener, again and again ------------------------------------------------
+    def look(self, now: float) -> None:
+        if self._logs_in and not self.closing and now > self._login_until:
+            LIMITS_REACHED.labels("login_max_s").inc()
+            self.close("login_max_s")
+        super().look(now)
+
+    def silent_s(self, now: float) -> float:
+        """Nor has the client been sent anything."""
+        self.heard = self.heard or self._answering
+        return super().silent_s(now)
+
+    # -- requests --------------------------------------------------------------------------------
+    def on_request(self, payload: bytes) -> None:
+        """A whole one, without size prefix."""
+        self.mute_while(self._serve(payload), "serve-request")
+
+    async def _serve(self, payload: bytes) -> None:
+        """Keeps neither request nor answer for the next one. Raises WireError."""
+        try:
+            request = self._request(payload)
+            del payload
+            pieces = await self._answer(request)
+            with self._share.sending(pieces) as pieces:
+                self._answering = True
+                await self.write_as_taken(pieces)
+            del request, pieces
+        except RequestRefused as refusal:
+            ARCHIVE_ONLY_REFUSED.labels(refusal.api).inc()
+            self.close(
+                "request_refused", kind=refusal.api, version=refusal.version, hint=refusal.hint
+            )
+        except _UserGone as gone:
+            self.close("user_changed", user=str(gone))
+        finally:
+            self._share.to_store()
+            self.heard, self._answering = True, False
+        await self._share.pay()
+        if self._ended:
+            self.close()
+
+    def _request(self, payload: bytes) -> Request:
+        """Raises WireError."""
+        head = peek_request_header(payload)
+        return Request(
+            head,
+            payload,
+            client_id(payload, head),
+            self.client_host,
+            self._user(),
+            self._share,
+            self._host,
+            self._port,
+        )
+
+    async def _answer(self, request: Request) -> Sequence[Buffer]:
+        login, key = self._login, request.head.api_key
+        if login is not None and login.user is None and key != ApiKey.API_VERSIONS:
+            return await self._log_in(login, request)
+        api = served_api(request.head)
+        if api is None:
+            return self._refusal(request.head)
+        ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
+        return await api.answer(self._parts, request)
+
+    def _refusal(self, head: RequestHead) -> Sequence[Buffer]:
+        """Raises RequestRefused: like a broker, which closes on what it does not know."""
+        key = head.api_key
+        if key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
+            return api_versions.too_new(head)
+        name = ApiKey(key).name if is_known(key) else "unknown"
+        raise RequestRefused(name, head.api_version, "not answered in archive-only mode")
+
+    # -- login -----------------------------------------------------------------------------------
+    @property
+    def _logs_in(self) -> bool:
+        return self._login is not None and self._login.user is None
+
+    def _user(self) -> User:
+        """Whose request comes now. Raises _UserGone."""
+        if self._login is None or self._logins is None:
+            return ANYBODY
+        if self._login.user is None:
+            return NOBODY
+        user = self._logins.still(self._login.user)
+        if user is None:
+            raise _UserGone(self._login.user.name)
+        return user
+
+    async def _log_in(self, login: Login, request: Request) -> Sequence[Buffer]:
+        """Raises RequestRefused, WireError."""
+        key = request.head.api_key
+        if key == ApiKey.SASL_HANDSHAKE:
+            pieces, goes_on = sasl.handshake(login, request)
+            self._ended = not goes_on
+            return pieces
+        if key != ApiKey.SASL_AUTHENTICATE:
+            name = ApiKey(key).name if is_known(key) else "unknown"
+            raise RequestRefused(name, request.version, "clients log in first (SASL)")
+        try:
+            pieces = await sasl.authenticate(login, request)
+        except LoginRefused as refused:
+            self._ended = True
+            ARCHIVE_ONLY_LOGINS.labels("refused").inc()
+            self._say_closed("login_refused", kind=str(refused), user=refused.user)
+            return sasl.refusal(request, login.mechanism)
+        if login.user is not None:
+            self.payer = f"User:{login.user.name}"
+            self.requests.bytes_max = self._requests_max
+            ARCHIVE_ONLY_LOGINS.labels("accepted").inc()
+        return pieces
+
+
+class WholeRequests(RequestFraming[RequestHead]):
+    """Each is held until it is whole, and the next one waits until it is answered."""
+
+    def __init__(
+        self, session: StandaloneSession, owner: SessionOwner, request_bytes_max: int
+    ) -> None:
+        super().__init__(session, owner.clock, request_bytes_max)
+        self._session = session
+
+    def _consume(self, view: memoryview) -> int:
+        found = self._next(view, 0, len(view))
+        if found is None:
+            return 0
+        whole = 4 + found[0]
+        if len(view) < whole:
+            self._whole_at = whole
+            return 0
+        self.begun_at = None
+        self._session.on_request(bytes(view[4:whole]))
+        return whole
+
+    def _is_full(self) -> bool:
+        return False
+
+    def _accept(self, size: int, head: RequestHead) -> RequestHead:
+        return head
+
+    def _check_size(self, size: int) -> None:
+        raise self._not_a_size(size, self.bytes_max, "request_bytes_max")
