@@ -133,7 +133,7 @@ def test_librdkafka_reads_all_partitions(
     find_part: FindPart,
 ) -> None:  # fmt: skip
     script = CONFLUENT.format(
-        gateway=str(Path(__file__).parents[1] / "gateway"),
+        gateway=str(Path(__file__).parents[1] / "serving"),
         settings=confluent_tls(authority, None),
         bootstrap=f"{BOOTSTRAP}:{through.port}",
         topic=data.topic,
