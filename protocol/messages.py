@@ -200,11 +200,6 @@ class Array(Kind):
             self._kind.write(out, element, version, flexible)
 
 
-def array(*fields: Field) -> Array:
-    """Of structures."""
-    return Array(Structure(*fields))
-
-
 def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, version: int) -> Fields:
     """The body of a whole request. Raises `WireError`: it ends too early, has too many elements.
 

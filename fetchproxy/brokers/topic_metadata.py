@@ -22,7 +22,7 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
 from protocol.apis import WireError
-from protocol.message_tables import (
+from protocol.topic_entries import (
     BrokerEntry,
     ClusterEntry,
     LeaderEntries,

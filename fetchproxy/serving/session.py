@@ -8,7 +8,6 @@ behind it, is each server's own matter.
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol, cast
 
@@ -131,9 +130,9 @@ class ClientSession(asyncio.BufferedProtocol):
             self.requests.drop()
             self._drop()
 
-    @abstractmethod
     async def _may_begin(self) -> bool:
         """Whether there is, by now, what requests are answered with."""
+        return not self.closing
 
     def _drop(self) -> None:
         """What else would keep memory when it is over."""

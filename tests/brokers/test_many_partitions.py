@@ -29,7 +29,7 @@ from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderEpochEnd
 from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import ITEMS_AT_ONCE
 from protocol import list_offsets, offset_for_leader_epoch
-from protocol import message_tables as topic_metadata
+from protocol import topic_entries as topic_metadata
 from protocol.apis import ApiKey
 from protocol.headers import peek_request_header
 

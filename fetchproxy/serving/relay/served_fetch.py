@@ -86,7 +86,11 @@ class FetchConnection:
     def split_at_once(self) -> Split | None:
         """None: there is too much to look at for one step."""
         asked, changed = self.mirror.asked, self.mirror.changed
-        if self.judging.marks.is_wide(asked, changed):
+        marks = self.judging.marks
+        if not (marks.marks or marks.permits) and self.mirror.in_lockstep:
+            self.judging.asked = asked
+            return NOTHING_WITHHELD  # nearly always: nothing of this client's was caught lately
+        if marks.is_wide(asked, changed):
             return None
         return self._led(at_once(self.judging.split_in_steps(asked, changed)))
 

@@ -340,7 +340,7 @@ class Verdicts(NamedTuple):
 
 
 class FetchJudging:
-    """`by_id`: the client's last fetch named topics by id (v13+).
+    """`asked` by the client's last fetch; `by_id`: it named topics by id (v13+).
 
     `node_id` is the broker's, None where the client came by the bootstrap address.
     """
@@ -352,7 +352,7 @@ class FetchJudging:
         self._spawn = spawn
         self._node_id = node_id
         self.by_id = False
-        self._asked: Mapping[PartitionKey, FetchEntry] = {}
+        self.asked: Mapping[PartitionKey, FetchEntry] = {}
         self._to_judge: dict[PartitionKey, Mark] = {}
         self.marks = FetchMarks(shared.limits.permit_ttl_s)
         self.judged = asyncio.Event()
@@ -370,7 +370,7 @@ class FetchJudging:
         asked: Mapping[PartitionKey, FetchEntry],
         changed: Collection[PartitionKey],
     ) -> Generator[None, None, Split]:
-        self._asked = asked
+        self.asked = asked
         if self.marks.empty:  # nearly always: nothing of this client's was caught lately
             return NOTHING_WITHHELD
         now = self._clock()
@@ -482,7 +482,7 @@ class FetchJudging:
             marks.learned.update(key[0] for key in batch)
 
     def _warm(self, tip: TopicIdPartition, key: PartitionKey, offset: int) -> None:
-        asked = self._asked.get(key)
+        asked = self.asked.get(key)
         if asked is not None and fetch_offset(asked) == offset:
             wanted = tip, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
             self._shared.archive.purgatory.warm(RemoteReadRequest(*wanted))
@@ -543,7 +543,7 @@ class FetchJudging:
 
     def drop(self) -> None:
         """Nothing is judged any more."""
-        self._asked, self._to_judge = {}, {}
+        self.asked, self._to_judge = {}, {}
 
     async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
         """Keep the shown watermarks current while the archive is read; off the fetch's path.

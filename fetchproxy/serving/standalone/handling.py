@@ -17,6 +17,7 @@ from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
 from fetchproxy.serving.standalone.logins import User
+from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.topics import ArchiveWatch
 from protocol.apis import ApiKey
 from protocol.headers import RequestHead
@@ -75,19 +76,24 @@ class Request:
     def may_join(self, group_id: str) -> bool:
         return group_id in self.user.groups
 
-    def read(self, table: Structure) -> Fields:
-        """Raises WireError."""
+    def read(self, table: Structure | None = None) -> Fields:
+        """By its API's schema, or `table`. Raises WireError."""
         head = self.head
         return read_request(
-            table, self.take_payload(), head.body_position, head.api_key, head.api_version
+            table or request_of(head.api_key),
+            self.take_payload(),
+            head.body_position,
+            head.api_key,
+            head.api_version,
         )
 
     def take_payload(self) -> bytes:
         payload, self.payload = self.payload, b""
         return payload
 
-    def respond(self, table: Structure, values: dict[str, Any]) -> Sequence[Buffer]:
+    def respond(self, values: dict[str, Any]) -> Sequence[Buffer]:
         head = self.head
+        table = response_of(head.api_key)
         return [write_response(table, values, head.api_key, head.api_version, head.correlation_id)]
 
 

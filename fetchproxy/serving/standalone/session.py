@@ -72,7 +72,6 @@ class StandaloneSession(ClientSession):
         self._ended = False  # when the answer under way has been written
         self.muted = True  # until there is a task group to serve it in
         largest = parts.config.request_bytes_max
-        self._requests_max = largest
         self.requests = WholeRequests(
             self, owner, min(largest, _LOGIN_REQUEST_BYTES_MAX) if logins else largest
         )
@@ -85,9 +84,6 @@ class StandaloneSession(ClientSession):
             tls = transport.get_extra_info("sslcontext") is not None
             secret_path = tls or is_loopback(str(local[0]))
             self._login = Login(self._logins, host_of(self.client_host), secret_path)
-
-    async def _may_begin(self) -> bool:
-        return not self.closing
 
     # -- looked at by the listener, again and again ------------------------------------------------
     def look(self, now: float) -> None:
@@ -197,7 +193,7 @@ class StandaloneSession(ClientSession):
             return sasl.refusal(request, login.mechanism)
         if login.user is not None:
             self.payer = f"User:{login.user.name}"
-            self.requests.bytes_max = self._requests_max
+            self.requests.bytes_max = self._parts.config.request_bytes_max
             ARCHIVE_ONLY_LOGINS.labels("accepted").inc()
         return pieces
 

@@ -17,14 +17,21 @@ from fetchproxy.serving.standalone.handling import (
     Request,
     ServedApi,
 )
+from fetchproxy.serving.standalone.schemas import message
 from protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
 from protocol.headers import RequestHead, unsupported_version_response
-from protocol.message_tables import API_VERSIONS_REQUEST, API_VERSIONS_RESPONSE
+from protocol.messages import I32, NULLABLE_TEXT, Field, Structure
 from protocol.primitives import INT32, Buffer
 
 # As the gateway's, whose refusal of newer ones is used here too.
 LOWEST, HIGHEST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
 _ANY_NODE = -1
+# kafka-python's schema ends with v4.
+REQUEST = Structure(
+    *message("ApiVersionsRequest").fields,
+    Field("cluster_id", NULLABLE_TEXT, since=5),
+    Field("node_id", I32, since=5, default=_ANY_NODE),
+)
 
 
 def api_versions(others: Iterable[ServedApi]) -> ServedApi:
@@ -38,14 +45,14 @@ def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
     ranges, with_sasl = _ranges(named), _ranges({**named, **sasl.VERSIONS})
 
     async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-        asked = request.read(API_VERSIONS_REQUEST)
+        asked = request.read(REQUEST)
         if asked["cluster_id"] not in (None, parts.cluster_id) or (
             asked["node_id"] not in (_ANY_NODE, NODE_ID)
         ):
             refusal = {"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()}
-            return request.respond(API_VERSIONS_RESPONSE, refusal)
+            return request.respond(refusal)
         offered = with_sasl if parts.clients_log_in else ranges
-        return request.respond(API_VERSIONS_RESPONSE, {"api_keys": offered})
+        return request.respond({"api_keys": offered})
 
     return answer
 

@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import DELETE_GROUPS_REQUEST, DELETE_GROUPS_RESPONSE
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     results = []
-    for group_id in elements(request.read(DELETE_GROUPS_REQUEST)["groups_names"]):
+    for group_id in elements(request.read()["groups_names"]):
         error = (
             await _delete(parts, group_id)
             if request.may_join(group_id)
             else ErrorCode.GROUP_AUTHORIZATION_FAILED
         )
         results.append({"group_id": group_id, "error_code": error})
-    return request.respond(DELETE_GROUPS_RESPONSE, {"results": results})
+    return request.respond({"results": results})
 
 
 async def _delete(parts: ArchiveOnlyParts, group_id: str) -> ErrorCode:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import DESCRIBE_CLUSTER_REQUEST, DESCRIBE_CLUSTER_RESPONSE
 from protocol.primitives import Buffer
 
 _BROKERS = 1  # endpoint type; 2 would be controllers
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    endpoint_type = request.read(DESCRIBE_CLUSTER_REQUEST)["endpoint_type"]
+    endpoint_type = request.read()["endpoint_type"]
     node = {"broker_id": NODE_ID, "host": request.host, "port": request.port}
     values = {
         "endpoint_type": endpoint_type,
@@ -25,7 +24,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         values["error_code"] = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         values["error_message"] = "an archive has no controllers"
         values["brokers"] = []
-    return request.respond(DESCRIBE_CLUSTER_RESPONSE, values)
+    return request.respond(values)
 
 
 DESCRIBE_CLUSTER = ServedApi(ApiKey.DESCRIBE_CLUSTER, 0, 2, answer)

@@ -10,7 +10,6 @@ from typing import Any
 
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import DESCRIBE_CONFIGS_REQUEST, DESCRIBE_CONFIGS_RESPONSE
 from protocol.messages import Fields, elements
 from protocol.primitives import Buffer
 
@@ -34,12 +33,12 @@ _BROKER_SETTINGS: tuple[Setting, ...] = (
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = elements(request.read(DESCRIBE_CONFIGS_REQUEST)["resources"])
+    asked = elements(request.read()["resources"])
     wanted = {
         (resource["resource_type"], resource["resource_name"]): resource for resource in asked
     }
     results = [_describe(parts, request, resource) for resource in wanted.values()]
-    return request.respond(DESCRIBE_CONFIGS_RESPONSE, {"results": results})
+    return request.respond({"results": results})
 
 
 def _describe(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> dict[str, Any]:
@@ -62,7 +61,13 @@ def _describe(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> di
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": message}
     return result | {
         "configs": [
-            {"name": key, "value": value, "config_source": _STATIC, "config_type": form}
+            {
+                "name": key,
+                "value": value,
+                "read_only": True,
+                "config_source": _STATIC,
+                "config_type": form,
+            }
             for key, value, form in settings
             if wanted is None or key in wanted
         ]

@@ -8,7 +8,6 @@ from typing import Any
 from fetchproxy.serving.standalone.groups import ClassicGroup, GroupState
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import DESCRIBE_GROUPS_REQUEST, DESCRIBE_GROUPS_RESPONSE
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
@@ -16,9 +15,9 @@ _NOT_FOUND_FROM = 6  # before, an unknown group is shown as Dead and without err
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = elements(request.read(DESCRIBE_GROUPS_REQUEST)["groups"])
+    asked = elements(request.read()["groups"])
     groups = [_describe(parts, request, group_id) for group_id in dict.fromkeys(asked)]
-    return request.respond(DESCRIBE_GROUPS_RESPONSE, {"groups": groups})
+    return request.respond({"groups": groups})
 
 
 def _describe(parts: ArchiveOnlyParts, request: Request, group_id: str) -> dict[str, Any]:

@@ -9,10 +9,6 @@ from fetchproxy.model import ZERO_UUID
 from fetchproxy.serving.standalone.apis.metadata import topic_fields
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import (
-    DESCRIBE_TOPIC_PARTITIONS_REQUEST,
-    DESCRIBE_TOPIC_PARTITIONS_RESPONSE,
-)
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
@@ -21,7 +17,7 @@ PARTITIONS_MAX = 2000
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(DESCRIBE_TOPIC_PARTITIONS_REQUEST)
+    asked = request.read()
     by_name = parts.archive.catalogue.by_name
     named = {topic["name"] for topic in elements(asked["topics"])}
     shown = named or {name for name in by_name if request.may_read(name)}
@@ -57,9 +53,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         if end < topic.partition_count:
             following = {"topic_name": name, "partition_index": end}
             break
-    return request.respond(
-        DESCRIBE_TOPIC_PARTITIONS_RESPONSE, {"topics": topics, "next_cursor": following}
-    )
+    return request.respond({"topics": topics, "next_cursor": following})
 
 
 DESCRIBE_TOPIC_PARTITIONS = ServedApi(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, answer)

@@ -7,7 +7,6 @@ from typing import Any
 
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import FIND_COORDINATOR_REQUEST, FIND_COORDINATOR_RESPONSE
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
@@ -16,7 +15,7 @@ _MANY_FROM = 4
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(FIND_COORDINATOR_REQUEST)
+    asked = request.read()
     found: dict[str, Any] = {
         "node_id": NODE_ID,
         "host": request.host,
@@ -46,7 +45,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         found = {"coordinators": every}
     elif not request.may_join(asked["key"]):
         found = refused
-    return request.respond(FIND_COORDINATOR_RESPONSE, found)
+    return request.respond(found)
 
 
 FIND_COORDINATOR = ServedApi(ApiKey.FIND_COORDINATOR, 0, 6, answer)

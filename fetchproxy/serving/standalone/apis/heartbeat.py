@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from fetchproxy.serving.standalone.groups import Membership
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import HEARTBEAT_REQUEST, HEARTBEAT_RESPONSE
 from protocol.primitives import Buffer
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(HEARTBEAT_REQUEST)
+    asked = request.read()
     member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
     error = (
         parts.groups.heartbeat(asked["group_id"], member)
         if request.may_join(asked["group_id"])
         else ErrorCode.GROUP_AUTHORIZATION_FAILED
     )
-    return request.respond(HEARTBEAT_RESPONSE, {"error_code": error})
+    return request.respond({"error_code": error})
 
 
 HEARTBEAT = ServedApi(ApiKey.HEARTBEAT, 0, 4, answer)

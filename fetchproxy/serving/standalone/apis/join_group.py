@@ -8,7 +8,6 @@ from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.serving.standalone.groups import JoinReply, JoinRequest
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import JOIN_GROUP_REQUEST, JOIN_GROUP_RESPONSE
 from protocol.messages import Fields, elements
 from protocol.primitives import Buffer
 
@@ -29,7 +28,6 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         for member_id, instance, metadata in reply.members
     ]
     return request.respond(
-        JOIN_GROUP_RESPONSE,
         {
             "error_code": reply.error_code,
             "generation_id": reply.generation,
@@ -45,7 +43,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
 
 def _read(config: ArchiveOnlyConfig, request: Request) -> tuple[str, JoinRequest | JoinReply]:
     """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
-    asked = request.read(JOIN_GROUP_REQUEST)
+    asked = request.read()
     error = _error(config, request, asked)
     if error is not ErrorCode.NONE:
         return asked["group_id"], JoinReply(error, asked["member_id"])

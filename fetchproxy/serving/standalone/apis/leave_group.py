@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import LEAVE_GROUP_REQUEST, LEAVE_GROUP_RESPONSE
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
@@ -14,14 +13,14 @@ _MANY_FROM = 3
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(LEAVE_GROUP_REQUEST)
+    asked = request.read()
     if not request.may_join(asked["group_id"]):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": ()}
-        return request.respond(LEAVE_GROUP_RESPONSE, refused)
+        return request.respond(refused)
     if request.version < _MANY_FROM:
         errors = parts.groups.leave(asked["group_id"], [(asked["member_id"], None)])
         error = ErrorCode.UNKNOWN_MEMBER_ID if errors is None else errors[0]
-        return request.respond(LEAVE_GROUP_RESPONSE, {"error_code": error})
+        return request.respond({"error_code": error})
     members = [(m["member_id"], m["group_instance_id"]) for m in elements(asked["members"])]
     errors = parts.groups.leave(asked["group_id"], members)
     if errors is None:
@@ -30,7 +29,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         {"member_id": member_id, "group_instance_id": instance, "error_code": error}
         for (member_id, instance), error in zip(members, errors, strict=True)
     ]
-    return request.respond(LEAVE_GROUP_RESPONSE, {"members": results})
+    return request.respond({"members": results})
 
 
 LEAVE_GROUP = ServedApi(ApiKey.LEAVE_GROUP, 0, 5, answer)

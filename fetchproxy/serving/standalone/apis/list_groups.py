@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fetchproxy.serving.standalone.groups import GroupState
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey
-from protocol.message_tables import LIST_GROUPS_REQUEST, LIST_GROUPS_RESPONSE
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
@@ -15,7 +14,7 @@ _CLASSIC = "classic"
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(LIST_GROUPS_REQUEST)
+    asked = request.read()
     states = {state.lower() for state in elements(asked["states_filter"])}
     types = {kind.lower() for kind in elements(asked["types_filter"])}
     found = {
@@ -35,7 +34,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         and (not states or state.value.lower() in states)
         and (not types or _CLASSIC in types)
     ]
-    return request.respond(LIST_GROUPS_RESPONSE, {"groups": groups})
+    return request.respond({"groups": groups})
 
 
 LIST_GROUPS = ServedApi(ApiKey.LIST_GROUPS, 0, 5, answer)

@@ -24,7 +24,6 @@ from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, Se
 from fetchproxy.serving.standalone.topics import log_edges
 from protocol import list_offsets as wire
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import LIST_OFFSETS_RESPONSE
 from protocol.primitives import Buffer
 
 # From which version on each of the negative timestamps has a meaning.
@@ -79,7 +78,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
             }
         )
     values = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-    return request.respond(LIST_OFFSETS_RESPONSE, {"topics": values})
+    return request.respond({"topics": values})
 
 
 async def _look_up(

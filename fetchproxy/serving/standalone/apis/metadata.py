@@ -13,7 +13,6 @@ from fetchproxy.model import ZERO_UUID
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import ArchivedTopic, Catalogue
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import METADATA_REQUEST, METADATA_RESPONSE
 from protocol.messages import Fields
 from protocol.primitives import Buffer
 
@@ -21,7 +20,7 @@ _BY_ID_FROM = 12
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(METADATA_REQUEST)["topics"]
+    asked = request.read()["topics"]
     catalogue = parts.archive.catalogue
     # v0 has no null array: there the empty one means all topics.
     if asked is None or (request.version == 0 and not asked):
@@ -32,7 +31,6 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         wanted = {(topic["name"], topic["topic_id"]): topic for topic in asked}
         topics = [_asked_topic(catalogue, topic, request) for topic in wanted.values()]
     return request.respond(
-        METADATA_RESPONSE,
         {
             "brokers": [{"node_id": NODE_ID, "host": request.host, "port": request.port}],
             "cluster_id": parts.cluster_id,
@@ -75,6 +73,8 @@ def partition_fields(number: int) -> dict[str, Any]:
         "leader_id": NODE_ID,
         "replica_nodes": (NODE_ID,),
         "isr_nodes": (NODE_ID,),
+        "eligible_leader_replicas": (),
+        "last_known_elr": (),
     }
 
 

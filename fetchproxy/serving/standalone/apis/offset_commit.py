@@ -16,7 +16,6 @@ from fetchproxy.serving.standalone.committed_offsets import CommittedOffset, Off
 from fetchproxy.serving.standalone.groups import Membership
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import OFFSET_COMMIT_REQUEST, OFFSET_COMMIT_RESPONSE
 from protocol.messages import Fields, elements
 from protocol.primitives import Buffer
 
@@ -24,9 +23,11 @@ log = structlog.get_logger(__name__)
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(OFFSET_COMMIT_REQUEST)
+    asked = request.read()
     group = asked["group_id"]
-    member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
+    member = Membership(
+        asked["member_id"], asked["group_instance_id"], asked["generation_id_or_member_epoch"]
+    )
     refused = (
         parts.groups.check_commit(group, member)
         if request.may_join(group)
@@ -44,7 +45,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     failed = await _commit(parts, changes)
     if failed is not ErrorCode.NONE:
         errors |= dict.fromkeys(changes, failed)
-    return request.respond(OFFSET_COMMIT_RESPONSE, {"topics": _by_topic(errors)})
+    return request.respond({"topics": _by_topic(errors)})
 
 
 def _committed(

@@ -11,24 +11,21 @@ from collections.abc import Sequence
 from fetchproxy.serving.standalone.committed_offsets import OffsetKey
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import OFFSET_DELETE_REQUEST, OFFSET_DELETE_RESPONSE
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(OFFSET_DELETE_REQUEST)
+    asked = request.read()
     group = asked["group_id"]
     error = ErrorCode.NONE
     if not request.may_join(group):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": ()}
-        return request.respond(OFFSET_DELETE_RESPONSE, refused)
+        return request.respond(refused)
     if parts.groups.group(group) is not None:
         error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     elif not parts.offsets.has_group(group):
-        return request.respond(
-            OFFSET_DELETE_RESPONSE, {"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()}
-        )
+        return request.respond({"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()})
     keys = [
         OffsetKey(group, topic["name"], partition["partition_index"])
         for topic in elements(asked["topics"])
@@ -54,7 +51,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         }
         for key in keys
     ]
-    return request.respond(OFFSET_DELETE_RESPONSE, {"topics": topics})
+    return request.respond({"topics": topics})
 
 
 OFFSET_DELETE = ServedApi(ApiKey.OFFSET_DELETE, 0, 0, answer)

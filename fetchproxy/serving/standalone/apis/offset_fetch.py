@@ -11,7 +11,6 @@ from typing import Any
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffset
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import OFFSET_FETCH_REQUEST, OFFSET_FETCH_RESPONSE
 from protocol.messages import Fields, elements
 from protocol.primitives import Buffer
 
@@ -21,18 +20,16 @@ _ERROR_OF_GROUP_FROM = 2  # before: of each partition
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(OFFSET_FETCH_REQUEST)
+    asked = request.read()
     if request.version < _MANY_GROUPS_FROM:
         topics = asked["topics"] if request.version >= _ALL_TOPICS_FROM else asked["topics"] or []
-        return request.respond(
-            OFFSET_FETCH_RESPONSE, _fetch(parts, request, asked["group_id"], topics)
-        )
+        return request.respond(_fetch(parts, request, asked["group_id"], topics))
     wanted = {one["group_id"]: one["topics"] for one in elements(asked["groups"])}
     groups = [
         {"group_id": group_id} | _fetch(parts, request, group_id, topics)
         for group_id, topics in wanted.items()
     ]
-    return request.respond(OFFSET_FETCH_RESPONSE, {"groups": groups})
+    return request.respond({"groups": groups})
 
 
 def _fetch(
@@ -65,16 +62,20 @@ def _refused(by_name: Mapping[str, list[int]], error: ErrorCode) -> list[dict[st
     return [
         {
             "name": name,
-            "partitions": [{"partition_index": p, "error_code": error} for p in numbers],
+            "partitions": [_nothing(p) | {"error_code": error} for p in numbers],
         }
         for name, numbers in by_name.items()
     ]
 
 
+def _nothing(number: int) -> dict[str, Any]:
+    return {"partition_index": number, "committed_offset": -1, "metadata": ""}
+
+
 def _partition(parts: ArchiveOnlyParts, group: str, name: str, number: int) -> dict[str, Any]:
     committed = _current(parts, name, parts.offsets.get(group, name, number))
     if committed is None:
-        return {"partition_index": number}
+        return _nothing(number)
     return {
         "partition_index": number,
         "committed_offset": committed.offset,

@@ -13,10 +13,6 @@ from fetchproxy.metadata.lineage import end_offset_for, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import (
-    OFFSET_FOR_LEADER_EPOCH_REQUEST,
-    OFFSET_FOR_LEADER_EPOCH_RESPONSE,
-)
 from protocol.messages import Fields, elements
 from protocol.primitives import Buffer
 
@@ -31,7 +27,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
             if request.may_read(topic["topic"])
             else None,
         )
-        for topic in elements(request.read(OFFSET_FOR_LEADER_EPOCH_REQUEST)["topics"])
+        for topic in elements(request.read()["topics"])
         for partition in elements(topic["partitions"])
     ]
     views = await parts.archive.views(tip for _, _, tip in asked if tip is not None)
@@ -43,7 +39,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
             end["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         topics.setdefault(name, []).append(end)
     values = [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
-    return request.respond(OFFSET_FOR_LEADER_EPOCH_RESPONSE, {"topics": values})
+    return request.respond({"topics": values})
 
 
 def _end_offset(view: PartitionView | RemoteStorageError | None, asked: Fields) -> dict[str, Any]:

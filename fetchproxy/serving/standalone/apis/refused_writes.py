@@ -15,13 +15,6 @@ from fetchproxy.serving.standalone.handling import (
     ServedApi,
 )
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import (
-    CREATE_TOPICS_REQUEST,
-    CREATE_TOPICS_RESPONSE,
-    INIT_PRODUCER_ID_RESPONSE,
-    PRODUCE_REQUEST,
-    PRODUCE_RESPONSE,
-)
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
@@ -33,34 +26,37 @@ async def refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[
 
     There is no answer then, and silence would mean success.
     """
-    asked = request.read(PRODUCE_REQUEST)
+    asked = request.read()
     if asked["acks"] == 0:
         raise RequestRefused("PRODUCE", request.version, f"{REASON}; acks=0 wants no answer")
-    refusal = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": REASON}
+    refusal = {
+        "error_code": ErrorCode.POLICY_VIOLATION,
+        "base_offset": -1,
+        "error_message": REASON,
+    }
     topics = [
         {
             "name": topic["name"],
-            "partitions": [
+            "partition_responses": [
                 refusal | {"index": partition["index"]}
-                for partition in elements(topic["partitions"])
+                for partition in elements(topic["partition_data"])
             ],
         }
-        for topic in elements(asked["topics"])
+        for topic in elements(asked["topic_data"])
     ]
-    return request.respond(PRODUCE_RESPONSE, {"topics": topics})
+    return request.respond({"responses": topics})
 
 
 async def refuse_init_producer_id(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    values = {"error_code": ErrorCode.POLICY_VIOLATION}
-    return request.respond(INIT_PRODUCER_ID_RESPONSE, values)
+    return request.respond({"error_code": ErrorCode.POLICY_VIOLATION, "producer_epoch": -1})
 
 
 async def refuse_create_topics(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     topics = [
         {"name": topic["name"], "error_code": ErrorCode.POLICY_VIOLATION, "error_message": REASON}
-        for topic in elements(request.read(CREATE_TOPICS_REQUEST)["topics"])
+        for topic in elements(request.read()["topics"])
     ]
-    return request.respond(CREATE_TOPICS_RESPONSE, {"topics": topics})
+    return request.respond({"topics": topics})
 
 
 PRODUCE = ServedApi(ApiKey.PRODUCE, 0, 12, refuse_produce)

@@ -17,12 +17,6 @@ from fetchproxy.serving.standalone.handling import (
 from fetchproxy.serving.standalone.logins import Login
 from protocol.apis import ApiKey, ErrorCode
 from protocol.primitives import Buffer
-from protocol.sasl_messages import (
-    SASL_AUTHENTICATE_REQUEST,
-    SASL_AUTHENTICATE_RESPONSE,
-    SASL_HANDSHAKE_REQUEST,
-    SASL_HANDSHAKE_RESPONSE,
-)
 
 # Both inclusive. The handshake's v0 is answered, and not advertised.
 VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
@@ -36,21 +30,21 @@ def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
     """The answer, and whether the connection goes on."""
     if request.version == 0:
         values = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "mechanisms": ()}
-        return request.respond(SASL_HANDSHAKE_RESPONSE, values), False
+        return request.respond(values), False
     if request.version > VERSIONS[ApiKey.SASL_HANDSHAKE][1]:
         raise RequestRefused("SASL_HANDSHAKE", request.version, "no such version")
-    known = login.choose(request.read(SASL_HANDSHAKE_REQUEST)["mechanism"])
+    known = login.choose(request.read()["mechanism"])
     error = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
     values = {"error_code": error, "mechanisms": login.mechanisms}
-    return request.respond(SASL_HANDSHAKE_RESPONSE, values), known
+    return request.respond(values), known
 
 
 async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
     """Raises LoginRefused, RequestRefused, WireError."""
     if request.version > VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
         raise RequestRefused("SASL_AUTHENTICATE", request.version, "no such version")
-    token = await login.step(request.read(SASL_AUTHENTICATE_REQUEST)["auth_bytes"])
-    return request.respond(SASL_AUTHENTICATE_RESPONSE, {"auth_bytes": token})
+    token = await login.step(request.read()["auth_bytes"])
+    return request.respond({"auth_bytes": token})
 
 
 def refusal(request: Request, mechanism: str | None) -> Sequence[Buffer]:
@@ -59,13 +53,13 @@ def refusal(request: Request, mechanism: str | None) -> Sequence[Buffer]:
         "error_code": ErrorCode.SASL_AUTHENTICATION_FAILED,
         "error_message": f"{_FAILED} {mechanism or 'none'}",
     }
-    return request.respond(SASL_AUTHENTICATE_RESPONSE, values)
+    return request.respond(values)
 
 
 async def _refuse_handshake(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Of one who has logged in, or needs not: as a broker's plaintext listener answers."""
     values = {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": ()}
-    return request.respond(SASL_HANDSHAKE_RESPONSE, values)
+    return request.respond(values)
 
 
 SASL_HANDSHAKE_REFUSED = ServedApi(ApiKey.SASL_HANDSHAKE, 0, 1, _refuse_handshake)

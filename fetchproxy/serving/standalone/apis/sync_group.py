@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fetchproxy.serving.standalone.groups import Membership, SyncReply, SyncRequest
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from protocol.apis import ApiKey, ErrorCode
-from protocol.message_tables import SYNC_GROUP_REQUEST, SYNC_GROUP_RESPONSE
 from protocol.messages import elements
 from protocol.primitives import Buffer
 
@@ -19,7 +18,6 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     else:
         reply = SyncReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     return request.respond(
-        SYNC_GROUP_RESPONSE,
         {
             "error_code": reply.error_code,
             "protocol_type": reply.protocol_type,
@@ -31,7 +29,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
 
 def _read(request: Request) -> tuple[str, SyncRequest]:
     """The group and what it is asked. The fields are not kept while it waits."""
-    asked = request.read(SYNC_GROUP_REQUEST)
+    asked = request.read()
     return asked["group_id"], SyncRequest(
         Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
         tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
