@@ -25,8 +25,10 @@ Each key can be set in four places; the later one wins:
 3. the environment: `FETCHPROXY_<SECTION>_<KEY>`; an empty variable counts as absent,
 4. the command line: `--set section.key=value`, or the named option where there is one.
 
-A key or variable that is not known stops the start with the nearest known one. Names end with their
-unit: `_ms` milliseconds, `_bytes` bytes. S3 credentials are never here: they come from the places
+A key or variable that is not known stops the start with the nearest known one. A size is written
+with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number of bytes; a duration
+with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds. In TOML a value with a unit
+is a text: `segment_bytes_max = "64MiB"`. S3 credentials are never here: they come from the places
 where boto looks (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
 """
 
@@ -45,7 +47,7 @@ def document() -> str:
 
 
 def _row(key: Key) -> str:
-    default = "not set" if key.default in (None, "") else f"`{key.default}`"
+    default = "not set" if key.default in (None, "") else f"`{key.shown(key.default)}`"
     meaning = (key.field.description or "").replace("|", "\\|")
     return f"| `{key.dotted}` | {default} | {key.expected} | {meaning} | `{key.variable}` |"
 

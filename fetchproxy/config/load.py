@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -33,6 +33,7 @@ from fetchproxy.config.schema import Config, Section
 from fetchproxy.config.values import (
     MASK,
     TextForm,
+    UnitForm,
     is_secret_name,
     mask_text,
     parse_host_port,
@@ -75,6 +76,13 @@ class Key:
     def default(self) -> object:
         return self.field.default
 
+    def shown(self, value: object) -> str:
+        """With its unit where the key has one; text as it is."""
+        for form in self.field.metadata:
+            if isinstance(form, UnitForm) and isinstance(value, int):
+                return form.show(value)
+        return str(value)
+
     @property
     def optional(self) -> bool:
         return NoneType in _alternatives(self.field.annotation)
@@ -87,7 +95,7 @@ class Key:
     def expected(self) -> str:
         """The type and the range in words, for example "an integer, at least 1"."""
         forms = [m.expected for m in self.field.metadata if isinstance(m, TextForm)]
-        bounds = [_bound_words(m) for m in self.field.metadata]
+        bounds = [_bound_words(m, self.shown) for m in self.field.metadata]
         words = forms or [_type_words(t) for t in _alternatives(self.field.annotation)]
         return ", ".join([*(w for w in words if w), *(b for b in bounds if b)])
 
@@ -129,16 +137,16 @@ def _type_words(annotation: Any) -> str:  # Any: as above
     return _TYPE_WORDS.get(annotation, str(annotation))
 
 
-def _bound_words(bound: object) -> str:
+def _bound_words(bound: object, shown: Callable[[object], str]) -> str:
     match bound:
         case Ge(ge=limit):
-            return f"at least {limit}"
+            return f"at least {shown(limit)}"
         case Gt(gt=limit):
-            return f"above {limit}"
+            return f"above {shown(limit)}"
         case Le(le=limit):
-            return f"at most {limit}"
+            return f"at most {shown(limit)}"
         case Lt(lt=limit):
-            return f"below {limit}"
+            return f"below {shown(limit)}"
     return ""
 
 
