@@ -9,6 +9,7 @@ import typer
 from fetchproxy import __version__
 from fetchproxy.cli import index
 from fetchproxy.cli.archive import archive
+from fetchproxy.cli.config import config
 from fetchproxy.cli.pipeline import app as pipeline
 from fetchproxy.cli.resolve import resolve
 from fetchproxy.cli.restore import restore
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # they print locals, and locals may hold secrets
 )
-for command in (serve, archive, segments, verify, restore, resolve, user):
+for command in (serve, archive, segments, verify, restore, resolve, user, config):
     app.command()(command)
 app.add_typer(index.app, name="index")
 app.add_typer(pipeline.app, name="pipeline")

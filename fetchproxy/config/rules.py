@@ -177,9 +177,10 @@ _KEY = ("tls_key_file", "tls_key_password", "tls_key_password_file")
 _CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
 
 
-def tls_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
-    """What is wrong, by key and without any secret; None: nothing."""
-    return _gateway_fault(gateway) or _cluster_fault(cluster) or _principal_fault(gateway, cluster)
+def tls_faults(gateway: GatewayConfig, cluster: ClusterConfig) -> list[str]:
+    """What is wrong, by key and without any secret."""
+    faults = _gateway_fault(gateway), _cluster_fault(cluster), _principal_fault(gateway, cluster)
+    return [fault for fault in faults if fault is not None]
 
 
 def _gateway_fault(gateway: GatewayConfig) -> str | None:

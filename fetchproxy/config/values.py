@@ -222,6 +222,7 @@ class UnitForm(TextForm):
     """A number with a unit. `units` are in descending order; the last is what the key counts in."""
 
     units: tuple[tuple[str, int], ...]
+    name: str
 
     def parse(self, text: str) -> int:
         """Raises ValueError. A number alone is not read here."""
@@ -252,10 +253,12 @@ SIZE = UnitForm(
     "a size: 8GiB, 64MiB, 512KiB or a number of bytes",
     # No MB: to some it is 1,000,000 bytes and to others 1,048,576.
     (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)),
+    "a size",
 )
 DURATION = UnitForm(
     "a duration: 7d, 2h, 10m, 5s, 500ms or a number of milliseconds",
     (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)),
+    "a duration",
 )
 
 Size = Annotated[int, BeforeValidator(SIZE.read), SIZE]

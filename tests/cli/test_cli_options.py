@@ -36,7 +36,7 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = ["archive", "index", "pipeline", "resolve", "restore", "segments", "serve"]
+    names = ["archive", "config", "index", "pipeline", "resolve", "restore", "segments", "serve"]
     names += ["user", "verify"]
     assert sorted(COMMANDS) == names
 
@@ -57,8 +57,8 @@ def test_every_option_has_help_and_a_variable(option: Any) -> None:
         # A person's word, said once: none is left in the environment for the next start.
         assert option.envvar is None
         return
-    if option.name in ("user_name", "topic_patterns", "group_patterns"):
-        assert option.envvar is None  # of one user, and printed: no process is started with it
+    if option.name in ("user_name", "topic_patterns", "group_patterns", "check", "show"):
+        assert option.envvar is None  # for what is printed: no process is started with it
         return
     variables = {key.variable for key in all_keys().values()} | OPTION_VARIABLES
     assert option.envvar in variables

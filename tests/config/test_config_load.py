@@ -89,7 +89,7 @@ def test_unknown_key_in_the_file_names_nearest_key_and_file(tmp_path: Path) -> N
     file = write(tmp_path, "[archive]\nsegment_byte_max = 5\n")
     message = error_of(file)
     assert "unknown key archive.segment_byte_max" in message
-    assert f"{file}, table [archive]" in message
+    assert f"({file}:2)" in message
     assert "archive.segment_bytes_max" in message
 
 
@@ -178,6 +178,42 @@ def test_two_wrong_values_are_both_named(tmp_path: Path) -> None:
     message = error_of(file)
     assert "gateway.connections_max" in message
     assert "store.connections_max" in message
+
+
+def test_faults_of_all_places_are_named_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path, "[gateway]\nconnections_max = 0\nlistn = 5\n[archives]\nx = 1\n")
+    environ = {"FETCHPROXY_STORE_ULR": "file:///a", "FETCHPROXY_LOG_LEVEL": "loud"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, environ, [parse_assignment("console.listen=nowhere")])
+    faults = caught.value.faults
+    assert len(faults) == 6
+    for said in (f"connections_max = 0 ({file}:2)", f"gateway.listn ({file}:3)", f"({file}:5)",
+                 "FETCHPROXY_STORE_ULR", "'loud' (FETCHPROXY_LOG_LEVEL)",
+                 "(--set console.listen)"):  # fmt: skip
+        assert sum(said in fault for fault in faults) == 1, said
+
+
+def test_keys_that_contradict_each_other_are_all_named() -> None:
+    sets = ["archive.source=log-dirs", "gateway.tls_client_auth=required"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, [parse_assignment(text) for text in sets])
+    assert len(caught.value.faults) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('# a comment\n\n[ console ] # another\nlisten = "x"\n', ":4"),
+        ('console.listen = "x"\n', ":1"),
+        ('[console]\n"listen" = "x"\n', ""),
+        ('console = { listen = "x" }\n', ""),
+    ],
+)
+def test_a_line_of_the_file_is_named_where_it_can_be_told(
+    tmp_path: Path, text: str, line: str
+) -> None:
+    file = write(tmp_path, text)
+    assert f"({file}{line}): expected" in error_of(file)
 
 
 @pytest.mark.parametrize(
