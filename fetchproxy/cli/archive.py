@@ -44,6 +44,6 @@ def archive(
                 "archive.topics is not set; give --archive REGEX (or FETCHPROXY_ARCHIVE_TOPICS)"
             )
         configure_logging(config.log, sys.stderr)
-    finished = run(run_archiver(config, once=once, create=create))
+    finished = run(run_archiver(config, once=once, create=create, limits=options.limits(context)))
     if once and finished is None:
         raise typer.Exit(EXIT_INTERRUPTED)

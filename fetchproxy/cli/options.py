@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fetchproxy.app import LIMITS, Limits
 from fetchproxy.config.load import Loaded, Setting, load, parse_assignment
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -139,6 +140,11 @@ def read_settings(context: typer.Context, file: Path | None) -> Loaded:
             option = "--" + parameter.replace("_", "-")
             overrides.append(Setting(key, context.params[parameter], option))
     return load(file, os.environ, overrides)
+
+
+def limits(context: typer.Context) -> Limits:
+    """What the caller of the command line has passed as click's `obj`; `fetchproxy` passes none."""
+    return context.obj if isinstance(context.obj, Limits) else LIMITS
 
 
 def store_url(config: Config) -> str:

@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from fetchproxy.config.memory_plan import within_ceiling
 from fetchproxy.config.rules import (
+    GONE,
     archive_only_fault,
     group_fault,
     log_dirs_fault,
@@ -59,6 +60,10 @@ _TYPE_WORDS = {
 }
 
 
+def variable_of(key: str) -> str:
+    return f"{VARIABLE_PREFIX}{key.replace('.', '_')}".upper()
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     section: str
@@ -71,7 +76,7 @@ class Key:
 
     @property
     def variable(self) -> str:
-        return f"{VARIABLE_PREFIX}{self.section}_{self.name}".upper()
+        return variable_of(self.dotted)
 
     @property
     def default(self) -> object:
@@ -309,17 +314,26 @@ def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -
 
 def _unknown_variables(environ: Mapping[str, str], keys: Mapping[str, Key]) -> list[str]:
     known = [*(key.variable for key in keys.values()), *OPTION_VARIABLES]
-    return [
-        f"unknown variable {variable} in the environment" + _nearest(variable, known)
-        for variable in sorted(environ)
-        if variable.startswith(VARIABLE_PREFIX) and variable not in known
-        if not (_SERVICE_VARIABLE.fullmatch(variable) or _LAB_VARIABLE.fullmatch(variable))
-    ]
+    gone = {variable_of(key): became for key, became in GONE.items()}
+    faults = []
+    for variable in sorted(environ):
+        if not variable.startswith(VARIABLE_PREFIX) or variable in known:
+            continue
+        if variable in gone:
+            if environ[variable] != "":
+                faults.append(f"{variable} in the environment is gone: {gone[variable]}")
+        elif not (_SERVICE_VARIABLE.fullmatch(variable) or _LAB_VARIABLE.fullmatch(variable)):
+            faults.append(
+                f"unknown variable {variable} in the environment" + _nearest(variable, known)
+            )
+    return faults
 
 
 def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
     """The setting with an empty text as None where the key may be unset. Raises ConfigError."""
     key = keys.get(setting.key)
+    if key is None and setting.key in GONE:
+        raise ConfigError(f"{setting.key} ({setting.place}) is gone: {GONE[setting.key]}")
     if key is None and setting.key in Config.model_fields:
         raise ConfigError(
             f"{setting.key} ({setting.place}) is a section: expected {setting.key}.KEY"
@@ -363,7 +377,6 @@ def _relation_faults(config: Config, chosen: Mapping[str, Setting]) -> list[str]
     ]
     remote = config.remote_fetch
     pairs = [
-        ("backoff_initial_ms", "backoff_max_ms"),
         # A chunk above the bound on bytes in flight could never be admitted.
         ("chunk_bytes", "inflight_bytes_max"),
     ]

@@ -68,20 +68,6 @@ class ArchiveConfig(Section):
     rlm_retry_interval_ms: Duration = Field(5_000, description="after a remote error", ge=1)
     workers_max: int = Field(4, description="partitions processed at once", ge=1)
     copy_max_ms: Duration = Field(300_000, description="a copy that takes longer is given up", ge=1)
-    turn_max_ms: Duration = Field(
-        300_000,
-        description="a partition's turn may take this besides its copy; then it is ended and tried "
-        "again, so that a silent broker or disk does not hold a worker for ever",
-        ge=1,
-    )
-    remote_refresh_interval_ms: Duration = Field(
-        60_000,
-        description="leader and follower know what is in the archive no older than this (and one "
-        "process interval); a look lists the partition where metadata lies in the store, which S3 "
-        "charges for",
-        ge=0,
-    )
-    fetch_bytes_max: Size = Field(8 * MiB, description="per fetch from a broker", ge=KiB)
     copy_bytes_per_s_max: Size = Field(
         0,
         description="bytes a second that are taken from the brokers, over all partitions, so that "
@@ -107,23 +93,6 @@ class ArchiveConfig(Section):
         "of one process alone. Not set: none, as it is of use only in a folder that lasts, takes "
         "0.2% of the archive's size, and is filled by a request for each segment",
     )
-    local_index_file_bytes_max: Size = Field(
-        8 * MiB,
-        description="a local index file is rolled at this size: what a start after a crash reads, "
-        "per partition",
-        ge=KiB,
-        le=1024 * MiB,
-    )
-    local_index_file_age_max_ms: Duration = Field(
-        604_800_000,
-        description="or when the segments in it were copied this long apart; the log start deletes "
-        "whole files",
-        ge=1,
-    )
-    discovery_interval_ms: Duration = Field(
-        10_000, description="between two looks for new and deleted topics", ge=1
-    )
-
     margin_warn_share: float = Field(
         0.5,
         description="warn when the oldest record that is not archived has used up this share of "
@@ -149,12 +118,6 @@ class ArchiveConfig(Section):
         "(session.timeout.ms)",
         ge=100,
     )
-    group_heartbeat_interval_ms: Duration = Field(
-        3_000,
-        description="a change in the group is noticed within this (heartbeat.interval.ms)",
-        ge=10,
-    )
-
     # --- retention ---
     remote_log_retention_ms: Duration = Field(
         -1,
@@ -194,12 +157,6 @@ class ArchiveConfig(Section):
         "override: with remote.storage.enable=true its retention.ms and retention.bytes, which are "
         "then those of both tiers; without it its local.retention.ms and local.retention.bytes",
     )
-    retention_check_interval_ms: Duration = Field(
-        300_000,
-        description="between two looks at what of a partition is to be deleted, in either tier; "
-        "each lists the partition (log.retention.check.interval.ms)",
-        ge=1,
-    )
     retention_grace_ms: Duration = Field(
         300_000,
         description="a segment's objects are deleted this long after it was hidden, for readers in "
@@ -214,29 +171,6 @@ class ArchiveConfig(Section):
         "those of the store and of producers",
         ge=0,
     )
-    retention_deletes_per_turn_max: int = Field(
-        16,
-        description="segments hidden or deleted before the partition's copying goes on",
-        ge=1,
-    )
-    retention_clock_settle_ms: Duration = Field(
-        60_000,
-        description="retention by time waits until the system's clock has run evenly for this "
-        "long, after the start and after each jump, so that a wrong clock deletes nothing",
-        ge=0,
-    )
-    orphan_check_interval_ms: Duration = Field(
-        3_600_000,
-        description="between two looks for objects that no metadata names; each lists the "
-        "partition",
-        ge=1,
-    )
-    orphan_age_min_ms: Duration = Field(
-        3_600_000,
-        description="such an object is deleted once it was seen this long; above `copy_max_ms`, "
-        "which an upload may take whose answer was lost",
-        ge=0,
-    )
     topic_deletion: Literal["delete", "keep", "delete-all"] = Field(
         "delete",
         description="what becomes of the archive of a topic that the cluster has deleted. `delete` "
@@ -249,9 +183,6 @@ class ArchiveConfig(Section):
         description="the cluster must have denied such a topic for this long at every look: a day "
         "is time to notice a mistake, and for a cluster that shows itself by half",
         ge=0,
-    )
-    topic_deletion_check_interval_ms: Duration = Field(
-        300_000, description="between two looks for them; each lists the archive's partitions", ge=1
     )
 
 
@@ -285,38 +216,11 @@ class ArchiveOnlyConfig(Section):
         description="where committed offsets are kept; not set: in memory, so they are lost when "
         "the process ends",
     )
-    offsets_max: int = Field(
-        100_000,
-        description="committed offsets of all groups; the file is written whole at each commit",
-        ge=1,
-    )
-    offset_metadata_bytes_max: Size = Field(
-        4_096, description="of a commit's metadata (offset.metadata.max.bytes)", ge=0
-    )
-    request_bytes_max: Size = Field(
-        1 * MiB,
-        description="largest request: nobody produces here, so it is far below gateway's",
-        ge=KiB,
-    )
-    groups_max: int = Field(10_000, description="groups with members at once", ge=1)
     groups_bytes_max: Size = Field(
         256 * MiB,
         description="what members of all groups brought and were given, and committed offsets, "
         "names included; above it members and new commits are turned away",
         ge=KiB,
-    )
-    group_members_max: int = Field(1_000, description="members of one group (group.max.size)", ge=1)
-    group_session_timeout_min_ms: Duration = Field(
-        6_000, description="group.min.session.timeout.ms", ge=1
-    )
-    group_session_timeout_max_ms: Duration = Field(
-        1_800_000, description="group.max.session.timeout.ms", ge=1
-    )
-    group_initial_rebalance_delay_ms: Duration = Field(
-        3_000,
-        description="a new group waits this long for further members "
-        "(group.initial.rebalance.delay.ms)",
-        ge=0,
     )
 
 
@@ -366,9 +270,6 @@ class MetadataConfig(Section):
         description="where what was read of the metadata topic is kept, so that a restart reads "
         "only what is new; not set: in memory alone, and a start reads the whole topic",
     )
-    refresh_interval_ms: Duration = Field(
-        5_000, description="between two looks of the console at store and brokers", ge=1
-    )
     view_age_max_ms: Duration = Field(
         30_000,
         description="a partition's view that is older and still in use is read again in the "
@@ -379,18 +280,6 @@ class MetadataConfig(Section):
         10_000,
         description="a listing or a read of metadata is given up when nothing came for so long",
         ge=1,
-    )
-    metadata_reads_max: int = Field(
-        32,
-        description="metadata objects read at once per topic, or partitions of the metadata "
-        "topic: as many as there are connections to a store, whose latency they wait for",
-        ge=1,
-    )
-    topic_read_bytes: Size = Field(
-        256 * KiB,
-        description="of the metadata topic per fetch; decoding one holds up everything else for "
-        "some 20 ms",
-        ge=KiB,
     )
 
     @property
@@ -420,7 +309,6 @@ class RemoteFetchConfig(Section):
     fetcher_tasks_max: int = Field(
         32, description="range reads in flight (remote.log.reader.threads)", ge=1
     )
-    purgatory_entries_max: int = Field(10_000, description="waiting fetches", ge=1)
     inflight_bytes_max: Size = Field(
         256 * MiB, description="bytes of chunks being read at once; further reads wait", ge=MiB
     )
@@ -444,21 +332,10 @@ class RemoteFetchConfig(Section):
     chunk_read_max_ms: Duration = Field(
         30_000, description="a range read without an answer is given up and tried again", ge=1
     )
-    backoff_initial_ms: Duration = Field(100, description="first pause after a storage error", ge=1)
-    backoff_max_ms: Duration = Field(5_000, description="longest pause between attempts", ge=1)
-    backoff_jitter: float = Field(0.2, description="share of the pause that is random", ge=0, le=1)
     index_cache_bytes_max: Size = Field(
         64 * MiB,
         description="memory of segments' indexes (remote.log.index.file.cache.total.size.bytes)",
         ge=MiB,
-    )
-    unasked_read_max_ms: Duration = Field(
-        30_000,
-        description="a failing read that no client has asked for again for this long is given up",
-        ge=1,
-    )
-    corrupt_retry_ms: Duration = Field(
-        60_000, description="bytes found corrupt twice are not read again before this", ge=1
     )
     disk_cache_dir: Path | None = Field(
         None,
@@ -470,30 +347,12 @@ class RemoteFetchConfig(Section):
         description="of that folder; the longest unused chunk goes before this is reached",
         ge=MiB,
     )
-    disk_cache_free_bytes_min: Size = Field(
-        1024 * MiB,
-        description="left free on that folder's file system: the cache shrinks to keep it, since "
-        "others write there too",
-        ge=0,
-    )
-    disk_cache_writes_max: int = Field(
-        8,
-        description="chunks that may wait to be written there; what is beyond is not cached, as no "
-        "reader waits for the disk",
-        ge=1,
-    )
     hedged_reads_share_max: float = Field(
         0.05,
         description="share of range reads that are asked a second time when slow, to take the "
         "faster answer; what a store is asked more at most; 0: none",
         ge=0,
         le=1,
-    )
-    hedge_after_min_ms: Duration = Field(
-        20, description="a read is slow after the 95th percentile of the last, but not before", ge=1
-    )
-    hedge_after_max_ms: Duration = Field(
-        2_000, description="a read is slow after this in any case, also before any is known", ge=1
     )
 
 
@@ -511,13 +370,6 @@ class StoreConfig(Section):
         None,
         description="holds a delegation token for an HDFS, read at the first request and again when"
         " the token is refused; none: the URL's user is believed, as HDFS does without Kerberos",
-    )
-    part_bytes: Size = Field(8 * MiB, description="unit of a multipart upload", ge=5 * MiB)
-    parts_in_flight_max: int = Field(
-        4, description="parts of one upload sent at once; memory is this times part_bytes", ge=1
-    )
-    threads_max: int = Field(
-        8, description="for blocking file calls; a hanging disk holds these, never the loop", ge=1
     )
     connections_max: int = Field(
         32, description="to the store; range reads of S3 have as many of their own", ge=1
@@ -540,18 +392,6 @@ class TlsConfig(Section):
 
     protocol_min: Literal["TLSv1.2", "TLSv1.3"] = Field(
         "TLSv1.2", description="older versions are broken (RFC 8996)"
-    )
-    reload_interval_ms: Duration = Field(
-        10_000,
-        description="between two looks at the files of certificates, keys and authorities; changed "
-        "ones are used for new connections",
-        ge=100,
-    )
-    expiry_warning_ms: Duration = Field(
-        14 * 24 * 3_600_000,
-        description="a certificate with less time left is warned of once a day, and once it has "
-        "expired",
-        ge=0,
     )
 
 
@@ -590,13 +430,6 @@ class GatewayConfig(Section):
         description="largest frame of either side (Kafka's socket.request.max.bytes)",
         ge=KiB,
     )
-    held_request_bytes_max: Size = Field(
-        2 * MiB,
-        description="largest request that must be whole before it can be handled: Fetch, "
-        "ListOffsets, OffsetForLeaderEpoch, DeleteRecords; enough for 50,000 partitions. Produce "
-        "and all others pass as they arrive",
-        ge=KiB,
-    )
     connections_max: int = Field(20_000, description="clients at once; one more is closed", ge=1)
     connections_per_ip_max: int = Field(
         20_000,
@@ -607,31 +440,7 @@ class GatewayConfig(Section):
     idle_max_ms: Duration = Field(
         600_000, description="silent connections are closed (connections.max.idle.ms)", ge=100
     )
-    half_frame_max_ms: Duration = Field(
-        30_000, description="time a begun request may take to arrive whole", ge=100
-    )
     upstream_connect_max_ms: Duration = Field(10_000, description="to reach a broker", ge=1)
-    bootstrap_stagger_ms: Duration = Field(
-        250,
-        description="of several bootstrap brokers the next is asked too when one has not answered "
-        "within this, so that one that hangs costs a client no more (RFC 8305's delay)",
-        ge=1,
-    )
-    inflight_requests_max: int = Field(
-        64, description="unanswered requests per connection; then reading pauses", ge=1
-    )
-    buffer_bytes_max: Size = Field(
-        64 * KiB,
-        description="bytes waiting for a slow reader; then the other side pauses (sockets' own "
-        "buffers come on top; more than this is only copied once more)",
-        ge=KiB,
-    )
-    splice_bytes_min: Size = Field(
-        64 * KiB,
-        description="records still to come of an answer from which on they pass within the kernel "
-        "(Linux, plaintext on both sides), as less is copied sooner; 0: never",
-        ge=0,
-    )
     connection_buffers_bytes_max: Size = Field(
         256 * MiB,
         description="bytes that all connections hold together: what waits for slow clients and "
@@ -639,43 +448,11 @@ class GatewayConfig(Section):
         "partition); above it those that hold most are closed",
         ge=MiB,
     )
-    client_stall_max_ms: Duration = Field(
-        300_000,
-        description="a client that takes none of the bytes that wait for it is closed after this; "
-        "as long as a consumer may stay away from poll() (max.poll.interval.ms)",
-        ge=100,
-    )
-    remote_answer_bytes_max: Size = Field(
-        16 * MiB,
-        description="archived records in one answer, whatever the client's max_bytes (the first "
-        "batch comes whole); its next fetch goes on there",
-        ge=KiB,
-    )
     remote_answers_bytes_max: Size = Field(
         256 * MiB,
         description="archived records on their way to all clients, besides the chunk cache; above "
         "it answers are cut, down to one batch each",
         ge=KiB,
-    )
-    remote_answer_turns_max: int = Field(
-        16,
-        description="answers with archived records that are made and written at once; further "
-        "fetches wait, and of these the connection that was given least goes next, so that "
-        "consumers of the same history stay together and it is read once",
-        ge=1,
-    )
-    remote_answer_turn_max_ms: Duration = Field(
-        50,
-        description="after this such an answer counts no more: a client that takes it slowly does "
-        "not keep the others waiting",
-        ge=1,
-    )
-    log_start_max_age_ms: Duration = Field(
-        300_000,
-        description="topics that clients read at the tail are looked up in the archive this often, "
-        "so that relayed answers show where their logs really begin; one listing per topic and one "
-        "per archived partition, however many clients",
-        ge=1_000,
     )
     gap_policy: Literal["skip", "error"] = Field(
         "skip",
@@ -718,12 +495,6 @@ class GatewayConfig(Section):
     tls_client_ca_file: Path | None = Field(
         None, description="PEM of the authorities that clients' certificates come from"
     )
-    tls_handshake_max_ms: Duration = Field(
-        10_000,
-        description="a client that has not shaken hands by then is closed; until then it counts "
-        "as one of connections_max",
-        ge=1,
-    )
     sni_bootstrap_host: OptionalHostName = Field(
         None,
         description="one port for all brokers: the name that clients bootstrap with; needs TLS",
@@ -746,12 +517,6 @@ class ConsoleConfig(Section):
     listen: OptionalHostPortText = Field(
         None, description="host:port of the web console; off if not set"
     )
-    archive_refresh_interval_ms: Duration = Field(
-        30_000,
-        description="between two looks at the whole archive for page and metrics; each lists every "
-        "partition, which an S3 store charges for",
-        ge=100,
-    )
     allowed_hosts: str = Field(
         "",
         description="further names, comma-separated, by which browsers may call the console; the "
@@ -767,12 +532,6 @@ class ProcessConfig(Section):
         description="ceiling of all memory that has a limit, which is all but segments' metadata "
         "(80 bytes each): limits that are not set shrink until they fit, what does not fit stops "
         "the start; 0: each limit counts for itself",
-        ge=0,
-    )
-    freed_bytes_max: Size = Field(
-        16 * MiB,
-        description="freed memory that the C library may keep for later; what is above goes back "
-        "to the system within 5 s (glibc; the default lets small bursts come and go untouched)",
         ge=0,
     )
 
@@ -797,9 +556,6 @@ class ClusterConfig(Section):
     request_max_ms: Duration = Field(
         10_000, description="an answer of a broker may take this", ge=1
     )
-    metadata_max_age_ms: Duration = Field(
-        30_000, description="brokers and topics are asked for again after this", ge=1
-    )
     client_id: str = Field("fetchproxy", description="client.id of the proxy's own requests")
     connect_max_ms: Duration = Field(
         3_000,
@@ -808,7 +564,7 @@ class ClusterConfig(Section):
     )
     frame_bytes_max: Size = Field(
         128 * MiB,
-        description="largest answer of a broker; above archive.fetch_bytes_max plus one batch "
+        description="largest answer of a broker; above 8 MiB plus one batch "
         "(max.message.bytes), as the first batch of a Fetch comes whole",
         ge=KiB,
     )

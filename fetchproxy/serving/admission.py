@@ -30,7 +30,7 @@ from protocol.primitives import Buffer
 # clients read it. Answers are cut to the room that is left. The last quarter is kept for single
 # batches: many slow readers make the answers of others small before anybody gets none. When that
 # is full, too, the archive's part waits. A client that takes nothing is closed after
-# `gateway.client_stall_max_ms`.
+# `ServingLimits.client_stall_max_ms`.
 
 _CUT_SHARE = 0.75
 # From here on an answer that uses less than half of its blocks is copied out of them.

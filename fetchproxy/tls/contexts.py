@@ -431,16 +431,25 @@ def upstream_context(config: ClusterConfig, tls: TlsConfig) -> ReloadingContext 
     return ReloadingContext("upstream", lambda: client_context(config, tls), files_of(config))
 
 
+# Between two looks at the files of certificates, keys and authorities. A look is a stat of each.
+RELOAD_INTERVAL_MS = 10_000
+# A certificate with less time left is warned of once a day: half of the 30 days that ACME renews
+# ahead, so that it is told when renewing has failed, with time to mend it.
+EXPIRY_WARNING_MS = 14 * 24 * 3_600_000
+
+
 async def keep_fresh(
-    contexts: Iterable[ReloadingContext | None], config: TlsConfig, wall_clock_ms: Callable[[], int]
+    contexts: Iterable[ReloadingContext | None],
+    wall_clock_ms: Callable[[], int],
+    interval_ms: int = RELOAD_INTERVAL_MS,
 ) -> None:
     """Until cancelled. `wall_clock_ms` gives epoch milliseconds."""
     in_use = [context for context in contexts if context is not None]
     while True:
         for context in in_use:
             await context.look()
-            context.warn_of_expiry(wall_clock_ms(), config.expiry_warning_ms)
-        await asyncio.sleep(config.reload_interval_ms / 1000)
+            context.warn_of_expiry(wall_clock_ms(), EXPIRY_WARNING_MS)
+        await asyncio.sleep(interval_ms / 1000)
 
 
 # What a connection to a broker needs to speak TLS: the context of now, and the broker's name.

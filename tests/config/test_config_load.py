@@ -37,14 +37,14 @@ def test_file_yields_to_environment_and_that_to_the_command_line(tmp_path: Path)
     file = write(
         tmp_path,
         '[gateway]\nlisten = "127.0.0.1:1"\nconnections_max = 10\nidle_max_ms = 1000\n'
-        "[remote_fetch]\nbackoff_jitter = 0\n",
+        "[remote_fetch]\nhedged_reads_share_max = 0\n",
     )
     environ = {"FETCHPROXY_GATEWAY_LISTEN": "127.0.0.1:2", "FETCHPROXY_GATEWAY_IDLE_MAX_MS": "2000"}
     config = load_config(file, environ, [Setting("gateway.idle_max_ms", "3000", "--set")])
     assert config.gateway.connections_max == 10
     assert config.gateway.listen == "127.0.0.1:2"
     assert config.gateway.idle_max_ms == 3000
-    assert config.remote_fetch.backoff_jitter == 0.0
+    assert config.remote_fetch.hedged_reads_share_max == 0.0
 
 
 def test_every_key_can_be_set_by_its_variable(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_no_key_looks_like_a_variable_that_is_skipped() -> None:
         ("gateway.connections_max=many", "an integer, at least 1"),
         ("gateway.connections_max=0", "an integer, at least 1"),
         ("gateway.node_port_base=70000", "at least 0, at most 65000"),
-        ("remote_fetch.backoff_jitter=2", "a number, at least 0, at most 1"),
+        ("remote_fetch.hedged_reads_share_max=2", "a number, at least 0, at most 1"),
         ("gateway.listen=9192", "host:port or [IPv6]:port"),
         ("cluster.bootstrap=a:1,b", "host:port[,host:port…], ports from 1 to 65535"),
         ("archive.topics=(", "a regular expression"),
@@ -219,7 +219,6 @@ def test_a_line_of_the_file_is_named_where_it_can_be_told(
 @pytest.mark.parametrize(
     ("low", "high"),
     [
-        ("remote_fetch.backoff_initial_ms=9000", "remote_fetch.backoff_max_ms"),
         ("remote_fetch.chunk_bytes=999999999", "remote_fetch.inflight_bytes_max"),
     ],
 )
@@ -230,8 +229,8 @@ def test_related_keys_bound_each_other(low: str, high: str) -> None:
 
 
 def test_a_bound_below_a_default_names_where_it_was_set() -> None:
-    message = error_of(None, {"FETCHPROXY_REMOTE_FETCH_BACKOFF_MAX_MS": "1"})
-    assert "FETCHPROXY_REMOTE_FETCH_BACKOFF_MAX_MS" in message
+    message = error_of(None, {"FETCHPROXY_REMOTE_FETCH_INFLIGHT_BYTES_MAX": "1MiB"})
+    assert "FETCHPROXY_REMOTE_FETCH_INFLIGHT_BYTES_MAX" in message
 
 
 def test_secrets_do_not_show_in_messages() -> None:

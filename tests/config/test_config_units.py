@@ -86,10 +86,10 @@ def test_overrides_take_units() -> None:
 )
 def test_other_sizes_are_refused_with_the_forms(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, {"FETCHPROXY_STORE_PART_BYTES": text})
+        load_config(None, {"FETCHPROXY_ARCHIVE_SPOOL_BYTES_MAX": text})
     assert str(caught.value) == (
-        f"store.part_bytes = '{text}' (FETCHPROXY_STORE_PART_BYTES): "
-        "expected a size: 8GiB, 64MiB, 512KiB or a number of bytes, at least 5MiB"
+        f"archive.spool_bytes_max = '{text}' (FETCHPROXY_ARCHIVE_SPOOL_BYTES_MAX): "
+        "expected a size: 8GiB, 64MiB, 512KiB or a number of bytes, at least 1MiB"
     )
 
 

@@ -1,4 +1,4 @@
-"""One proxy over a file store for all tests that leave it alone, and topics that only it has whole."""
+"""One proxy over a file store for tests that leave it alone, and topics that only it has whole."""
 
 from __future__ import annotations
 

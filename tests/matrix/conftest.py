@@ -1,4 +1,4 @@
-"""The matrix's brokers, one version at a time, and its result, written down where the docs show it."""
+"""The matrix's brokers, one version at a time, and its result, written where the docs show it."""
 
 from __future__ import annotations
 

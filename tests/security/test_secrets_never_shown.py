@@ -189,7 +189,7 @@ def test_a_proxy_that_is_refused_says_who_and_how_and_nothing_more(
 ) -> None:
     settings: dict[str, object] = {**as_user("proxy", mechanism), "log.level": "debug"}
     settings["cluster.sasl_password"] = PLANTED
-    settings["metadata.refresh_interval_ms"] = 100
+    settings["limits.console.refresh_interval_ms"] = 100
     if mechanism == "OAUTHBEARER":
         del settings["cluster.sasl_username"], settings["cluster.sasl_password"]
         (tmp_path / "token").write_text(unsecured_token(PLANTED, lifetime_s=-60))

@@ -22,12 +22,15 @@ from virtual_loop import START_S, run_virtual
 
 from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
 from fetchproxy.errors import OffsetNotArchived, StorageUnavailable
+from fetchproxy.metadata.remote_log_metadata_manager import READS_AT_ONCE_MAX
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import CompletionReason, RemoteReadRequest, RemoteReadResult
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.memory import MemoryObjectStore
+from lab.limited import section_and_limits
 
 FAULTS_END_S = START_S + 120
 # After the faults every reader must be done within this: back-off, hung attempts, then reading.
@@ -58,11 +61,13 @@ def simulate(seed: int) -> list[tuple[object, ...]]:
 async def _main(rng: Random) -> list[tuple[object, ...]]:
     store = FaultyObjectStore(MemoryObjectStore(), rng)
     partitions = [await _generate(rng, store, number) for number in range(3)]
-    config = _config(rng)
+    config, limits = _config(rng)
     metadata = MetadataConfig(metadata_read_max_ms=5_000)
     async with (
         StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), metadata) as rlmm,
-        RemoteFetchPurgatory(config, rlmm, RemoteStorageManager(store), rng) as purgatory,
+        RemoteFetchPurgatory(
+            config, rlmm, RemoteStorageManager(store), rng, limits=limits
+        ) as purgatory,
     ):
         world = World(rng, store, purgatory, config, partitions)
         async with asyncio.TaskGroup() as group:
@@ -91,8 +96,10 @@ async def _generate(rng: Random, store: FaultyObjectStore, number: int) -> Gener
     return made
 
 
-def _config(rng: Random) -> RemoteFetchConfig:
-    return RemoteFetchConfig(
+def _config(rng: Random) -> tuple[RemoteFetchConfig, ReadingLimits]:
+    return section_and_limits(
+        RemoteFetchConfig,
+        ReadingLimits,
         fetcher_tasks_max=rng.choice([1, 2, 16]),
         purgatory_entries_max=rng.choice([1, 2, 100]),
         inflight_bytes_max=MiB,
@@ -308,4 +315,4 @@ async def _check_that_all_comes_to_rest(world: World) -> None:
 
 def _metadata_reads() -> int:
     """Reads of `.metadata` objects are the metadata manager's, with a limit of its own."""
-    return 3 * MetadataConfig().metadata_reads_max
+    return 3 * READS_AT_ONCE_MAX

@@ -15,6 +15,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.limits import WritingLimits
+from lab.limited import section_and_limits
 
 
 async def orphan(world: World, number: int, *files: SegmentFile) -> set[str]:
@@ -89,12 +91,15 @@ def test_a_finished_segment_is_never_an_orphan() -> None:
         await world.planted.change(damaged, SegmentFile.METADATA, lambda _: b"{")
         rsm = world.planted.rsm
         rlmm = await opened.enter_async_context(Forgetful(rsm, MetadataConfig()))
+        often = {**QUICK, "orphan_check_interval_ms": 1, "orphan_age_min_ms": 1}
+        config, limits = section_and_limits(ArchiveConfig, WritingLimits, **often)
         expirer = Expirer(
-            ArchiveConfig(**{**QUICK, "orphan_check_interval_ms": 1, "orphan_age_min_ms": 1}),
+            config,
             rsm,
             rlmm,
             topic_config=lambda _: None,
             wall_clock_ms=world.wall_clock_ms,
+            limits=limits,
         )
         await turns(expirer, 50)
         assert world.bases() == [0, 10, 20, 40]

@@ -1,7 +1,7 @@
 """Cuts a client's bytes into requests and handles each as its API says (`apis.table`).
 
 Most requests pass as they arrive, without being whole; the others are held until they are, within
-`gateway.held_request_bytes_max`. What cannot be right is refused by its first bytes. Reading stops
+`held_request_bytes_max`. What cannot be right is refused by its first bytes. Reading stops
 where the session is muted, or where as many requests are in flight as may be.
 """
 
@@ -35,6 +35,7 @@ class RequestReader:
         self._session = session
         self._parts = parts
         self._config = parts.config
+        self._limits = parts.limits
         self._clock = parts.clock
         self._sasl = SaslProgress() if parts.clients_use_sasl else None
         self._carry = bytearray()
@@ -173,7 +174,7 @@ class RequestReader:
             return None
         link = self._session.link
         in_flight = len(link.expected) if link else 0
-        if in_flight >= self._config.inflight_requests_max and self._session.at_inflight_limit():
+        if in_flight >= self._limits.inflight_requests_max and self._session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
             self.limited = True
             return None
@@ -217,11 +218,11 @@ class RequestReader:
         )
 
     def _check_held(self, size: int, head: RequestHead) -> None:
-        limit = self._config.held_request_bytes_max
+        limit = self._limits.held_request_bytes_max
         if size > limit:
             raise FrameTooLarge(
                 f"{ApiKey(head.api_key).name} of {size} bytes is beyond "
-                f"gateway.held_request_bytes_max, which is {limit}",
+                f"held_request_bytes_max, which is {limit}",
                 "held_request_bytes_max",
             )
 

@@ -15,6 +15,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import AnswerBudget, AnswerTurns, ClientRates
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.archive_starts import ArchiveStarts
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge, ArchivedTopics
@@ -33,6 +34,7 @@ class GatewayParts:
     """
 
     config: GatewayConfig
+    limits: ServingLimits
     clients_use_sasl: bool
     remote_fetch: RemoteFetchConfig
     cluster: Cluster

@@ -76,7 +76,7 @@ class RemoteSide:
     @property
     def bytes_max(self) -> int:
         """No more than an answer takes: others wait for the same fetchers."""
-        most = min(self.request.bytes_max, self.parts.config.remote_answer_bytes_max)
+        most = min(self.request.bytes_max, self.parts.limits.remote_answer_bytes_max)
         return self.parts.rates.room(most)
 
     def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:

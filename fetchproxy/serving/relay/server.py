@@ -25,7 +25,7 @@ from fetchproxy.observability.metrics import CONNECTION_BUFFERS_BYTES, CONNECTIO
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import AnswerBudget, AnswerTurns, ClientRates, payer_of
-from fetchproxy.serving.limits import ConnectionLimits, to_close
+from fetchproxy.serving.limits import ConnectionLimits, ServingLimits, to_close
 from fetchproxy.serving.relay.addresses import (
     Address,
     AddressMap,
@@ -139,23 +139,29 @@ class GatewayServer:
         is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
         rng: random.Random | None = None,
         tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
+        limits: ServingLimits = ServingLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`views`: of `rlmm`, the same that `purgatory` reads by.
 
         `tls`: for the listeners and for brokers; made here if not given. Raises ConfigError."""
-        self._config = config.gateway
+        self._config = gateway = config.gateway
         self._tls, upstream = tls or (
             listener_context(config.gateway, config.tls),
             upstream_context(config.cluster, config.tls),
         )
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
-        self._dial = UpstreamDial(config.gateway, UpstreamTls(upstream).for_host)
+        self._dial = UpstreamDial(
+            config.gateway.upstream_connect_max_ms,
+            UpstreamTls(upstream).for_host,
+            limits.bootstrap_stagger_ms,
+        )
         self._addresses = AddressMap(config.gateway, self._listen_for_node)
         loop = asyncio.get_running_loop()
         warnings = SparingWarnings(loop.time)
         knowledge = ArchivedKnowledge(rlmm, loop.time, warnings)
         self._parts = GatewayParts(
             config=config.gateway,
+            limits=limits,
             clients_use_sasl=config.cluster.security_protocol.startswith("SASL_"),
             remote_fetch=config.remote_fetch,
             cluster=cluster,
@@ -164,7 +170,7 @@ class GatewayServer:
             purgatory=purgatory,
             addresses=ToldAddresses(self._addresses),
             receive=ReceiveBuffer(),
-            records=open_record_pipe(config.gateway.splice_bytes_min),
+            records=open_record_pipe(limits.splice_bytes_min),
             random=rng or random.Random(),
             clock=loop.time,
             warnings=warnings,
@@ -175,14 +181,11 @@ class GatewayServer:
             held=HeldReaders(loop.time, config.gateway.held_max_ms),
             skipped=SkippedOffsets(),
             archived=ArchivedTopics(
-                cluster, rlmm, knowledge, loop.time, config.gateway.log_start_max_age_ms / 1000
+                cluster, rlmm, knowledge, loop.time, limits.log_start_max_age_ms / 1000
             ),
-            answers=AnswerBudget(
-                config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
-            ),
+            answers=AnswerBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
             turns=AnswerTurns(
-                config.gateway.remote_answer_turns_max,
-                config.gateway.remote_answer_turn_max_ms / 1000,
+                limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000
             ),
             rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, loop.time),
         )
@@ -300,7 +303,7 @@ class GatewayServer:
         return TlsAcceptor(
             source,
             tasks,
-            self._config.tls_handshake_max_ms,
+            self._parts.limits.tls_handshake_max_ms,
             admit=self._admit,
             changed=self._count,
             warn=self._parts.warnings.warn,
@@ -414,18 +417,18 @@ class GatewayServer:
                 session.abort()  # or what it holds would stay
 
     def _look_at(self, session: ClientSession) -> None:
-        config, now = self._config, self._parts.clock()
+        limits, now = self._parts.limits, self._parts.clock()
         begun, silent_s = session.requests.begun_at, session.silent_s(now)
-        if session.stalled_s(now) > config.client_stall_max_ms / 1000:
+        if session.stalled_s(now) > limits.client_stall_max_ms / 1000:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()
             session.close("client_stall_max_ms")
             session.abort()  # it does not take what is still to be written
         elif session.reset_unheard:
             session.abort()  # nobody is there: a broker may hold the answer for hours
-        elif begun is not None and now - begun > config.half_frame_max_ms / 1000:
+        elif begun is not None and now - begun > limits.half_frame_max_ms / 1000:
             LIMITS_REACHED.labels("half_frame_max_ms").inc()
             session.close("half_frame_max_ms", waited_s=round(now - begun, 1))
-        elif silent_s > config.idle_max_ms / 1000:
+        elif silent_s > self._config.idle_max_ms / 1000:
             if session.closing:
                 session.abort()  # it never took what was still to be written
                 return

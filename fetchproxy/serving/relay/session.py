@@ -51,6 +51,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self.parts = parts
         self.node_id = node_id
         self._config = parts.config
+        self._limits = parts.limits
         self._connect = connect
         self._on_made = on_made
         self._on_lost = on_lost
@@ -78,7 +79,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        self._transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
+        self._transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         self._on_made(self, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -169,7 +170,7 @@ class ClientSession(asyncio.BufferedProtocol):
             return False
         if self.link.transport is None:
             return False
-        self.link.transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
+        self.link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         return True
 
     def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
@@ -379,7 +380,7 @@ class ClientSession(asyncio.BufferedProtocol):
     def at_inflight_limit(self) -> bool:
         # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
         in_flight = len(self.link.expected) - self.fetch.parked if self.link else 0
-        return in_flight >= self._config.inflight_requests_max
+        return in_flight >= self._limits.inflight_requests_max
 
     async def drained(self) -> bool:
         """Until every request so far has been answered, but for a parked fetch; True: it waited."""

@@ -67,7 +67,8 @@ class Connection:
         advertised: Callable[[Address], Address],
     ) -> None:
         self._parts = parts
-        self._config = config = parts.gateway
+        self._config = parts.gateway
+        self._limits = parts.limits
         self._payer = payer_of(writer.transport)
         self._pace = ConnectionPace(parts.rates, lambda: self._payer)
         self._turn = ConnectionTurn(parts.turns)
@@ -85,7 +86,7 @@ class Connection:
             self._login = Login(parts.logins, host_of(self._client_host), secret_path)
             self._login_until = asyncio.get_running_loop().time() + _LOGIN_MAX_S
         self._ended = False  # when the answer under way has been written
-        writer.transport.set_write_buffer_limits(high=config.buffer_bytes_max)
+        writer.transport.set_write_buffer_limits(high=parts.limits.buffer_bytes_max)
 
     async def serve(self) -> None:
         """Until either side ends it. Raises nothing that a client could cause."""
@@ -122,7 +123,7 @@ class Connection:
         del payload
         try:
             # Also a broker closes a connection on which nothing has moved for so long.
-            async with self._within("idle_max_ms"):
+            async with self._within("idle_max_ms", self._config.idle_max_ms):
                 pieces = await self._answer(request)
             with self._parts.answers.taking(pieces) as pieces:
                 await self._send(pieces)
@@ -144,7 +145,7 @@ class Connection:
     async def _flush(self) -> None:
         """Until a client that has ended its sending has all. Raises OSError, _LimitReached."""
         self._writer.transport.set_write_buffer_limits(high=0)
-        async with self._within("client_stall_max_ms"):
+        async with self._within("client_stall_max_ms", self._limits.client_stall_max_ms):
             await self._writer.drain()
 
     async def _close(self) -> None:
@@ -157,10 +158,10 @@ class Connection:
             self._writer.transport.abort()
 
     @asynccontextmanager
-    async def _within(self, limit: str) -> AsyncIterator[None]:
-        """Raises _LimitReached where the time of that key of `gateway` is over."""
+    async def _within(self, limit: str, max_ms: int) -> AsyncIterator[None]:
+        """Raises _LimitReached with the limit's name where that time is over."""
         try:
-            async with asyncio.timeout(getattr(self._config, limit) / 1000):
+            async with asyncio.timeout(max_ms / 1000):
                 yield
         except TimeoutError:
             raise _LimitReached(limit) from None
@@ -176,11 +177,11 @@ class Connection:
     async def _next_request(self) -> bytes | None:
         """Without size prefix; None where the client has gone. Raises FrameTooLarge."""
         try:
-            async with self._within("idle_max_ms"), self._login_time():
+            async with self._within("idle_max_ms", self._config.idle_max_ms), self._login_time():
                 begin = await self._reader.readexactly(1)
-            async with self._within("half_frame_max_ms"):
+            async with self._within("half_frame_max_ms", self._limits.half_frame_max_ms):
                 size = INT32.unpack(begin + await self._reader.readexactly(3))[0]
-                largest = self._parts.config.request_bytes_max
+                largest = self._limits.request_bytes_max
                 if self._logs_in:
                     largest = min(largest, _LOGIN_REQUEST_BYTES_MAX)
                 if not REQUEST_HEADER_BYTES_MIN <= size <= largest:
@@ -284,5 +285,5 @@ class Connection:
             view = memoryview(piece)
             for start in range(0, len(view), _WRITE_BYTES):
                 self._writer.write(view[start : start + _WRITE_BYTES])
-                async with self._within("client_stall_max_ms"):
+                async with self._within("client_stall_max_ms", self._limits.client_stall_max_ms):
                     await self._writer.drain()

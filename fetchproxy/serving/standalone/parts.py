@@ -20,6 +20,7 @@ from fetchproxy.serving.admission import (
 from fetchproxy.serving.relay.held_readers import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import Logins, User
 from fetchproxy.serving.standalone.topics import ArchiveWatch
 from fetchproxy.tls.acceptor import Warn
@@ -36,6 +37,7 @@ NODE_ID = 0
 class ArchiveOnlyParts:
     config: ArchiveOnlyConfig
     gateway: GatewayConfig
+    limits: StandaloneLimits
     cluster_id: str
     rlmm: RemoteLogMetadataManager
     purgatory: RemoteFetchPurgatory

@@ -18,7 +18,10 @@ import structlog
 
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import is_loopback, parse_host_port
-from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import (
+    READS_AT_ONCE_MAX,
+    RemoteLogMetadataManager,
+)
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CONNECTIONS
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
@@ -29,6 +32,7 @@ from fetchproxy.serving.relay.held_readers import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.connection import Address, Connection
 from fetchproxy.serving.standalone.groups import GroupCoordinator, GroupMemory
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import Logins, UsersFile
 from fetchproxy.serving.standalone.parts import NODE_ID, ArchiveOnlyParts
 from fetchproxy.serving.standalone.topics import ArchiveWatch
@@ -97,22 +101,22 @@ class ArchiveOnlyServer:
         purgatory: RemoteFetchPurgatory,
         new_member_id: Callable[[str], str],
         tls: ReloadingContext | None = None,
+        limits: StandaloneLimits = StandaloneLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._tls = tls
         self._acceptor: TlsAcceptor | None = None
         self._config = config.gateway
         own = config.archive_only
         memory = GroupMemory(own.groups_bytes_max)
-        self._offsets = CommittedOffsets(own.offsets_file, own.offsets_max, memory)
-        self._groups = GroupCoordinator(own, memory, new_member_id)
-        self._archive = ArchiveWatch(
-            rlmm, own.refresh_interval_ms / 1000, config.metadata.metadata_reads_max
-        )
+        self._offsets = CommittedOffsets(own.offsets_file, limits.offsets_max, memory)
+        self._groups = GroupCoordinator(limits, memory, new_member_id)
+        self._archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000, READS_AT_ONCE_MAX)
         clock = asyncio.get_running_loop().time
         self._users = None if own.users_file is None else UsersFile(own.users_file)
         self._parts = ArchiveOnlyParts(
             config=own,
             gateway=config.gateway,
+            limits=limits,
             cluster_id=cluster_id(config.store.url or ""),
             rlmm=rlmm,
             purgatory=purgatory,
@@ -121,11 +125,10 @@ class ArchiveOnlyServer:
             offsets=self._offsets,
             logins=None if self._users is None else Logins(self._users, clock),
             answers=AnswerBudget(
-                config.gateway.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
+                limits.remote_answer_bytes_max, config.gateway.remote_answers_bytes_max
             ),
             turns=AnswerTurns(
-                config.gateway.remote_answer_turns_max,
-                config.gateway.remote_answer_turn_max_ms / 1000,
+                limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000
             ),
             rates=ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
             skipped=SkippedOffsets(),
@@ -227,7 +230,7 @@ class ArchiveOnlyServer:
         self._acceptor = TlsAcceptor(
             self._tls,
             self._tasks,
-            self._config.tls_handshake_max_ms,
+            self._parts.limits.tls_handshake_max_ms,
             admit=self._admit,
             changed=self._count,
             warn=self._parts.warn,

@@ -257,7 +257,7 @@ async def _read_archive(
 
 def _bytes_max(parts: ArchiveOnlyParts, fetch: FetchRequest) -> int:
     """What the answer may have of records."""
-    return parts.rates.room(min(fetch.bytes_max, parts.gateway.remote_answer_bytes_max))
+    return parts.rates.room(min(fetch.bytes_max, parts.limits.remote_answer_bytes_max))
 
 
 def _judge_not_archived(
