@@ -266,6 +266,7 @@ _CONSOLE = "console.collect.ConsoleLimits"
 _MEMORY = "config.memory_plan"
 
 GONE: Mapping[str, Constant | Renamed] = {
+    "gateway.upstream_connect_max_ms": Renamed("cluster.connect_max_ms"),
     "gateway.half_frame_max_ms": Constant("30s", f"{_SERVING}.half_frame_max_ms"),
     "gateway.bootstrap_stagger_ms": Constant("250ms", f"{_SERVING}.bootstrap_stagger_ms"),
     "gateway.inflight_requests_max": Constant("64", f"{_SERVING}.inflight_requests_max"),

@@ -440,7 +440,6 @@ class GatewayConfig(Section):
     idle_max_ms: Duration = Field(
         600_000, description="silent connections are closed (connections.max.idle.ms)", ge=100
     )
-    upstream_connect_max_ms: Duration = Field(10_000, description="to reach a broker", ge=1)
     connection_buffers_bytes_max: Size = Field(
         256 * MiB,
         description="bytes that all connections hold together: what waits for slow clients and "
@@ -559,7 +558,8 @@ class ClusterConfig(Section):
     client_id: str = Field("fetchproxy", description="client.id of the proxy's own requests")
     connect_max_ms: Duration = Field(
         3_000,
-        description="to reach a broker, so that a dead one does not use up request_max_ms",
+        description="to reach a broker, for the proxy's own requests and for clients; far below "
+        "request_max_ms, which a dead broker would use up",
         ge=1,
     )
     frame_bytes_max: Size = Field(

@@ -58,7 +58,7 @@ class UpstreamDial:
         self._answered_at = 0.0
 
     async def to(self, address: Address, factory: Callable[[], P]) -> P:
-        """Raises OSError within upstream_connect_max_ms."""
+        """Raises OSError within the time to connect."""
         host, port = address
         loop = asyncio.get_running_loop()
         try:

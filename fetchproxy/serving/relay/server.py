@@ -151,7 +151,7 @@ class GatewayServer:
         )
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
-            config.gateway.upstream_connect_max_ms,
+            config.cluster.connect_max_ms,
             UpstreamTls(upstream).for_host,
             limits.bootstrap_stagger_ms,
         )
