@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from fetchproxy.config.load import Key, Loaded, all_keys, section_docstrings
-from fetchproxy.config.values import MASK, is_secret_name, mask_text
+from fetchproxy.config.values import MASK, SecretFile, is_secret_name, mask_text
 
 _INTRODUCTION = """\
 # Configuration
@@ -27,7 +27,8 @@ Each key can be set in four places; the later one wins:
 1. its default below,
 2. a TOML file (`--config FILE` or `FETCHPROXY_CONFIG`): table = section, so `[gateway]` and
    `listen = "0.0.0.0:9192"`,
-3. the environment: `FETCHPROXY_<SECTION>_<KEY>`; an empty variable counts as absent,
+3. the environment: `FETCHPROXY_<SECTION>_<KEY>`; an empty variable counts as absent, and the one
+   for the file of a secret ends in `_FILE`,
 4. the command line: `--set section.key=value`, or the named option where there is one.
 
 A key or variable that is not known stops the start with the nearest known one. A size is written
@@ -112,6 +113,8 @@ def _wrapped(text: str) -> list[str]:
 def _toml_value(key: Key, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, SecretFile):
+        return f"{{ file = {json.dumps(str(value.file), ensure_ascii=False)} }}"
     shown = "" if value is None else key.shown(value)
     if isinstance(value, int | float) and shown == str(value):
         return shown

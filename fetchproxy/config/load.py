@@ -34,6 +34,7 @@ from fetchproxy.config.rules import (
 from fetchproxy.config.schema import Config, Section
 from fetchproxy.config.values import (
     MASK,
+    SecretFile,
     TextForm,
     UnitForm,
     is_secret_name,
@@ -92,6 +93,10 @@ class Key:
     @property
     def optional(self) -> bool:
         return NoneType in _alternatives(self.field.annotation)
+
+    @property
+    def is_secret(self) -> bool:
+        return SecretFile in _alternatives(self.field.annotation)
 
     @property
     def is_bool(self) -> bool:
@@ -230,7 +235,7 @@ def load(
 ) -> Loaded:
     """As `load_config`, with the places. The ConfigError names every fault that can be seen."""
     keys = all_keys()
-    faults = _unknown_variables(environ, keys)
+    faults = _variable_faults(environ, keys)
     chosen: dict[str, Setting] = {}
     settings: list[Setting] = []
     if file is not None:
@@ -239,7 +244,8 @@ def load(
     settings += [*_environment_settings(environ, keys), *overrides]
     for setting in settings:
         with _faults_to(faults):
-            chosen[setting.key] = _checked(setting, keys)
+            checked = _checked(setting, keys)
+            chosen[checked.key] = checked
     config = None
     with _faults_to(faults):
         config = _build(chosen, keys)
@@ -306,16 +312,27 @@ def _lines_of_keys(text: str) -> dict[str, int]:
 
 def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -> Iterator[Setting]:
     """An empty variable counts as absent, as compose files cannot leave one out."""
-    by_variable = {key.variable: key for key in keys.values()}
+    by_variable = _by_variable(keys)
     for variable, value in sorted(environ.items()):
         if variable in by_variable and value != "":
-            yield Setting(by_variable[variable].dotted, value, variable)
+            yield Setting(by_variable[variable], value, variable)
 
 
-def _unknown_variables(environ: Mapping[str, str], keys: Mapping[str, Key]) -> list[str]:
-    known = [*(key.variable for key in keys.values()), *OPTION_VARIABLES]
+def _by_variable(keys: Mapping[str, Key]) -> dict[str, str]:
+    """What each variable sets. The file of a secret has one of its own, as containers expect."""
+    found = {key.variable: key.dotted for key in keys.values()}
+    files = {f"{k.variable}_FILE": f"{k.dotted}.file" for k in keys.values() if k.is_secret}
+    return found | files
+
+
+def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> list[str]:
+    known = [*_by_variable(keys), *OPTION_VARIABLES]
     gone = {variable_of(key): became for key, became in GONE.items()}
-    faults = []
+    faults = [
+        f"{key.variable} and {key.variable}_FILE in the environment: only one of them may be set"
+        for key in keys.values()
+        if key.is_secret and environ.get(key.variable) and environ.get(f"{key.variable}_FILE")
+    ]
     for variable in sorted(environ):
         if not variable.startswith(VARIABLE_PREFIX) or variable in known:
             continue
@@ -331,6 +348,9 @@ def _unknown_variables(environ: Mapping[str, str], keys: Mapping[str, Key]) -> l
 
 def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
     """The setting with an empty text as None where the key may be unset. Raises ConfigError."""
+    owner, _, last = setting.key.rpartition(".")
+    if last == "file" and owner in keys and keys[owner].is_secret:
+        return Setting(owner, {"file": setting.value} if setting.value else None, setting.place)
     key = keys.get(setting.key)
     if key is None and setting.key in GONE:
         raise ConfigError(f"{setting.key} ({setting.place}) is gone: {GONE[setting.key]}")

@@ -110,9 +110,9 @@ def metadata_topic_fault(archive: ArchiveConfig, metadata: MetadataConfig) -> st
 
 # Which `cluster.sasl_*` keys belong together. Pure: reads no file, knows no mechanism's bytes.
 
-_PASSWORD = ("sasl_password", "sasl_password_file")
+_PASSWORD = ("sasl_password",)
 _TOKEN = ("sasl_oauthbearer_token_file", "sasl_oauthbearer_token_endpoint_url")
-_SECRET = ("sasl_oauthbearer_client_secret", "sasl_oauthbearer_client_secret_file")
+_SECRET = ("sasl_oauthbearer_client_secret",)
 _ENDPOINT_ONLY = ("sasl_oauthbearer_client_id", *_SECRET, "sasl_oauthbearer_scope")
 _BY_PASSWORD = ("sasl_username", *_PASSWORD)
 _BY_TOKEN = (*_TOKEN, *_ENDPOINT_ONLY)
@@ -168,7 +168,7 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
 #
 # Pure: reads no file and looks into none.
 
-_KEY = ("tls_key_file", "tls_key_password", "tls_key_password_file")
+_KEY = ("tls_key_file", "tls_key_password")
 _CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
 
 
@@ -197,7 +197,7 @@ def _gateway_fault(gateway: GatewayConfig) -> str | None:
         found += ["gateway.node_port_base"] if gateway.node_port_base else []
         if found:
             return f"{', '.join(found)}: gateway.sni_node_pattern gives all brokers one port"
-    return _two_passwords("gateway", gateway)
+    return None
 
 
 def _cluster_fault(cluster: ClusterConfig) -> str | None:
@@ -210,7 +210,7 @@ def _cluster_fault(cluster: ClusterConfig) -> str | None:
         found = _set("cluster", cluster, _KEY)
         if found:
             return f"{', '.join(found)}: needs cluster.tls_certificate_file"
-    return _two_passwords("cluster", cluster)
+    return None
 
 
 def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
@@ -225,11 +225,6 @@ def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | No
         "whoever reaches it for the certificate's principal; expected gateway.tls_client_auth = "
         "required, a gateway.listen on loopback, or cluster.security_protocol = SASL_SSL"
     )
-
-
-def _two_passwords(section: str, config: GatewayConfig | ClusterConfig) -> str | None:
-    found = _set(section, config, ("tls_key_password", "tls_key_password_file"))
-    return f"{' and '.join(found)}: only one of them may be set" if len(found) > 1 else None
 
 
 def _set(section: str, config: object, names: tuple[str, ...]) -> list[str]:
@@ -266,6 +261,12 @@ _CONSOLE = "console.collect.ConsoleLimits"
 _MEMORY = "config.memory_plan"
 
 GONE: Mapping[str, Constant | Renamed] = {
+    "gateway.tls_key_password_file": Renamed("gateway.tls_key_password.file"),
+    "cluster.tls_key_password_file": Renamed("cluster.tls_key_password.file"),
+    "cluster.sasl_password_file": Renamed("cluster.sasl_password.file"),
+    "cluster.sasl_oauthbearer_client_secret_file": Renamed(
+        "cluster.sasl_oauthbearer_client_secret.file"
+    ),
     "gateway.upstream_connect_max_ms": Renamed("cluster.connect_max_ms"),
     "gateway.half_frame_max_ms": Constant("30s", f"{_SERVING}.half_frame_max_ms"),
     "gateway.bootstrap_stagger_ms": Constant("250ms", f"{_SERVING}.bootstrap_stagger_ms"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
 from fetchproxy.config.values import (
     BootstrapText,
@@ -23,6 +23,7 @@ from fetchproxy.config.values import (
     OptionalPaths,
     OptionalPattern,
     OptionalRetentionOverrides,
+    OptionalSecret,
     OptionalUrl,
     Size,
 )
@@ -480,11 +481,8 @@ class GatewayConfig(Section):
     tls_key_file: Path | None = Field(
         None, description="PEM of the private key; default: it is in the certificate's file"
     )
-    tls_key_password: SecretStr | None = Field(
-        None, description="of the private key (ssl.key.password); better by variable or file"
-    )
-    tls_key_password_file: Path | None = Field(
-        None, description="holds the password instead, as its first line"
+    tls_key_password: OptionalSecret = Field(
+        None, description="of the private key (ssl.key.password)"
     )
     tls_client_auth: Literal["none", "requested", "required"] = Field(
         "none",
@@ -582,12 +580,7 @@ class ClusterConfig(Section):
     tls_key_file: Path | None = Field(
         None, description="PEM of its private key; default: it is in the certificate's file"
     )
-    tls_key_password: SecretStr | None = Field(
-        None, description="of the private key; better by variable or file"
-    )
-    tls_key_password_file: Path | None = Field(
-        None, description="holds the password instead, as its first line"
-    )
+    tls_key_password: OptionalSecret = Field(None, description="of the private key")
     tls_verify_hostname: bool = Field(
         True,
         description="the certificate must be for the name that the broker is dialed by "
@@ -602,13 +595,10 @@ class ClusterConfig(Section):
         )
     )
     sasl_username: str | None = Field(None, description="for PLAIN and SCRAM")
-    sasl_password: SecretStr | None = Field(
+    sasl_password: OptionalSecret = Field(
         None,
         description="for PLAIN and SCRAM; better in the environment or a file than on the command "
-        "line, which other users of the machine can read",
-    )
-    sasl_password_file: Path | None = Field(
-        None, description="holds the password instead; read at each authentication"
+        "line, which other users of the machine can read. A file is read at each authentication",
     )
     sasl_oauthbearer_token_file: Path | None = Field(
         None,
@@ -618,11 +608,8 @@ class ClusterConfig(Section):
         None, description="or tokens are fetched from here by client credentials (RFC 6749, 4.4)"
     )
     sasl_oauthbearer_client_id: str | None = Field(None, description="for the token endpoint")
-    sasl_oauthbearer_client_secret: SecretStr | None = Field(
-        None, description="for the token endpoint"
-    )
-    sasl_oauthbearer_client_secret_file: Path | None = Field(
-        None, description="holds the client's secret instead; read for each token"
+    sasl_oauthbearer_client_secret: OptionalSecret = Field(
+        None, description="for the token endpoint; a file is read for each token"
     )
     sasl_oauthbearer_scope: str | None = Field(None, description="asked of the token endpoint")
 

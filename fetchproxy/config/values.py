@@ -15,7 +15,7 @@ from socket import inet_aton
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import is_topic_name
@@ -453,16 +453,35 @@ OptionalRetentionOverrides = Annotated[
 # A secret of the configuration: given as a value, or as a file that holds it.
 
 
-def secret_from(value: SecretStr | None, file: Path | None, key: str) -> str | None:
+class SecretFile(BaseModel):
+    """`{ file = PATH }` in place of a secret: its first line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    file: Path
+
+
+OptionalSecret = Annotated[
+    SecretStr | SecretFile | None,
+    TextForm(
+        'text, which is never shown, or the file that holds it: { file = "/path" }; a variable has '
+        "_FILE behind its name for it, --set has .file"
+    ),
+]
+
+
+def secret_file(secret: SecretStr | SecretFile | None) -> Path | None:
+    return secret.file if isinstance(secret, SecretFile) else None
+
+
+def secret_from(secret: SecretStr | SecretFile | Path | None, key: str) -> str | None:
     """The value, or the file's first line; None where neither is set. Blocks for the file.
 
     Raises ConfigError. It names the key and not the path, as somebody may have put the secret
     itself there.
     """
-    if value is not None:
-        return value.get_secret_value()
-    if file is None:
-        return None
+    if secret is None or isinstance(secret, SecretStr):
+        return None if secret is None else secret.get_secret_value()
+    file = secret.file if isinstance(secret, SecretFile) else secret
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import structlog
 
 from fetchproxy.config.schema import ClusterConfig, GatewayConfig, TlsConfig
-from fetchproxy.config.values import secret_from
+from fetchproxy.config.values import secret_file, secret_from
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import TLS_CERTIFICATE_EXPIRY, TLS_FILES_UNUSABLE, TLS_RELOADS
 
@@ -256,7 +256,7 @@ def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
     authorities = (
         config.tls_client_ca_file if isinstance(config, GatewayConfig) else config.tls_ca_file
     )
-    own = (config.tls_certificate_file, config.tls_key_file, config.tls_key_password_file)
+    own = (config.tls_certificate_file, config.tls_key_file, secret_file(config.tls_key_password))
     return [file for file in (*own, authorities) if file is not None]
 
 
@@ -295,9 +295,7 @@ class _Password:
     def __call__(self) -> str:
         self.was_asked = True
         name = f"{self._section}.tls_key_password"
-        secret = secret_from(
-            self._config.tls_key_password, self._config.tls_key_password_file, f"{name}_file"
-        )
+        secret = secret_from(self._config.tls_key_password, name)
         if secret is None:
             raise ConfigError(f"{self._key_said}: is encrypted, and {name} is not set")
         return secret
