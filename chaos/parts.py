@@ -79,7 +79,7 @@ SETTINGS: dict[str, object] = {
     "remote_fetch.chunk_bytes": 32 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 1024 * 1024,
     "remote_fetch.index_cache_bytes_max": 1024 * 1024,
-    "store.read_max_ms": 5_000,
+    "store.timeout_ms": 5_000,
     "store.connections_max": 8,
 }  # fmt: skip
 
@@ -278,9 +278,7 @@ class Parts:
     def rows(self, topic: str | None = None) -> tuple[list[SegmentRow], list[str]]:
         """`fetchproxy segments`, and who waits for `fetchproxy resolve`."""
         config = Config(
-            store=StoreConfig(
-                url=self.store_url(), connect_max_ms=_PATIENCE_MS, read_max_ms=_PATIENCE_MS
-            ),
+            store=StoreConfig(url=self.store_url(), timeout_ms=_PATIENCE_MS),
             metadata=MetadataConfig(metadata_read_max_ms=_PATIENCE_MS),
         )
         deadline = time.monotonic() + _START_S
@@ -332,7 +330,7 @@ class Parts:
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*_FETCHPROXY, *words, "--store", self.store_url()]
         command += ["--bootstrap", self.cluster.bootstrap]
-        for key in ("store.connect_max_ms", "store.read_max_ms", "metadata.metadata_read_max_ms"):
+        for key in ("store.timeout_ms", "metadata.metadata_read_max_ms"):
             command += ["--set", f"{key}={_PATIENCE_MS}"]
         for key, value in self.metadata_settings.items():
             command += ["--set", f"{key}={value}"]

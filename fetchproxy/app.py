@@ -19,7 +19,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 import structlog
@@ -187,7 +187,7 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
             parts.random,
             parts.local_indexes,
             skips_gaps=config.gateway.gap_policy == "skip",
-            limits=limits.reading,
+            limits=_reading_limits(config, limits),
         ) as parts.purgatory,
         ArchiverPositions(
             parts.rsm,
@@ -221,7 +221,7 @@ async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
             parts.rsm,
             parts.random,
             skips_gaps=config.gateway.gap_policy == "skip",
-            limits=limits.reading,
+            limits=_reading_limits(config, limits),
         ) as parts.purgatory,
         asyncio.TaskGroup() as tasks,
     ):
@@ -287,6 +287,13 @@ async def _open_parts(
         yield Parts(
             config, limits, rsm, rlmm, cluster, own, random.Random(), serves, listener, upstream
         )
+
+
+def _reading_limits(config: Config, limits: Limits) -> ReadingLimits:
+    """A range read outlasts the store's own time-out, whatever that is."""
+    least_ms = 3 * config.store.timeout_ms // 2
+    reading = limits.reading
+    return replace(reading, chunk_read_max_ms=max(reading.chunk_read_max_ms, least_ms))
 
 
 def _local_indexes(

@@ -267,6 +267,10 @@ GONE: Mapping[str, Constant | Renamed] = {
     "cluster.sasl_oauthbearer_client_secret_file": Renamed(
         "cluster.sasl_oauthbearer_client_secret.file"
     ),
+    "store.connect_max_ms": Renamed("store.timeout_ms"),
+    "store.read_max_ms": Renamed("store.timeout_ms"),
+    "store.write_max_ms": Renamed("store.timeout_ms"),
+    "remote_fetch.chunk_read_max_ms": Renamed("store.timeout_ms"),
     "gateway.upstream_connect_max_ms": Renamed("cluster.connect_max_ms"),
     "gateway.half_frame_max_ms": Constant("30s", f"{_SERVING}.half_frame_max_ms"),
     "gateway.bootstrap_stagger_ms": Constant("250ms", f"{_SERVING}.bootstrap_stagger_ms"),

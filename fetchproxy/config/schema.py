@@ -330,9 +330,6 @@ class RemoteFetchConfig(Section):
         "count; 0: no limit",
         ge=0,
     )
-    chunk_read_max_ms: Duration = Field(
-        30_000, description="a range read without an answer is given up and tried again", ge=1
-    )
     index_cache_bytes_max: Size = Field(
         64 * MiB,
         description="memory of segments' indexes (remote.log.index.file.cache.total.size.bytes)",
@@ -375,14 +372,27 @@ class StoreConfig(Section):
     connections_max: int = Field(
         32, description="to the store; range reads of S3 have as many of their own", ge=1
     )
-    connect_max_ms: Duration = Field(3_000, description="to reach the store", ge=1)
-    read_max_ms: Duration = Field(20_000, description="silence of the store within an answer", ge=1)
-    write_max_ms: Duration = Field(
-        60_000,
-        description="sending one part to the store may take this; then it is tried again"
-        " (a part of 8 MiB needs 140 KiB/s)",
-        ge=1,
+    timeout_ms: Duration = Field(
+        20_000,
+        description="silence of the store within an answer; longer for a store or a link that is "
+        "slow. Three times this for sending a part of 8 MiB (140 KiB/s by default), and at most "
+        "3 s of it for a connection; then it is tried again",
+        ge=100,
     )
+
+    # A store that takes a connection at all does so in a round trip or two.
+    @property
+    def connect_max_ms(self) -> int:
+        return min(3_000, self.timeout_ms)
+
+    @property
+    def read_max_ms(self) -> int:
+        return self.timeout_ms
+
+    # It takes the bandwidth of the link, too, and is answered when all has come.
+    @property
+    def write_max_ms(self) -> int:
+        return 3 * self.timeout_ms
 
 
 # The section `tls` of the configuration. Declares keys and nothing else.

@@ -428,7 +428,7 @@ class FetcherPool:
         self._tasks = tasks
         self._random = rng
         self._health = health
-        self._attempt_max_s = config.chunk_read_max_ms / 1000
+        self._attempt_max_s = limits.chunk_read_max_ms / 1000
         self._backoff = Backoff(
             limits.backoff_initial_ms, limits.backoff_max_ms, limits.backoff_jitter
         )

@@ -15,6 +15,9 @@ class ReadingLimits:
     backoff_initial_ms: int = 100
     backoff_max_ms: int = 5_000
     backoff_jitter: float = 0.2
+    # A range read without an answer is given up and tried again. Above the store's own time-out: a
+    # process has half as much again as that where it is longer.
+    chunk_read_max_ms: int = 30_000
     # A failing read that no client has asked for again for this long is given up. Clients ask again
     # after their max_wait, which is far shorter.
     unasked_read_max_ms: int = 30_000

@@ -121,7 +121,7 @@ USERS_ERRORS = [
     (["segments", "--store", "ftp://host/x"], "unknown scheme 'ftp'"),
     (["verify", "--store", "file:///nowhere/at/all"], "/nowhere/at/all"),
     (["segments", "--store", "s3://bucket?endpoint_url=http://127.0.0.1:1&region=x",
-      "--set", "store.connect_max_ms=100", "--set", "metadata.metadata_read_max_ms=900"],
+      "--set", "store.timeout_ms=100", "--set", "metadata.metadata_read_max_ms=900"],
      "127.0.0.1:1"),
 ]  # fmt: skip
 

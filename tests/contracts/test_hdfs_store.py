@@ -31,7 +31,7 @@ from lab.process import free_port
 
 pytestmark = pytest.mark.hdfs
 
-HASTY = StoreConfig(connect_max_ms=1000, read_max_ms=1000, write_max_ms=1000)
+HASTY = StoreConfig(timeout_ms=1000)
 _numbers = count()
 LATER_MS = 2**52  # after every upload
 

@@ -29,7 +29,7 @@ from lab.s3 import S3Server
 
 pytestmark = pytest.mark.s3
 
-CONFIG = StoreConfig(connect_max_ms=1000, read_max_ms=1000)
+CONFIG = StoreConfig(timeout_ms=1000)
 _numbers = count()
 LATER_MS = 2**52  # after every upload
 
@@ -165,7 +165,7 @@ class TestS3Outages:
         self, own_s3_server: S3Server
     ) -> None:
         own_s3_server.create_bucket("archive")
-        hasty = StoreConfig(connect_max_ms=1000, read_max_ms=1000, write_max_ms=1000)
+        hasty = StoreConfig(timeout_ms=1000)
         async with open_bucket(own_s3_server, "archive", hasty) as store:
             await store.put("k", b"before")
             own_s3_server.pause()

@@ -99,7 +99,7 @@ def test_an_outage_is_an_error_only_when_it_is_long_and_only_at_the_deadline(
 ) -> None:
     async def main() -> None:
         async with read_side(
-            changed(remote_error_after_ms=60_000, chunk_read_max_ms=3_000)
+            changed(remote_error_after_ms=60_000), limits=replace(QUICK, chunk_read_max_ms=3_000)
         ) as side:
             await side.segment(batches(side.rng, 0, 4))
             side.store.faults = faults

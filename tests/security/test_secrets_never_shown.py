@@ -255,7 +255,7 @@ def test_s3_credentials(tmp_path: Path) -> None:
     status, said = run(
         [
             *("segments", "--store", f"s3://bucket/prefix?endpoint_url={endpoint}&region=eu"),
-            *("--set", "store.connect_max_ms=500", "--set", "log.level=debug"),
+            *("--set", "store.timeout_ms=500", "--set", "log.level=debug"),
         ],
         environ,
     )

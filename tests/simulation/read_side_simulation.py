@@ -46,6 +46,7 @@ class World:
     store: FaultyObjectStore
     purgatory: RemoteFetchPurgatory
     config: RemoteFetchConfig
+    limits: ReadingLimits
     partitions: list[GeneratedPartition]
     trace: list[tuple[object, ...]] = field(default_factory=list)
     completions: dict[int, int] = field(default_factory=dict)
@@ -69,7 +70,7 @@ async def _main(rng: Random) -> list[tuple[object, ...]]:
             config, rlmm, RemoteStorageManager(store), rng, limits=limits
         ) as purgatory,
     ):
-        world = World(rng, store, purgatory, config, partitions)
+        world = World(rng, store, purgatory, config, limits, partitions)
         async with asyncio.TaskGroup() as group:
             group.create_task(_weather(world), name="weather")
             for number in range(rng.randint(2, 6)):
@@ -298,7 +299,7 @@ def _advance(
 
 async def _check_that_all_comes_to_rest(world: World) -> None:
     """Nobody asks any more: whatever is still read ends by itself, and every budget is whole."""
-    hung_s = world.config.chunk_read_max_ms / 1000
+    hung_s = world.limits.chunk_read_max_ms / 1000
     await asyncio.sleep(60 + 50 * hung_s)
     status = world.purgatory.status()
     assert (status.entries, status.entries_unwatched, status.pending_reads) == (0, 0, 0)

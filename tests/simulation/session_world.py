@@ -64,7 +64,7 @@ class World:
         """A read that failed, or hangs, knows after so long that the store is well again."""
         limits = self.limits.reading
         pause_ms = limits.backoff_max_ms * (1 + limits.backoff_jitter)
-        return (pause_ms + self.config.remote_fetch.chunk_read_max_ms) / 1000
+        return (pause_ms + limits.chunk_read_max_ms) / 1000
 
     def outage_s(self, now: float) -> float:
         """How long the store may have kept a read from its data by now."""
