@@ -68,7 +68,11 @@ class ArchiveConfig(Section):
     )
     rlm_retry_interval_ms: Duration = Field(5_000, description="after a remote error", ge=1)
     workers_max: int = Field(4, description="partitions processed at once", ge=1)
-    copy_max_ms: Duration = Field(300_000, description="a copy that takes longer is given up", ge=1)
+    # No longer than objects without metadata are left alone (`WritingLimits.orphan_age_min_ms`): an
+    # upload whose answer was lost may take this, and what it brings must not go meanwhile.
+    copy_max_ms: Duration = Field(
+        300_000, description="a copy that takes longer is given up", ge=1, le=3_600_000
+    )
     copy_bytes_per_s_max: Size = Field(
         0,
         description="bytes a second that are taken from the brokers, over all partitions, so that "

@@ -33,8 +33,8 @@ class WritingLimits:
     # and after each jump: a wrong clock deletes nothing.
     retention_clock_settle_ms: int = 60_000
     # Between two looks for objects that no metadata names; each lists the partition. One is deleted
-    # when it was seen for so long: above the largest `archive.copy_max_ms`, which an upload may
-    # take whose answer was lost.
+    # when it was seen for so long: no less than the largest `archive.copy_max_ms`, which an
+    # upload may take whose answer was lost.
     orphan_check_interval_ms: int = 3_600_000
     orphan_age_min_ms: int = 3_600_000
     # Between two looks for archives of deleted topics; each lists the archive's partitions.

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from planted_archive import TIP, batch
+from pydantic import ValidationError
 from retention_world import QUICK, State, World, turns, virtually
 
 from fetchproxy.config.schema import ArchiveConfig, MetadataConfig
@@ -145,3 +146,10 @@ def test_the_word_of_a_copy_that_the_metadata_topic_has_deleted_is_an_orphan(alo
         assert world.store.objects() == (sound if alone else sound | left)
 
     virtually(life, "topic")
+
+
+def test_an_upload_is_not_taken_for_an_orphan_however_long_a_copy_may_take() -> None:
+    longest_ms = WritingLimits().orphan_age_min_ms
+    assert ArchiveConfig(copy_max_ms=longest_ms).copy_max_ms == longest_ms
+    with pytest.raises(ValidationError):
+        ArchiveConfig(copy_max_ms=longest_ms + 1)
