@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 from urllib.request import urlopen
 
+from lab import limited
 from lab.errors import PartMissing
 from lab.kafka import KafkaServer
 from lab.kroxylicious import KroxyliciousProxy
@@ -36,7 +37,7 @@ class Contestant:
 class FetchproxyServer:
     """`fetchproxy serve`; without a `store` its archive is empty: what is measured is the relay.
 
-    `environment` is for the store's credentials, `settings` are `--set`.
+    `environment` is for the store's credentials, `settings` are `--set`, and limits.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class FetchproxyServer:
         self._console = f"127.0.0.1:{free_port()}"
         self._folder = tempfile.TemporaryDirectory(prefix="fetchproxy-benchmark-")
         folder = Path(self._folder.name)
+        given = settings or {}
         command = [
-            *FETCHPROXY_COMMAND,
+            *limited.command(given),
             "serve",
             "--bootstrap",
             upstream,
@@ -59,8 +61,7 @@ class FetchproxyServer:
             self.bootstrap,
         ]
         command += ["--store", store or f"file://{folder}/store", "--console", self._console]
-        for key, value in (settings or {}).items():
-            command += ["--set", f"{key}={value}"]
+        command += limited.options(given)
         (folder / "store").mkdir()
         self.log = folder / "log"
         self._process = ServerProcess("fetchproxy", command, self.log, environment, _PROJECT)

@@ -29,7 +29,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
-from benchmarks.contestants import DIRECT, FETCHPROXY, FETCHPROXY_COMMAND, FetchproxyServer
+from benchmarks.contestants import DIRECT, FETCHPROXY, FetchproxyServer
 from benchmarks.fault_relay import NO_FAULT, Fault, FaultRelay
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
 from benchmarks.growing import GROWING, RECORD_BYTES, Growing
@@ -51,6 +51,7 @@ from benchmarks.outage_figures import (
 from benchmarks.replayed_topics import MIB, create_tiered, move_to_tier, tiered_kafka
 from benchmarks.replayers import Replayed, ReplayerProcess
 from benchmarks.report import percentile
+from lab import limited
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 from lab.s3 import S3Server
@@ -66,9 +67,9 @@ SETTINGS = {
     "remote_fetch.chunk_cache_bytes_max": str(32 * MIB),
     "archive.segment_bytes_max": str(SEGMENT_BYTES),
     # The faults take seconds here, and so does what waits for the end of one.
-    "remote_fetch.corrupt_retry_ms": "5000",
+    "limits.reading.corrupt_retry_ms": "5000",
     "archive.segment_age_max_ms": "2000",
-    "console.archive_refresh_interval_ms": "1000",
+    "limits.console.archive_refresh_interval_ms": "1000",
 }
 _BUCKET = "benchmark"
 _WARM_UP_SAMPLES = 20
@@ -144,9 +145,8 @@ class Bench:
 
     def fetchproxy(self, command: str, store: str, *arguments: str) -> None:
         """Raises PartFailed with its output unless it succeeds."""
-        whole = [*FETCHPROXY_COMMAND, command, "--store", store, *arguments]
-        for key, value in SETTINGS.items():
-            whole += ["--set", f"{key}={value}"]
+        whole = [*limited.command(SETTINGS), command, "--store", store, *arguments]
+        whole += limited.options(SETTINGS)
         done = subprocess.run(
             whole, env={**os.environ, **self.s3.environment}, cwd=_PROJECT,
             capture_output=True, text=True, check=False,

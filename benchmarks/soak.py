@@ -25,6 +25,7 @@ from benchmarks import report
 from benchmarks.process_usage import open_files, resident_mib
 from benchmarks.soak_traffic import PARTITIONS, RECORD_BYTES, RECORDS_PER_S, TOPIC, Traffic
 from benchmarks.soak_verdict import Disturbance, ProcessLife, Sample, Soaked, Verdict, judge
+from lab import limited
 from lab.errors import PartFailed, PartMissing
 from lab.kafka import KafkaServer
 from lab.process import ServerProcess, free_port
@@ -53,22 +54,21 @@ SETTINGS: dict[str, object] = {
     "metadata.topic_partitions": 4,
     "metadata.topic_replication_factor": 1,
     "metadata.view_age_max_ms": 5_000,
-    "metadata.refresh_interval_ms": 2_000,
-    "console.archive_refresh_interval_ms": 5_000,
+    "limits.console.refresh_interval_ms": 2_000,
+    "limits.console.archive_refresh_interval_ms": 5_000,
     "archive.segment_bytes_max": _MIB,
     "archive.segment_age_max_ms": 10_000,
     "archive.copy_max_ms": 30_000,
-    "archive.remote_refresh_interval_ms": 10_000,
+    "limits.writing.remote_refresh_interval_ms": 10_000,
     "archive.group_id": "soak-archivers",
     "archive.group_session_timeout_ms": 6_000,
-    "archive.group_heartbeat_interval_ms": 1_000,
     "archive.remote_log_retention_bytes": _RETENTION_BYTES,
     "archive.local_retention_bytes": 2 * _MIB,
-    "archive.retention_check_interval_ms": 2_000,
+    "limits.writing.retention_check_interval_ms": 2_000,
     "archive.retention_grace_ms": 10_000,
     "archive.retention_step_grace_ms": 0,
-    "archive.orphan_check_interval_ms": 20_000,
-    "archive.orphan_age_min_ms": 60_000,
+    "limits.writing.orphan_check_interval_ms": 20_000,
+    "limits.writing.orphan_age_min_ms": 60_000,
     # Smaller than what is retained, so that they are full soon and readers need the store.
     "remote_fetch.chunk_bytes": 256 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 16 * _MIB,
@@ -96,10 +96,10 @@ class Server:
         }
         for place in (each for each in places.values() if isinstance(each, Path)):
             place.mkdir(parents=True)
-        whole = [*_FETCHPROXY, *command, "--console", self._console]
+        settings = {**SETTINGS, **places}
+        whole = [*limited.command(settings), *command, "--console", self._console]
         whole += ["--store", s3.store_url(_BUCKET), "--topics", TOPIC]
-        for key, value in {**SETTINGS, **places}.items():
-            whole += ["--set", f"{key}={value}"]
+        whole += limited.options(settings)
         self._process = ServerProcess(name, whole, self.log, s3.environment, _PROJECT)
 
     def start(self) -> None:

@@ -28,6 +28,7 @@ from fetchproxy.cli.segments import SegmentRow, read_archive
 from fetchproxy.config.schema import Config, MetadataConfig, StoreConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.writing.concerns import Concern
+from lab import limited
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 from lab.kafka_cluster import KafkaCluster
@@ -52,33 +53,32 @@ _PATIENCE_MS = 60_000  # of who only asks what is there, with all parts up, on a
 # by time is there for the wrong clock: nothing becomes a day old.
 SETTINGS: dict[str, object] = {
     "metadata.view_age_max_ms": 5_000,
-    "metadata.refresh_interval_ms": 2_000,
+    "limits.console.refresh_interval_ms": 2_000,
     "archive.segment_bytes_max": SEGMENT_BYTES,
     "archive.segment_age_max_ms": 5_000,
     "archive.rlm_process_interval_ms": 500,
     "archive.rlm_retry_interval_ms": 1_000,
-    "archive.discovery_interval_ms": 2_000,
-    "archive.remote_refresh_interval_ms": 5_000,
+    "limits.writing.discovery_interval_ms": 2_000,
+    "limits.writing.remote_refresh_interval_ms": 5_000,
     "archive.copy_max_ms": 30_000,
-    "archive.turn_max_ms": 30_000,
+    "limits.writing.turn_max_ms": 30_000,
     "archive.group_id": "chaos-archivers",
     "archive.group_session_timeout_ms": 6_000,
-    "archive.group_heartbeat_interval_ms": 1_000,
     "archive.local_retention_bytes": 3 * SEGMENT_BYTES,
     "archive.remote_log_retention_ms": 86_400_000,
     "archive.retention_overrides": json.dumps(
         {"chaos-kept": {"remote_log_retention_bytes": RETAINED_BYTES}}
     ),
-    "archive.retention_check_interval_ms": 2_000,
+    "limits.writing.retention_check_interval_ms": 2_000,
     "archive.retention_grace_ms": 10_000,
-    "archive.retention_clock_settle_ms": 3_000,
-    "archive.orphan_check_interval_ms": 20_000,
-    "archive.orphan_age_min_ms": 60_000,
+    "limits.writing.retention_clock_settle_ms": 3_000,
+    "limits.writing.orphan_check_interval_ms": 20_000,
+    "limits.writing.orphan_age_min_ms": 60_000,
     # Smaller than what is archived, so that readers need the store.
     "remote_fetch.chunk_bytes": 32 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 1024 * 1024,
     "remote_fetch.index_cache_bytes_max": 1024 * 1024,
-    "store.read_max_ms": 5_000,
+    "store.timeout_ms": 5_000,
     "store.connections_max": 8,
 }  # fmt: skip
 
@@ -96,11 +96,11 @@ class Server:
         self._process: ServerProcess | None = None
 
     def start(self, prefix: str = PREFIX, clock_ahead_s: int = 0) -> None:
-        whole = [*_FETCHPROXY, *self._command, "--console", self._console]
-        whole += ["--store", self._parts.store_url(self.relay.endpoint_url, prefix)]
         instance = {"archive.group_instance_id": self.name.replace(" ", "-")}
-        for key, value in {**SETTINGS, **self._parts.metadata_settings, **instance}.items():
-            whole += ["--set", f"{key}={value}"]
+        settings = {**SETTINGS, **self._parts.metadata_settings, **instance}
+        whole = [*limited.command(settings), *self._command, "--console", self._console]
+        whole += ["--store", self._parts.store_url(self.relay.endpoint_url, prefix)]
+        whole += limited.options(settings)
         environment = dict(self._parts.s3.environment)
         if clock_ahead_s:
             environment |= {
@@ -272,9 +272,7 @@ class Parts:
     def rows(self, topic: str | None = None) -> tuple[list[SegmentRow], list[str]]:
         """`fetchproxy segments`, and who waits for `fetchproxy resolve`."""
         config = Config(
-            store=StoreConfig(
-                url=self.store_url(), connect_max_ms=_PATIENCE_MS, read_max_ms=_PATIENCE_MS
-            ),
+            store=StoreConfig(url=self.store_url(), timeout_ms=_PATIENCE_MS),
             metadata=MetadataConfig(metadata_read_max_ms=_PATIENCE_MS),
         )
         deadline = time.monotonic() + _START_S
@@ -326,7 +324,7 @@ class Parts:
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*_FETCHPROXY, *words, "--store", self.store_url()]
         command += ["--bootstrap", self.cluster.bootstrap]
-        for key in ("store.connect_max_ms", "store.read_max_ms", "metadata.metadata_read_max_ms"):
+        for key in ("store.timeout_ms", "metadata.metadata_read_max_ms"):
             command += ["--set", f"{key}={_PATIENCE_MS}"]
         for key, value in self.metadata_settings.items():
             command += ["--set", f"{key}={value}"]

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 from demo.archive_store import ArchiveStore
 from demo.checks import CheckFailed
+from lab import limited
 from lab.process import ServerProcess, free_port
 
 # Sized for a minute's demo: what takes an hour of traffic at the defaults has to happen in seconds.
@@ -24,12 +25,12 @@ _SETTINGS = {
     "archive.segment_age_max_ms": 1_000,  # the last, unfilled segment is copied soon, too
     "archive.rlm_process_interval_ms": 100,
     "archive.rlm_retry_interval_ms": 1_000,
-    "metadata.refresh_interval_ms": 500,  # the console's figures follow production
+    "limits.console.refresh_interval_ms": 500,  # the console's figures follow production
     # Less memory than the archive has bytes: readers depend on the store, as with years of data.
     "remote_fetch.chunk_bytes": 512 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 8 * 1024 * 1024,
     "remote_fetch.read_ahead_chunks_max": 2,
-    "remote_fetch.backoff_max_ms": 1_000,  # how long the outage is felt after its end
+    "limits.reading.backoff_max_ms": 1_000,  # how long the outage is felt after its end
 }
 _FETCHPROXY = [sys.executable, "-m", "fetchproxy"]
 
@@ -48,10 +49,8 @@ class Proxy:
             *("--console", self.console_url.removeprefix("http://").rstrip("/")),
         ]
         whole = {**_SETTINGS, "archive.spool_dir": folder / "spool"}
-        settings = [part for key, value in whole.items() for part in ("--set", f"{key}={value}")]
-        self._process = ServerProcess(
-            "fetchproxy", [*_FETCHPROXY, *self.arguments, *settings], self.log, store.environment
-        )
+        command = [*limited.command(whole), *self.arguments, *limited.options(whole)]
+        self._process = ServerProcess("fetchproxy", command, self.log, store.environment)
 
     def status(self) -> Any:
         """The console's /api/status. Raises CheckFailed if the process is no longer there."""

@@ -18,7 +18,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 import structlog
@@ -28,7 +28,7 @@ from fetchproxy.brokers.broker_watch import BrokerWatch
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.schema import Config
-from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
@@ -37,6 +37,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import (
     give_back_freed_memory,
@@ -48,14 +49,22 @@ from fetchproxy.runtime.loop import (
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.relay.addresses import in_words
 from fetchproxy.serving.relay.server import FIRST_LOOKS_WAIT_MAX_S, GatewayServer
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.server import ArchiveOnlyServer
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.tls.contexts import ReloadingContext, keep_fresh, listener_context, upstream_context
+from fetchproxy.tls.contexts import (
+    RELOAD_INTERVAL_MS,
+    ReloadingContext,
+    keep_fresh,
+    listener_context,
+    upstream_context,
+)
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.index_refresh import open_local_indexes
 from fetchproxy.writing.leadership import LeadershipState
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
@@ -63,11 +72,26 @@ from fetchproxy.writing.status import PartitionArchiveStatus
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What bounds the parts of a process and is no setting. Tests and trials pass others."""
+
+    serving: StandaloneLimits = field(default_factory=StandaloneLimits)  # of both servers
+    reading: ReadingLimits = field(default_factory=ReadingLimits)
+    writing: WritingLimits = field(default_factory=WritingLimits)
+    console: ConsoleLimits = field(default_factory=ConsoleLimits)
+    tls_reload_interval_ms: int = RELOAD_INTERVAL_MS
+
+
+LIMITS = Limits()
+
+
 @dataclass(slots=True)
 class Parts:
     """What both kinds of process have; `gateway`, `purgatory` and `manager` as far as they run."""
 
     config: Config
+    limits: Limits
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
@@ -145,14 +169,14 @@ class Parts:
         return None if self.manager is None else self.manager.concerns
 
 
-async def run_server(config: Config, *, create: bool = False) -> None:
+async def run_server(config: Config, *, create: bool = False, limits: Limits = LIMITS) -> None:
     """Serve until cancelled; `create`: as of `OwnArchive`.
 
     Raises ConfigError, RemoteStorageError where it cannot even start.
     """
     archives = config.archive.topics is not None
     async with (
-        _open_parts(config, serves=True, writes=archives, create=create) as parts,
+        _open_parts(config, limits, serves=True, writes=archives, create=create) as parts,
         _local_indexes(parts, archives) as parts.local_indexes,
         _console(parts) as collector,
         RemoteFetchPurgatory(
@@ -162,6 +186,7 @@ async def run_server(config: Config, *, create: bool = False) -> None:
             parts.random,
             parts.local_indexes,
             skips_gaps=config.gateway.gap_policy == "skip",
+            limits=_reading_limits(config, limits),
         ) as parts.purgatory,
         ArchiverPositions(
             parts.rsm,
@@ -184,10 +209,10 @@ async def run_server(config: Config, *, create: bool = False) -> None:
         await asyncio.Event().wait()
 
 
-async def run_archive_only(config: Config) -> None:
+async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
     """Serve the archive without any broker, until cancelled. Raises as `run_server`."""
     async with (
-        _open_parts(config, serves=True, writes=False) as parts,
+        _open_parts(config, limits, serves=True, writes=False) as parts,
         _console(parts) as collector,
         RemoteFetchPurgatory(
             config.remote_fetch,
@@ -195,6 +220,7 @@ async def run_archive_only(config: Config) -> None:
             parts.rsm,
             parts.random,
             skips_gaps=config.gateway.gap_policy == "skip",
+            limits=_reading_limits(config, limits),
         ) as parts.purgatory,
         asyncio.TaskGroup() as tasks,
     ):
@@ -208,10 +234,12 @@ async def run_archive_only(config: Config) -> None:
             await asyncio.Event().wait()
 
 
-async def run_archiver(config: Config, *, once: bool = False, create: bool = False) -> bool:
+async def run_archiver(
+    config: Config, *, once: bool = False, create: bool = False, limits: Limits = LIMITS
+) -> bool:
     """Archive until cancelled, or (`once`) what is there now; then True. Else as `run_server`."""
     async with (
-        _open_parts(config, serves=False, writes=True, create=create) as parts,
+        _open_parts(config, limits, serves=False, writes=True, create=create) as parts,
         _console(parts) as collector,
         ArchiverPositions(
             parts.rsm, config.metadata.metadata_read_max_ms, asyncio.get_running_loop().time
@@ -239,7 +267,7 @@ async def run_archiver(config: Config, *, once: bool = False, create: bool = Fal
 
 @asynccontextmanager
 async def _open_parts(
-    config: Config, *, serves: bool, writes: bool, create: bool = False
+    config: Config, limits: Limits, *, serves: bool, writes: bool, create: bool = False
 ) -> AsyncIterator[Parts]:
     if config.store.url is None:
         raise ConfigError("store.url is not set")
@@ -255,7 +283,16 @@ async def _open_parts(
         own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=writes, create=create)
         await own.at_start()
         spare_collections()
-        yield Parts(config, rsm, rlmm, cluster, own, random.Random(), serves, listener, upstream)
+        yield Parts(
+            config, limits, rsm, rlmm, cluster, own, random.Random(), serves, listener, upstream
+        )
+
+
+def _reading_limits(config: Config, limits: Limits) -> ReadingLimits:
+    """A range read outlasts the store's own time-out, whatever that is."""
+    least_ms = 3 * config.store.timeout_ms // 2
+    reading = limits.reading
+    return replace(reading, chunk_read_max_ms=max(reading.chunk_read_max_ms, least_ms))
 
 
 def _local_indexes(
@@ -264,7 +301,7 @@ def _local_indexes(
     """Kept by the RemoteLogManager alone: who does not archive here has none."""
     if not archives:
         return nullcontext()
-    return open_local_indexes(parts.config.archive, parts.rsm)
+    return open_local_indexes(parts.config.archive, parts.rsm, parts.limits.writing)
 
 
 @asynccontextmanager
@@ -285,7 +322,9 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         brokers=parts.brokers.status,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
-    collector = StatusCollector(parts.config, parts.rsm, parts.rlmm, cluster, around)
+    collector = StatusCollector(
+        parts.config, parts.rsm, parts.rlmm, cluster, around, limits=parts.limits.console
+    )
     async with ConsoleServer(parts.config.console, collector, REGISTRY):
         yield collector
 
@@ -302,6 +341,7 @@ async def _gateway(parts: Parts, positions: ArchiverPositions) -> AsyncIterator[
         positions,
         parts.is_archiving,
         tls=(parts.listener_tls, parts.upstream_tls),
+        limits=parts.limits.serving,
     )
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as opened:
         tried = asyncio.Event()
@@ -321,13 +361,15 @@ def _archive_only(parts: Parts) -> AbstractAsyncContextManager[ArchiveOnlyServer
         parts.purgatory,
         lambda prefix: f"{prefix}-{uuid4()}",
         tls=parts.listener_tls,
+        limits=parts.limits.serving,
     )
     return listening(parts.config.gateway.listen, server)
 
 
 async def _keep_tls_fresh(parts: Parts) -> None:
     async def look() -> None:
-        await keep_fresh((parts.listener_tls, parts.upstream_tls), parts.config.tls, wall_clock_ms)
+        contexts = (parts.listener_tls, parts.upstream_tls)
+        await keep_fresh(contexts, wall_clock_ms, parts.limits.tls_reload_interval_ms)
 
     await keep_running("tls files", look, parts.random)
 
@@ -338,7 +380,7 @@ async def _watch_process(parts: Parts) -> None:
 
     async def watch() -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(give_back_freed_memory(parts.config.process, glibc_allocator()))
+            tasks.create_task(give_back_freed_memory(glibc_allocator()))
             tasks.create_task(publish_event_loop_time())
             tasks.create_task(parts.rsm.health.run())
             if not parts.config.archive_only.enabled:
@@ -360,6 +402,7 @@ async def _keep_archiving(parts: Parts) -> None:
             uuid_factory=uuid4,
             rng=parts.random,
             local_indexes=parts.local_indexes,
+            limits=parts.limits.writing,
         )
         await parts.manager.run()
 
@@ -374,6 +417,7 @@ async def _archive_once(parts: Parts) -> None:
         parts.rlmm,
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
+        limits=parts.limits.writing,
     )
     if done.refused:
         reasons = "; ".join(f"{topic}: {reason}" for topic, reason in done.refused.items())

@@ -137,4 +137,8 @@ class PipelineFailed(FetchProxyError):
 
 
 class ConfigError(FetchProxyError):
-    pass
+    """`faults`: each by itself, where there are several."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults

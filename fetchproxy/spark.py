@@ -51,7 +51,7 @@ def read_archive(
     """What is archived of these topics (names with commas, or None with topicPattern or assign).
 
     `columns`: these alone are built. `options` are those of the format; dictionaries are written as
-    JSON, and names with dots go by `**{"store.read_max_ms": 1000}`. Raises ConfigError.
+    JSON, and names with dots go by `**{"store.timeout_ms": 1000}`. Raises ConfigError.
     """
     given = _options(store, topics, options)
     check_batch(parse_options(given))

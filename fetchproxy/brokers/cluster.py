@@ -53,6 +53,10 @@ K = TypeVar("K", str, UUID)
 _ALL_TOPICS = "all topics"
 
 
+# Brokers and topics are asked for again after this. A wrong leader is noticed at once.
+METADATA_AGE_MAX_MS = 30_000
+
+
 class Cluster:
     """`async with Cluster(config) as cluster`. Connects when first asked, not on entry."""
 
@@ -92,7 +96,7 @@ class Cluster:
 
     # --- brokers and topics ---
     async def brokers(self) -> dict[int, BrokerAddress]:
-        """Not older than metadata_max_age_ms."""
+        """Not older than METADATA_AGE_MAX_MS."""
         if self._metadata.brokers_at < self._oldest(None):
             await self._ask_metadata([])
         return dict(self._metadata.brokers)
@@ -357,7 +361,7 @@ class Cluster:
         return list(dict.fromkeys([*first, *known, *self._bootstrap]))
 
     def _oldest(self, max_age_ms: int | None) -> float:
-        age_ms = self._config.metadata_max_age_ms if max_age_ms is None else max_age_ms
+        age_ms = METADATA_AGE_MAX_MS if max_age_ms is None else max_age_ms
         return asyncio.get_running_loop().time() - age_ms / 1000
 
 

@@ -89,7 +89,7 @@ class TokenFile:
 
     async def token(self) -> str:
         key = "cluster.sasl_oauthbearer_token_file"
-        token = await asyncio.to_thread(secret_from, None, self._file, key)
+        token = await asyncio.to_thread(secret_from, self._file, key)
         assert token is not None  # the file is given
         return token
 
@@ -139,8 +139,7 @@ class TokenEndpoint:
         secret = await asyncio.to_thread(
             secret_from,
             config.sasl_oauthbearer_client_secret,
-            config.sasl_oauthbearer_client_secret_file,
-            "cluster.sasl_oauthbearer_client_secret_file",
+            "cluster.sasl_oauthbearer_client_secret",
         )
         form = {"grant_type": "client_credentials"}
         if config.sasl_oauthbearer_scope is not None:
@@ -299,9 +298,7 @@ class SaslCredentials:
         self._refused = None
 
     def _password(self) -> str:
-        config = self._config
-        key = "cluster.sasl_password_file"
-        return secret_from(config.sasl_password, config.sasl_password_file, key) or ""
+        return secret_from(self._config.sasl_password, "cluster.sasl_password") or ""
 
 
 def sasl_credentials(config: ClusterConfig) -> SaslCredentials | None:
@@ -332,7 +329,7 @@ def _token_source(config: ClusterConfig) -> TokenSource | None:
     if config.sasl_oauthbearer_token_file is None:
         return TokenEndpoint(config)
     key = "cluster.sasl_oauthbearer_token_file"
-    secret_from(None, config.sasl_oauthbearer_token_file, key)
+    secret_from(config.sasl_oauthbearer_token_file, key)
     return TokenFile(config.sasl_oauthbearer_token_file)
 
 

@@ -14,7 +14,7 @@ from fetchproxy import __version__
 
 COMMANDS = (
     *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "report"),
-    *("backfill", "resolve", "index", "user"),
+    *("backfill", "resolve", "index", "user", "config"),
 )
 
 

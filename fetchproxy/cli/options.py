@@ -1,7 +1,7 @@
 """The options that commands share, and how they become a Config. Each has help and a variable.
 
 An option that names a configuration key counts as that key set on the command line. Its variable is
-the key's own, so it is left to `load_config`, where the environment yields to `--set`.
+the key's own, so it is left to `load`, where the environment yields to `--set`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from fetchproxy.config.load import Setting, load_config, parse_assignment
+from fetchproxy.app import LIMITS, Limits
+from fetchproxy.config.load import Loaded, Setting, load, parse_assignment
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
@@ -155,12 +156,22 @@ SparkSettings = Annotated[
 
 def read_config(context: typer.Context) -> Config:
     """The configuration with this command line on top. Raises ConfigError."""
+    return read_settings(context, context.params.get("config_file")).config
+
+
+def read_settings(context: typer.Context, file: Path | None) -> Loaded:
+    """As `read_config`, of `file`, with where each value is from."""
     overrides = [_assignment(context, text) for text in context.params.get("assignments") or ()]
     for parameter, key in NAMED_KEYS.items():
-        if parameter in context.params and _source(context, parameter) == "COMMANDLINE":
+        if parameter in context.params and is_given(context, parameter):
             option = "--" + parameter.replace("_", "-")
             overrides.append(Setting(key, context.params[parameter], option))
-    return load_config(context.params.get("config_file"), os.environ, overrides)
+    return load(file, os.environ, overrides)
+
+
+def limits(context: typer.Context) -> Limits:
+    """What the caller of the command line has passed as click's `obj`; `fetchproxy` passes none."""
+    return context.obj if isinstance(context.obj, Limits) else LIMITS
 
 
 def spark_settings(context: typer.Context) -> dict[str, str]:
@@ -193,6 +204,11 @@ def nothing_there(config: Config, topic: str | None) -> ConfigError:
 def _assignment(context: typer.Context, text: str) -> Setting:
     from_variable = _source(context, "assignments") == "ENVIRONMENT"
     return parse_assignment(text, "FETCHPROXY_SET" if from_variable else "--set")
+
+
+def is_given(context: typer.Context, parameter: str) -> bool:
+    """On the command line itself."""
+    return _source(context, parameter) == "COMMANDLINE"
 
 
 def _source(context: typer.Context, parameter: str) -> str:

@@ -37,7 +37,7 @@ def serve(
         configure_logging(config.log, sys.stderr)
     raise_open_files_max(config.gateway.connections_max)
     run(
-        run_archive_only(config)
+        run_archive_only(config, limits=options.limits(context))
         if config.archive_only.enabled
-        else run_server(config, create=create)
+        else run_server(config, create=create, limits=options.limits(context))
     )

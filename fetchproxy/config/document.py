@@ -1,16 +1,21 @@
-"""Writes docs/configuration.md from the declared keys.
+"""All keys as a page, as a commented TOML file, and as a list with the place of each value.
 
-Run it as `python -m fetchproxy.config.document [file]`.
-
-A test holds the file on disk against `document()`, so the two cannot part.
+`python -m fetchproxy.config.document [file]` writes the page, docs/configuration.md. A test
+compares the file on disk with `document()`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
-from fetchproxy.config.load import Key, all_keys, section_docstrings
+from pydantic import SecretStr
+
+from fetchproxy.config.load import Key, Loaded, all_keys, section_docstrings
+from fetchproxy.config.values import MASK, SecretFile, is_secret_name, mask_text
 
 _INTRODUCTION = """\
 # Configuration
@@ -22,12 +27,19 @@ Each key can be set in four places; the later one wins:
 1. its default below,
 2. a TOML file (`--config FILE` or `FETCHPROXY_CONFIG`): table = section, so `[gateway]` and
    `listen = "0.0.0.0:9192"`,
-3. the environment: `FETCHPROXY_<SECTION>_<KEY>`; an empty variable counts as absent,
+3. the environment: `FETCHPROXY_<SECTION>_<KEY>`; an empty variable counts as absent, and the one
+   for the file of a secret ends in `_FILE`,
 4. the command line: `--set section.key=value`, or the named option where there is one.
 
-A key or variable that is not known stops the start with the nearest known one. Names end with their
-unit: `_ms` milliseconds, `_bytes` bytes. S3 credentials are never here: they come from the places
-where boto looks (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
+A key or variable that is not known stops the start with the nearest known one. A size is written
+with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number of bytes; a duration
+with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds. In TOML a value with a
+unit is a text: `segment_bytes_max = "64MiB"`.
+
+`fetchproxy config > fetchproxy.toml` writes all of this as a file to begin with,
+`fetchproxy config --check FILE` names every fault of a file, and `fetchproxy config --show` shows
+each value that counts and where it is from. S3 credentials are never here: they come from the
+places where boto looks (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
 """
 
 
@@ -45,9 +57,85 @@ def document() -> str:
 
 
 def _row(key: Key) -> str:
-    default = "not set" if key.default in (None, "") else f"`{key.default}`"
+    default = "not set" if key.default in (None, "") else f"`{key.shown(key.default)}`"
     meaning = (key.field.description or "").replace("|", "\\|")
-    return f"| `{key.dotted}` | {default} | {key.expected} | {meaning} | `{key.variable}` |"
+    return f"| `{key.dotted}` | {default} | {key.expected_shortly} | {meaning} | `{key.variable}` |"
+
+
+# The commented TOML file.
+
+_COLUMNS = 100
+_TOML_INTRODUCTION = """\
+Every setting of fetchproxy. Take the # in front of a key away to set it. The value that stands
+there is the default; "" means: not set. A size has a unit (B, KiB, MiB, GiB, TiB) or is a number
+of bytes; a duration has one (ms, s, m, h, d) or is a number of milliseconds.
+"""
+
+
+def commented_toml(loaded: Loaded) -> str:
+    """Every key with its meaning. Those that have their default are commented out.
+
+    A secret is left out: the output is a file that others may read.
+    """
+    lines = list(_wrapped(_TOML_INTRODUCTION))
+    for section, summary in section_docstrings().items():
+        lines += ["", "", f"# {summary}", f"[{section}]"]
+        for key in all_keys().values():
+            if key.section == section:
+                lines += ["", *_toml_entry(key, loaded)]
+    return "\n".join([*lines, ""])
+
+
+def _toml_entry(key: Key, loaded: Loaded) -> Iterator[str]:
+    meaning = f"{key.field.description or ''} [{key.expected_shortly}]"
+    yield from _wrapped(meaning)
+    setting = loaded.chosen.get(key.dotted)
+    value = loaded.value_of(key)
+    if setting is None or value == key.default:
+        yield f"#{key.name} = {_toml_value(key, key.default)}"
+    elif isinstance(value, SecretStr) or mask_text(str(value)) != str(value):
+        yield f'#{key.name} = ""  # set by {setting.place}; a secret, so it is not written here'
+    else:
+        yield f"{key.name} = {_toml_value(key, value)}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _COLUMNS,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _toml_value(key: Key, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, SecretFile):
+        return f"{{ file = {json.dumps(str(value.file), ensure_ascii=False)} }}"
+    shown = "" if value is None else key.shown(value)
+    if isinstance(value, int | float) and shown == str(value):
+        return shown
+    # A TOML text is JSON's, except that DEL has to be escaped.
+    return json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# The list of values and their places.
+
+
+def shown_values(loaded: Loaded) -> str:
+    """A line for each key: the value that counts, and where it is from. Secrets are covered."""
+    rows = []
+    for key in all_keys().values():
+        value = loaded.value_of(key)
+        text = _toml_value(key, value) if value is not None else "not set"
+        if value is not None and is_secret_name(key.name):
+            text = MASK
+        rows.append((f"{key.dotted} = {mask_text(text)}", loaded.place_of(key)))
+    width = min(max(len(assignment) for assignment, _ in rows), _COLUMNS // 2 + 10)
+    return "".join(f"{assignment:{width}}  {place}\n" for assignment, place in rows)
 
 
 def main(arguments: list[str]) -> None:

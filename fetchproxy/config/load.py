@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,17 +23,20 @@ from pydantic.fields import FieldInfo
 
 from fetchproxy.config.memory_plan import within_ceiling
 from fetchproxy.config.rules import (
+    GONE,
     archive_only_fault,
     group_fault,
     log_dirs_fault,
     metadata_topic_fault,
     sasl_fault,
-    tls_fault,
+    tls_faults,
 )
 from fetchproxy.config.schema import Config, Section
 from fetchproxy.config.values import (
     MASK,
+    SecretFile,
     TextForm,
+    UnitForm,
     is_secret_name,
     mask_text,
     parse_host_port,
@@ -57,6 +61,10 @@ _TYPE_WORDS = {
 }
 
 
+def variable_of(key: str) -> str:
+    return f"{VARIABLE_PREFIX}{key.replace('.', '_')}".upper()
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     section: str
@@ -69,15 +77,26 @@ class Key:
 
     @property
     def variable(self) -> str:
-        return f"{VARIABLE_PREFIX}{self.section}_{self.name}".upper()
+        return variable_of(self.dotted)
 
     @property
     def default(self) -> object:
         return self.field.default
 
+    def shown(self, value: object) -> str:
+        """With its unit where the key has one; text as it is."""
+        for form in self._forms:
+            if isinstance(form, UnitForm) and isinstance(value, int):
+                return form.show(value)
+        return str(value)
+
     @property
     def optional(self) -> bool:
         return NoneType in _alternatives(self.field.annotation)
+
+    @property
+    def is_secret(self) -> bool:
+        return SecretFile in _alternatives(self.field.annotation)
 
     @property
     def is_bool(self) -> bool:
@@ -86,8 +105,21 @@ class Key:
     @property
     def expected(self) -> str:
         """The type and the range in words, for example "an integer, at least 1"."""
-        forms = [m.expected for m in self.field.metadata if isinstance(m, TextForm)]
-        bounds = [_bound_words(m) for m in self.field.metadata]
+        return self._in_words([m.expected for m in self._forms])
+
+    @property
+    def expected_shortly(self) -> str:
+        """As `expected`, for a reader who knows how sizes and durations are written."""
+        return self._in_words(
+            [m.name if isinstance(m, UnitForm) else m.expected for m in self._forms]
+        )
+
+    @property
+    def _forms(self) -> list[TextForm]:
+        return [m for m in self.field.metadata if isinstance(m, TextForm)]
+
+    def _in_words(self, forms: list[str]) -> str:
+        bounds = [_bound_words(m, self.shown) for m in self.field.metadata]
         words = forms or [_type_words(t) for t in _alternatives(self.field.annotation)]
         return ", ".join([*(w for w in words if w), *(b for b in bounds if b)])
 
@@ -129,16 +161,16 @@ def _type_words(annotation: Any) -> str:  # Any: as above
     return _TYPE_WORDS.get(annotation, str(annotation))
 
 
-def _bound_words(bound: object) -> str:
+def _bound_words(bound: object, shown: Callable[[object], str]) -> str:
     match bound:
         case Ge(ge=limit):
-            return f"at least {limit}"
+            return f"at least {shown(limit)}"
         case Gt(gt=limit):
-            return f"above {limit}"
+            return f"above {shown(limit)}"
         case Le(le=limit):
-            return f"at most {limit}"
+            return f"at most {shown(limit)}"
         case Lt(lt=limit):
-            return f"below {limit}"
+            return f"below {shown(limit)}"
     return ""
 
 
@@ -179,60 +211,154 @@ def parse_assignment(text: str, place: str = "--set") -> Setting:
     return Setting(key.strip(), value.strip(), f"{place} {key.strip()}")
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and where its values are from. `chosen`: what somebody has set, by key."""
+
+    config: Config
+    chosen: Mapping[str, Setting]
+
+    def value_of(self, key: Key) -> object:
+        return getattr(getattr(self.config, key.section), key.name)
+
+    def place_of(self, key: Key) -> str:
+        if key.dotted in self.chosen:
+            return self.chosen[key.dotted].place
+        shrunk = self.value_of(key) != key.default
+        return "process.memory_bytes_max" if shrunk else "default"
+
+
 def load_config(
     file: Path | None, environ: Mapping[str, str], overrides: Iterable[Setting] = ()
 ) -> Config:
     """The whole configuration. Raises ConfigError, also for a file that cannot be read."""
+    return load(file, environ, overrides).config
+
+
+def load(
+    file: Path | None, environ: Mapping[str, str], overrides: Iterable[Setting] = ()
+) -> Loaded:
+    """As `load_config`, with the places. The ConfigError names every fault that can be seen."""
     keys = all_keys()
+    faults = _variable_faults(environ, keys)
     chosen: dict[str, Setting] = {}
-    settings = [
-        *(_file_settings(file) if file is not None else ()),
-        *_environment_settings(environ, keys),
-        *overrides,
-    ]
+    settings: list[Setting] = []
+    if file is not None:
+        with _faults_to(faults):
+            settings += _file_settings(file)
+    settings += [*_environment_settings(environ, keys), *overrides]
     for setting in settings:
-        chosen[setting.key] = _checked(setting, keys)
-    config = within_ceiling(_build(chosen, keys), chosen)
-    _check_relations(config, chosen)
-    return config
+        with _faults_to(faults):
+            checked = _checked(setting, keys)
+            chosen[checked.key] = checked
+    config = None
+    with _faults_to(faults):
+        config = _build(chosen, keys)
+    # What keys demand of each other is told where all of them are right, as it would mislead.
+    if config is not None and not faults:
+        faults += _relation_faults(config, chosen)
+        with _faults_to(faults):
+            config = within_ceiling(config, chosen)
+    if config is None or faults:
+        raise ConfigError(*faults)
+    return Loaded(config, chosen)
+
+
+@contextmanager
+def _faults_to(faults: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        faults.extend(error.faults)
 
 
 def _file_settings(file: Path) -> Iterator[Setting]:
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: is not TOML: {error}") from error
+    lines = _lines_of_keys(text)
+
+    def at(key: str) -> str:
+        return f"{file}:{lines[key]}" if key in lines else str(file)
+
     for section, content in tables.items():
         if not isinstance(content, dict):
-            yield Setting(section, content, str(file))
+            yield Setting(section, content, at(section))
             continue
         if not content and section not in Config.model_fields:
-            yield Setting(section, content, f"{file}, table [{section}]")
+            yield Setting(section, content, at(section))
         for name, value in content.items():
-            yield Setting(f"{section}.{name}", value, f"{file}, table [{section}]")
+            yield Setting(f"{section}.{name}", value, at(f"{section}.{name}"))
+
+
+_TABLE = re.compile(r"\s*\[\[?\s*(?P<name>[\w.-]+)\s*\]")
+_ENTRY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=")
+
+
+def _lines_of_keys(text: str) -> dict[str, int]:
+    """Line numbers by key and by section, as far as a look at each line tells.
+
+    tomllib has none. A key within an inline table or in quotes has no line here.
+    """
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if table := _TABLE.match(line):
+            section = table["name"]
+            lines.setdefault(section, number)
+        elif entry := _ENTRY.match(line):
+            lines.setdefault(f"{section}.{entry['name']}".lstrip("."), number)
+    return lines
 
 
 def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -> Iterator[Setting]:
     """An empty variable counts as absent, as compose files cannot leave one out."""
-    by_variable = {key.variable: key for key in keys.values()}
+    by_variable = _by_variable(keys)
     for variable, value in sorted(environ.items()):
-        if not variable.startswith(VARIABLE_PREFIX) or variable in OPTION_VARIABLES:
+        if variable in by_variable and value != "":
+            yield Setting(by_variable[variable], value, variable)
+
+
+def _by_variable(keys: Mapping[str, Key]) -> dict[str, str]:
+    """What each variable sets. The file of a secret has one of its own, as containers expect."""
+    found = {key.variable: key.dotted for key in keys.values()}
+    files = {f"{k.variable}_FILE": f"{k.dotted}.file" for k in keys.values() if k.is_secret}
+    return found | files
+
+
+def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> list[str]:
+    known = [*_by_variable(keys), *OPTION_VARIABLES]
+    gone = {variable_of(key): became for key, became in GONE.items()}
+    faults = [
+        f"{key.variable} and {key.variable}_FILE in the environment: only one of them may be set"
+        for key in keys.values()
+        if key.is_secret and environ.get(key.variable) and environ.get(f"{key.variable}_FILE")
+    ]
+    for variable in sorted(environ):
+        if not variable.startswith(VARIABLE_PREFIX) or variable in known:
             continue
-        if variable in by_variable:
-            if value != "":
-                yield Setting(by_variable[variable].dotted, value, variable)
+        if variable in gone:
+            if environ[variable] != "":
+                faults.append(f"{variable} in the environment is gone: {gone[variable]}")
         elif not (_SERVICE_VARIABLE.fullmatch(variable) or _LAB_VARIABLE.fullmatch(variable)):
-            raise ConfigError(
-                f"unknown variable {variable} in the environment"
-                + _nearest(variable, [*by_variable, *OPTION_VARIABLES])
+            faults.append(
+                f"unknown variable {variable} in the environment" + _nearest(variable, known)
             )
+    return faults
 
 
 def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
     """The setting with an empty text as None where the key may be unset. Raises ConfigError."""
+    owner, _, last = setting.key.rpartition(".")
+    if last == "file" and owner in keys and keys[owner].is_secret:
+        return Setting(owner, {"file": setting.value} if setting.value else None, setting.place)
     key = keys.get(setting.key)
+    if key is None and setting.key in GONE:
+        raise ConfigError(f"{setting.key} ({setting.place}) is gone: {GONE[setting.key]}")
     if key is None and setting.key in Config.model_fields:
         raise ConfigError(
             f"{setting.key} ({setting.place}) is a section: expected {setting.key}.KEY"
@@ -259,45 +385,41 @@ def _build(chosen: Mapping[str, Setting], keys: Mapping[str, Key]) -> Config:
         return Config.model_validate(nested)
     except ValidationError as error:
         wrong = {f"{e['loc'][0]}.{e['loc'][1]}": None for e in error.errors()}
-        raise ConfigError(
-            "; ".join(_invalid(chosen[dotted], keys[dotted]) for dotted in wrong)
-        ) from error
+        raise ConfigError(*(_invalid(chosen[dotted], keys[dotted]) for dotted in wrong)) from error
 
 
-def _check_relations(config: Config, chosen: Mapping[str, Setting]) -> None:
-    """What no single key can say, as where one bounds the other. Raises ConfigError."""
+def _relation_faults(config: Config, chosen: Mapping[str, Setting]) -> list[str]:
+    """What no single key can say, as where one bounds the other."""
     places = {key: setting.place for key, setting in chosen.items()}
-    fault = (
-        tls_fault(config.gateway, config.cluster)
-        or sasl_fault(config.cluster)
-        or archive_only_fault(config, places)
-        or log_dirs_fault(config.archive)
-        or group_fault(config.archive)
-        or metadata_topic_fault(config.archive, config.metadata)
-    )
-    if fault is not None:
-        raise ConfigError(fault)
-    _check_ports(config)
+    faults = [
+        *tls_faults(config.gateway, config.cluster),
+        sasl_fault(config.cluster),
+        archive_only_fault(config, places),
+        log_dirs_fault(config.archive),
+        group_fault(config.archive),
+        metadata_topic_fault(config.archive, config.metadata),
+        *_port_faults(config),
+    ]
     remote = config.remote_fetch
     pairs = [
-        ("backoff_initial_ms", "backoff_max_ms"),
         # A chunk above the bound on bytes in flight could never be admitted.
         ("chunk_bytes", "inflight_bytes_max"),
     ]
     for low, high in pairs:
         if getattr(remote, low) > getattr(remote, high):
             setting = chosen.get(f"remote_fetch.{low}") or chosen[f"remote_fetch.{high}"]
-            raise ConfigError(
+            faults.append(
                 f"remote_fetch.{low} = {getattr(remote, low)} ({setting.place}): "
                 f"expected at most remote_fetch.{high} = {getattr(remote, high)}"
             )
+    return [fault for fault in faults if fault is not None]
 
 
-def _check_ports(config: Config) -> None:
+def _port_faults(config: Config) -> Iterator[str]:
     listen = parse_host_port(config.gateway.listen).port
     for node_id, place in parse_node_map(config.gateway.node_map or "").items():
         if place.listen_port == listen:
-            raise ConfigError(
+            yield (
                 f"gateway.node_map gives node {node_id} the port {listen}: "
                 f"expected another than gateway.listen = {config.gateway.listen}"
             )

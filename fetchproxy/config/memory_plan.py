@@ -17,6 +17,17 @@ from protocol.record_batch import SEARCHED_BYTES_MAX
 
 # The interpreter, its libraries and what is too small to count: a proxy without clients has 70 MiB.
 PROCESS_BYTES = 96 * MiB
+# Chunks that wait to be written to the disk cache.
+DISK_CACHE_WRITES_MAX = 8
+# What an archiver asks of a broker at once.
+FETCH_BYTES_MAX = 8 * MiB
+# The unit of a multipart upload, and how many of them one upload has in memory: S3 wants at least 5
+# MiB, and four at once use a link whose round trip is long.
+PART_BYTES = 8 * MiB
+PARTS_IN_FLIGHT_MAX = 4
+# Freed memory that the C library may keep for later; what is above goes back to the system within
+# 5 s. Small bursts come and go untouched.
+FREED_BYTES_MAX = 16 * MiB
 # A connection that waits, with the one to its broker; what it buffers is another part.
 CONNECTION_BYTES = 32 * KiB
 
@@ -63,14 +74,12 @@ def fixed_parts(config: Config) -> dict[str, int]:
     """Bytes by what they follow from; these do not shrink."""
     parts = {"the process": PROCESS_BYTES}
     parts["a search by time"] = SEARCHED_BYTES_MAX
-    parts["process.freed_bytes_max"] = config.process.freed_bytes_max
-    remote, archive, store = config.remote_fetch, config.archive, config.store
+    parts["freed memory"] = FREED_BYTES_MAX
+    remote, archive = config.remote_fetch, config.archive
     if remote.disk_cache_dir is not None:
-        parts["remote_fetch.disk_cache_writes_max"] = (
-            remote.disk_cache_writes_max * remote.chunk_bytes
-        )
+        parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * remote.chunk_bytes
     if archive.topics is not None:
-        a_worker = 2 * archive.fetch_bytes_max + store.parts_in_flight_max * store.part_bytes
+        a_worker = 2 * FETCH_BYTES_MAX + PARTS_IN_FLIGHT_MAX * PART_BYTES
         parts["archive.workers_max"] = archive.workers_max * a_worker
     return parts
 

@@ -1,9 +1,10 @@
-"""What keys of the configuration demand of each other. Pure."""
+"""What keys of the configuration demand of each other, and which there are no more. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fetchproxy.config.schema import (
     ArchiveConfig,
@@ -92,12 +93,6 @@ def group_fault(archive: ArchiveConfig) -> str | None:
             "archive.group_id is set and archive.source = log-dirs: there the leader is the "
             "archiver beside the broker that leads the partition"
         )
-    interval_ms, session_ms = archive.group_heartbeat_interval_ms, archive.group_session_timeout_ms
-    if 2 * interval_ms > session_ms:
-        return (
-            f"archive.group_heartbeat_interval_ms = {interval_ms}: expected at most half of "
-            f"archive.group_session_timeout_ms = {session_ms}"
-        )
     return None
 
 
@@ -115,9 +110,9 @@ def metadata_topic_fault(archive: ArchiveConfig, metadata: MetadataConfig) -> st
 
 # Which `cluster.sasl_*` keys belong together. Pure: reads no file, knows no mechanism's bytes.
 
-_PASSWORD = ("sasl_password", "sasl_password_file")
+_PASSWORD = ("sasl_password",)
 _TOKEN = ("sasl_oauthbearer_token_file", "sasl_oauthbearer_token_endpoint_url")
-_SECRET = ("sasl_oauthbearer_client_secret", "sasl_oauthbearer_client_secret_file")
+_SECRET = ("sasl_oauthbearer_client_secret",)
 _ENDPOINT_ONLY = ("sasl_oauthbearer_client_id", *_SECRET, "sasl_oauthbearer_scope")
 _BY_PASSWORD = ("sasl_username", *_PASSWORD)
 _BY_TOKEN = (*_TOKEN, *_ENDPOINT_ONLY)
@@ -173,13 +168,14 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
 #
 # Pure: reads no file and looks into none.
 
-_KEY = ("tls_key_file", "tls_key_password", "tls_key_password_file")
+_KEY = ("tls_key_file", "tls_key_password")
 _CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
 
 
-def tls_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
-    """What is wrong, by key and without any secret; None: nothing."""
-    return _gateway_fault(gateway) or _cluster_fault(cluster) or _principal_fault(gateway, cluster)
+def tls_faults(gateway: GatewayConfig, cluster: ClusterConfig) -> list[str]:
+    """What is wrong, by key and without any secret."""
+    faults = _gateway_fault(gateway), _cluster_fault(cluster), _principal_fault(gateway, cluster)
+    return [fault for fault in faults if fault is not None]
 
 
 def _gateway_fault(gateway: GatewayConfig) -> str | None:
@@ -201,7 +197,7 @@ def _gateway_fault(gateway: GatewayConfig) -> str | None:
         found += ["gateway.node_port_base"] if gateway.node_port_base else []
         if found:
             return f"{', '.join(found)}: gateway.sni_node_pattern gives all brokers one port"
-    return _two_passwords("gateway", gateway)
+    return None
 
 
 def _cluster_fault(cluster: ClusterConfig) -> str | None:
@@ -214,7 +210,7 @@ def _cluster_fault(cluster: ClusterConfig) -> str | None:
         found = _set("cluster", cluster, _KEY)
         if found:
             return f"{', '.join(found)}: needs cluster.tls_certificate_file"
-    return _two_passwords("cluster", cluster)
+    return None
 
 
 def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
@@ -231,10 +227,129 @@ def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | No
     )
 
 
-def _two_passwords(section: str, config: GatewayConfig | ClusterConfig) -> str | None:
-    found = _set(section, config, ("tls_key_password", "tls_key_password_file"))
-    return f"{' and '.join(found)}: only one of them may be set" if len(found) > 1 else None
-
-
 def _set(section: str, config: object, names: tuple[str, ...]) -> list[str]:
     return [f"{section}.{name}" for name in names if getattr(config, name) is not None]
+
+
+# Keys that there were and are not: an old configuration is told what has become of them.
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """It is `value` now. `where`: its name within the package `fetchproxy`."""
+
+    value: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"it is {self.value} for everybody now ({self.where})"
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    key: str
+
+    def __str__(self) -> str:
+        return f"set {self.key} instead"
+
+
+_SERVING = "serving.limits.ServingLimits"
+_STANDALONE = "serving.standalone.limits.StandaloneLimits"
+_READING = "reading.limits.ReadingLimits"
+_WRITING = "writing.limits.WritingLimits"
+_CONSOLE = "console.collect.ConsoleLimits"
+_MEMORY = "config.memory_plan"
+
+GONE: Mapping[str, Constant | Renamed] = {
+    "gateway.tls_key_password_file": Renamed("gateway.tls_key_password.file"),
+    "cluster.tls_key_password_file": Renamed("cluster.tls_key_password.file"),
+    "cluster.sasl_password_file": Renamed("cluster.sasl_password.file"),
+    "cluster.sasl_oauthbearer_client_secret_file": Renamed(
+        "cluster.sasl_oauthbearer_client_secret.file"
+    ),
+    "store.connect_max_ms": Renamed("store.timeout_ms"),
+    "store.read_max_ms": Renamed("store.timeout_ms"),
+    "store.write_max_ms": Renamed("store.timeout_ms"),
+    "remote_fetch.chunk_read_max_ms": Renamed("store.timeout_ms"),
+    "gateway.upstream_connect_max_ms": Renamed("cluster.connect_max_ms"),
+    "gateway.half_frame_max_ms": Constant("30s", f"{_SERVING}.half_frame_max_ms"),
+    "gateway.bootstrap_stagger_ms": Constant("250ms", f"{_SERVING}.bootstrap_stagger_ms"),
+    "gateway.inflight_requests_max": Constant("64", f"{_SERVING}.inflight_requests_max"),
+    "gateway.buffer_bytes_max": Constant("64KiB", f"{_SERVING}.buffer_bytes_max"),
+    "gateway.splice_bytes_min": Constant("64KiB", f"{_SERVING}.splice_bytes_min"),
+    "gateway.client_stall_max_ms": Constant("5m", f"{_SERVING}.client_stall_max_ms"),
+    "gateway.remote_answer_bytes_max": Constant("16MiB", f"{_SERVING}.remote_answer_bytes_max"),
+    "gateway.remote_answer_turns_max": Constant("16", f"{_SERVING}.remote_answer_turns_max"),
+    "gateway.remote_answer_turn_max_ms": Constant("50ms", f"{_SERVING}.remote_answer_turn_max_ms"),
+    "gateway.log_start_max_age_ms": Constant("5m", f"{_SERVING}.log_start_max_age_ms"),
+    "gateway.tls_handshake_max_ms": Constant("10s", f"{_SERVING}.tls_handshake_max_ms"),
+    "gateway.held_request_bytes_max": Constant("2MiB", f"{_SERVING}.held_request_bytes_max"),
+    "remote_fetch.backoff_initial_ms": Constant("100ms", f"{_READING}.backoff_initial_ms"),
+    "remote_fetch.backoff_max_ms": Constant("5s", f"{_READING}.backoff_max_ms"),
+    "remote_fetch.backoff_jitter": Constant("0.2", f"{_READING}.backoff_jitter"),
+    "remote_fetch.unasked_read_max_ms": Constant("30s", f"{_READING}.unasked_read_max_ms"),
+    "remote_fetch.corrupt_retry_ms": Constant("1m", f"{_READING}.corrupt_retry_ms"),
+    "remote_fetch.disk_cache_free_bytes_min": Constant(
+        "1GiB", f"{_READING}.disk_cache_free_bytes_min"
+    ),
+    "remote_fetch.disk_cache_writes_max": Constant("8", f"{_READING}.disk_cache_writes_max"),
+    "remote_fetch.hedge_after_min_ms": Constant("20ms", f"{_READING}.hedge_after_min_ms"),
+    "remote_fetch.hedge_after_max_ms": Constant("2s", f"{_READING}.hedge_after_max_ms"),
+    "remote_fetch.purgatory_entries_max": Constant("10000", f"{_READING}.purgatory_entries_max"),
+    "archive.turn_max_ms": Constant("5m", f"{_WRITING}.turn_max_ms"),
+    "archive.remote_refresh_interval_ms": Constant("1m", f"{_WRITING}.remote_refresh_interval_ms"),
+    "archive.fetch_bytes_max": Constant("8MiB", f"{_WRITING}.fetch_bytes_max"),
+    "archive.local_index_file_bytes_max": Constant(
+        "8MiB", f"{_WRITING}.local_index_file_bytes_max"
+    ),
+    "archive.local_index_file_age_max_ms": Constant(
+        "7d", f"{_WRITING}.local_index_file_age_max_ms"
+    ),
+    "archive.discovery_interval_ms": Constant("10s", f"{_WRITING}.discovery_interval_ms"),
+    "archive.retention_check_interval_ms": Constant(
+        "5m", f"{_WRITING}.retention_check_interval_ms"
+    ),
+    "archive.retention_deletes_per_turn_max": Constant(
+        "16", f"{_WRITING}.retention_deletes_per_turn_max"
+    ),
+    "archive.retention_clock_settle_ms": Constant("1m", f"{_WRITING}.retention_clock_settle_ms"),
+    "archive.orphan_check_interval_ms": Constant("1h", f"{_WRITING}.orphan_check_interval_ms"),
+    "archive.orphan_age_min_ms": Constant("1h", f"{_WRITING}.orphan_age_min_ms"),
+    "archive.topic_deletion_check_interval_ms": Constant(
+        "5m", f"{_WRITING}.topic_deletion_check_interval_ms"
+    ),
+    "archive.group_heartbeat_interval_ms": Constant(
+        "3s", "writing.remote_log_manager.HEARTBEAT_INTERVAL_MS"
+    ),
+    "archive_only.offsets_max": Constant("100000", f"{_STANDALONE}.offsets_max"),
+    "archive_only.offset_metadata_bytes_max": Constant(
+        "4KiB", f"{_STANDALONE}.offset_metadata_bytes_max"
+    ),
+    "archive_only.request_bytes_max": Constant("1MiB", f"{_STANDALONE}.request_bytes_max"),
+    "archive_only.groups_max": Constant("10000", f"{_STANDALONE}.groups_max"),
+    "archive_only.group_members_max": Constant("1000", f"{_STANDALONE}.group_members_max"),
+    "archive_only.group_session_timeout_min_ms": Constant(
+        "6s", f"{_STANDALONE}.group_session_timeout_min_ms"
+    ),
+    "archive_only.group_session_timeout_max_ms": Constant(
+        "30m", f"{_STANDALONE}.group_session_timeout_max_ms"
+    ),
+    "archive_only.group_initial_rebalance_delay_ms": Constant(
+        "3s", f"{_STANDALONE}.group_initial_rebalance_delay_ms"
+    ),
+    "metadata.refresh_interval_ms": Constant("5s", f"{_CONSOLE}.refresh_interval_ms"),
+    "console.archive_refresh_interval_ms": Constant(
+        "30s", f"{_CONSOLE}.archive_refresh_interval_ms"
+    ),
+    "metadata.metadata_reads_max": Constant(
+        "32", "metadata.remote_log_metadata_manager.READS_AT_ONCE_MAX"
+    ),
+    "metadata.topic_read_bytes": Constant("256KiB", "metadata.metadata_topic.READ_BYTES"),
+    "store.part_bytes": Constant("8MiB", f"{_MEMORY}.PART_BYTES"),
+    "store.parts_in_flight_max": Constant("4", f"{_MEMORY}.PARTS_IN_FLIGHT_MAX"),
+    "process.freed_bytes_max": Constant("16MiB", f"{_MEMORY}.FREED_BYTES_MAX"),
+    "store.threads_max": Constant("8", "storage.stores.filesystem.THREADS_MAX"),
+    "tls.reload_interval_ms": Constant("10s", "tls.contexts.RELOAD_INTERVAL_MS"),
+    "tls.expiry_warning_ms": Constant("14d", "tls.contexts.EXPIRY_WARNING_MS"),
+    "cluster.metadata_max_age_ms": Constant("30s", "brokers.cluster.METADATA_AGE_MAX_MS"),
+}

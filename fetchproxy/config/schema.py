@@ -7,10 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
 from fetchproxy.config.values import (
     BootstrapText,
+    Duration,
     HostPortText,
     OptionalAdvertisedHost,
     OptionalAttachments,
@@ -22,7 +23,9 @@ from fetchproxy.config.values import (
     OptionalPaths,
     OptionalPattern,
     OptionalRetentionOverrides,
+    OptionalSecret,
     OptionalUrl,
+    Size,
 )
 
 # What all sections of the configuration have in common, and the units of their defaults.
@@ -54,33 +57,23 @@ class ArchiveConfig(Section):
         description="that broker's log.dirs, all of them; only partitions that it leads are copied",
     )
     # A batch more must stay below the largest segment that anybody reads (`SEGMENT_BYTES_MAX`).
-    segment_bytes_max: int = Field(
+    segment_bytes_max: Size = Field(
         64 * MiB, description="a segment is cut at this size", ge=KiB, le=8 * GiB
     )
-    segment_age_max_ms: int = Field(
+    segment_age_max_ms: Duration = Field(
         600_000, description="or when its first batch was read this long ago", ge=1
     )
-    rlm_process_interval_ms: int = Field(
+    rlm_process_interval_ms: Duration = Field(
         1_000, description="between two looks at a partition", ge=1
     )
-    rlm_retry_interval_ms: int = Field(5_000, description="after a remote error", ge=1)
+    rlm_retry_interval_ms: Duration = Field(5_000, description="after a remote error", ge=1)
     workers_max: int = Field(4, description="partitions processed at once", ge=1)
-    copy_max_ms: int = Field(300_000, description="a copy that takes longer is given up", ge=1)
-    turn_max_ms: int = Field(
-        300_000,
-        description="a partition's turn may take this besides its copy; then it is ended and tried "
-        "again, so that a silent broker or disk does not hold a worker for ever",
-        ge=1,
+    # No longer than objects without metadata are left alone (`WritingLimits.orphan_age_min_ms`): an
+    # upload whose answer was lost may take this, and what it brings must not go meanwhile.
+    copy_max_ms: Duration = Field(
+        300_000, description="a copy that takes longer is given up", ge=1, le=3_600_000
     )
-    remote_refresh_interval_ms: int = Field(
-        60_000,
-        description="leader and follower know what is in the archive no older than this (and one "
-        "process interval); a look lists the partition where metadata lies in the store, which S3 "
-        "charges for",
-        ge=0,
-    )
-    fetch_bytes_max: int = Field(8 * MiB, description="per fetch from a broker", ge=KiB)
-    copy_bytes_per_s_max: int = Field(
+    copy_bytes_per_s_max: Size = Field(
         0,
         description="bytes a second that are taken from the brokers, over all partitions, so that "
         "an archiver that catches up leaves consumers their share; 0: no limit "
@@ -93,7 +86,7 @@ class ArchiveConfig(Section):
         "`log-dirs` on the file system of the log directories, but not inside one: then segments "
         "are hard links and take no space",
     )
-    spool_bytes_max: int = Field(
+    spool_bytes_max: Size = Field(
         8 * 1024 * MiB,
         description="bytes in the spool; above this, segments are cut before they are full",
         ge=MiB,
@@ -105,23 +98,6 @@ class ArchiveConfig(Section):
         "of one process alone. Not set: none, as it is of use only in a folder that lasts, takes "
         "0.2% of the archive's size, and is filled by a request for each segment",
     )
-    local_index_file_bytes_max: int = Field(
-        8 * MiB,
-        description="a local index file is rolled at this size: what a start after a crash reads, "
-        "per partition",
-        ge=KiB,
-        le=1024 * MiB,
-    )
-    local_index_file_age_max_ms: int = Field(
-        604_800_000,
-        description="or when the segments in it were copied this long apart; the log start deletes "
-        "whole files",
-        ge=1,
-    )
-    discovery_interval_ms: int = Field(
-        10_000, description="between two looks for new and deleted topics", ge=1
-    )
-
     margin_warn_share: float = Field(
         0.5,
         description="warn when the oldest record that is not archived has used up this share of "
@@ -141,40 +117,34 @@ class ArchiveConfig(Section):
         description="group.instance.id, of its own for each archiver: one that is back within "
         "group_session_timeout_ms finds its partitions where it left them",
     )
-    group_session_timeout_ms: int = Field(
+    group_session_timeout_ms: Duration = Field(
         45_000,
         description="the others take over from an archiver that is silent this long "
         "(session.timeout.ms)",
         ge=100,
     )
-    group_heartbeat_interval_ms: int = Field(
-        3_000,
-        description="a change in the group is noticed within this (heartbeat.interval.ms)",
-        ge=10,
-    )
-
     # --- retention ---
-    remote_log_retention_ms: int = Field(
+    remote_log_retention_ms: Duration = Field(
         -1,
         description="segments whose newest record is older are deleted from the archive, oldest "
         "first; -1: never. The brokers' own `retention.ms` is not meant here: it is short where "
         "there is an archive",
         ge=-1,
     )
-    remote_log_retention_bytes: int = Field(
+    remote_log_retention_bytes: Size = Field(
         -1,
         description="what a partition holds in the archive beyond this is deleted, oldest first; "
         "-1: no limit",
         ge=-1,
     )
-    local_retention_ms: int = Field(
+    local_retention_ms: Duration = Field(
         -1,
         description="records older than this are deleted from the brokers once they are archived, "
         "by DeleteRecords; the topic's own retention must be unlimited then (retention.ms=-1, "
         "retention.bytes=-1), as a broker does not wait for the copy; -1: not by the archiver",
         ge=-1,
     )
-    local_retention_bytes: int = Field(
+    local_retention_bytes: Size = Field(
         -1,
         description="as `local_retention_ms`: archived records beyond so many bytes a partition "
         "are deleted from the brokers",
@@ -192,47 +162,18 @@ class ArchiveConfig(Section):
         "override: with remote.storage.enable=true its retention.ms and retention.bytes, which are "
         "then those of both tiers; without it its local.retention.ms and local.retention.bytes",
     )
-    retention_check_interval_ms: int = Field(
-        300_000,
-        description="between two looks at what of a partition is to be deleted, in either tier; "
-        "each lists the partition (log.retention.check.interval.ms)",
-        ge=1,
-    )
-    retention_grace_ms: int = Field(
+    retention_grace_ms: Duration = Field(
         300_000,
         description="a segment's objects are deleted this long after it was hidden, for readers in "
         "flight and for proxies whose view is metadata.view_age_max_ms old (file.delete.delay.ms)",
         ge=0,
     )
-    retention_step_grace_ms: int = Field(
+    retention_step_grace_ms: Duration = Field(
         86_400_000,
         description="retention that would hide more than half of a partition at once is announced "
         "(log, metrics, console) and waits this long: a day to notice a mistyped retention or a "
         "wrong clock, and to take it back. 0: it does not wait, and the clock is not compared with "
         "those of the store and of producers",
-        ge=0,
-    )
-    retention_deletes_per_turn_max: int = Field(
-        16,
-        description="segments hidden or deleted before the partition's copying goes on",
-        ge=1,
-    )
-    retention_clock_settle_ms: int = Field(
-        60_000,
-        description="retention by time waits until the system's clock has run evenly for this "
-        "long, after the start and after each jump, so that a wrong clock deletes nothing",
-        ge=0,
-    )
-    orphan_check_interval_ms: int = Field(
-        3_600_000,
-        description="between two looks for objects that no metadata names; each lists the "
-        "partition",
-        ge=1,
-    )
-    orphan_age_min_ms: int = Field(
-        3_600_000,
-        description="such an object is deleted once it was seen this long; above `copy_max_ms`, "
-        "which an upload may take whose answer was lost",
         ge=0,
     )
     topic_deletion: Literal["delete", "keep", "delete-all"] = Field(
@@ -242,14 +183,11 @@ class ArchiveConfig(Section):
         "then it may be another cluster with the same id. `delete-all` does not stop: set it for "
         "as long as that takes; `keep` for a while keeps those for good",
     )
-    topic_deletion_grace_ms: int = Field(
+    topic_deletion_grace_ms: Duration = Field(
         86_400_000,
         description="the cluster must have denied such a topic for this long at every look: a day "
         "is time to notice a mistake, and for a cluster that shows itself by half",
         ge=0,
-    )
-    topic_deletion_check_interval_ms: int = Field(
-        300_000, description="between two looks for them; each lists the archive's partitions", ge=1
     )
 
 
@@ -272,7 +210,7 @@ class ArchiveOnlyConfig(Section):
         description="clients log in by SASL (PLAIN, SCRAM) as users of this file, which says what "
         "each may read; lines for it are made by `fetchproxy user`; changes count within seconds",
     )
-    refresh_interval_ms: int = Field(
+    refresh_interval_ms: Duration = Field(
         5_000,
         description="topics and segments that another process archives are seen within this; each "
         "look lists the archive's partitions, which an S3 store charges for",
@@ -283,38 +221,11 @@ class ArchiveOnlyConfig(Section):
         description="where committed offsets are kept; not set: in memory, so they are lost when "
         "the process ends",
     )
-    offsets_max: int = Field(
-        100_000,
-        description="committed offsets of all groups; the file is written whole at each commit",
-        ge=1,
-    )
-    offset_metadata_bytes_max: int = Field(
-        4_096, description="of a commit's metadata (offset.metadata.max.bytes)", ge=0
-    )
-    request_bytes_max: int = Field(
-        1 * MiB,
-        description="largest request: nobody produces here, so it is far below gateway's",
-        ge=KiB,
-    )
-    groups_max: int = Field(10_000, description="groups with members at once", ge=1)
-    groups_bytes_max: int = Field(
+    groups_bytes_max: Size = Field(
         256 * MiB,
         description="what members of all groups brought and were given, and committed offsets, "
         "names included; above it members and new commits are turned away",
         ge=KiB,
-    )
-    group_members_max: int = Field(1_000, description="members of one group (group.max.size)", ge=1)
-    group_session_timeout_min_ms: int = Field(
-        6_000, description="group.min.session.timeout.ms", ge=1
-    )
-    group_session_timeout_max_ms: int = Field(
-        1_800_000, description="group.max.session.timeout.ms", ge=1
-    )
-    group_initial_rebalance_delay_ms: int = Field(
-        3_000,
-        description="a new group waits this long for further members "
-        "(group.initial.rebalance.delay.ms)",
-        ge=0,
     )
 
 
@@ -364,31 +275,16 @@ class MetadataConfig(Section):
         description="where what was read of the metadata topic is kept, so that a restart reads "
         "only what is new; not set: in memory alone, and a start reads the whole topic",
     )
-    refresh_interval_ms: int = Field(
-        5_000, description="between two looks of the console at store and brokers", ge=1
-    )
-    view_age_max_ms: int = Field(
+    view_age_max_ms: Duration = Field(
         30_000,
         description="a partition's view that is older and still in use is read again in the "
         "background: so long what another process has deleted may still be served",
         ge=1,
     )
-    metadata_read_max_ms: int = Field(
+    metadata_read_max_ms: Duration = Field(
         10_000,
         description="a listing or a read of metadata is given up when nothing came for so long",
         ge=1,
-    )
-    metadata_reads_max: int = Field(
-        32,
-        description="metadata objects read at once per topic, or partitions of the metadata "
-        "topic: as many as there are connections to a store, whose latency they wait for",
-        ge=1,
-    )
-    topic_read_bytes: int = Field(
-        256 * KiB,
-        description="of the metadata topic per fetch; decoding one holds up everything else for "
-        "some 20 ms",
-        ge=KiB,
     )
 
     @property
@@ -403,14 +299,14 @@ class MetadataConfig(Section):
 class RemoteFetchConfig(Section):
     """Reads from the archive."""
 
-    remote_fetch_max_wait_ms: int = Field(
+    remote_fetch_max_wait_ms: Duration = Field(
         30_000,
         description="longest a fetch waits for remote data, where its own max_wait is longer still "
         "(remote.fetch.max.wait.ms, which Kafka has instead of the client's); as long as clients "
         "wait for an answer",
         ge=1,
     )
-    remote_error_after_ms: int = Field(
+    remote_error_after_ms: Duration = Field(
         60_000,
         description="a store failing for longer is shown to clients as KAFKA_STORAGE_ERROR",
         ge=0,
@@ -418,12 +314,11 @@ class RemoteFetchConfig(Section):
     fetcher_tasks_max: int = Field(
         32, description="range reads in flight (remote.log.reader.threads)", ge=1
     )
-    purgatory_entries_max: int = Field(10_000, description="waiting fetches", ge=1)
-    inflight_bytes_max: int = Field(
+    inflight_bytes_max: Size = Field(
         256 * MiB, description="bytes of chunks being read at once; further reads wait", ge=MiB
     )
-    chunk_bytes: int = Field(4 * MiB, description="unit of a range read and of the cache", ge=KiB)
-    chunk_cache_bytes_max: int = Field(256 * MiB, description="memory of the chunk cache", ge=0)
+    chunk_bytes: Size = Field(4 * MiB, description="unit of a range read and of the cache", ge=KiB)
+    chunk_cache_bytes_max: Size = Field(256 * MiB, description="memory of the chunk cache", ge=0)
     read_ahead_chunks_max: int = Field(
         16,
         description="most chunks read ahead of a sequential reader, also across segments; reached "
@@ -431,7 +326,7 @@ class RemoteFetchConfig(Section):
         "cache; 0: none",
         ge=0,
     )
-    client_bytes_per_s_max: int = Field(
+    client_bytes_per_s_max: Size = Field(
         0,
         description="archived bytes a second that one client may have, over all its connections: "
         "who shows one certificate, else one address (of IPv6 a /64), whatever client ids it says; "
@@ -439,46 +334,20 @@ class RemoteFetchConfig(Section):
         "count; 0: no limit",
         ge=0,
     )
-    chunk_read_max_ms: int = Field(
-        30_000, description="a range read without an answer is given up and tried again", ge=1
-    )
-    backoff_initial_ms: int = Field(100, description="first pause after a storage error", ge=1)
-    backoff_max_ms: int = Field(5_000, description="longest pause between attempts", ge=1)
-    backoff_jitter: float = Field(0.2, description="share of the pause that is random", ge=0, le=1)
-    index_cache_bytes_max: int = Field(
+    index_cache_bytes_max: Size = Field(
         64 * MiB,
         description="memory of segments' indexes (remote.log.index.file.cache.total.size.bytes)",
         ge=MiB,
-    )
-    unasked_read_max_ms: int = Field(
-        30_000,
-        description="a failing read that no client has asked for again for this long is given up",
-        ge=1,
-    )
-    corrupt_retry_ms: int = Field(
-        60_000, description="bytes found corrupt twice are not read again before this", ge=1
     )
     disk_cache_dir: Path | None = Field(
         None,
         description="folder of a second cache of checked chunks, which survives a restart; of this "
         "process alone; off if not set",
     )
-    disk_cache_bytes_max: int = Field(
+    disk_cache_bytes_max: Size = Field(
         10_240 * MiB,
         description="of that folder; the longest unused chunk goes before this is reached",
         ge=MiB,
-    )
-    disk_cache_free_bytes_min: int = Field(
-        1024 * MiB,
-        description="left free on that folder's file system: the cache shrinks to keep it, since "
-        "others write there too",
-        ge=0,
-    )
-    disk_cache_writes_max: int = Field(
-        8,
-        description="chunks that may wait to be written there; what is beyond is not cached, as no "
-        "reader waits for the disk",
-        ge=1,
     )
     hedged_reads_share_max: float = Field(
         0.05,
@@ -486,12 +355,6 @@ class RemoteFetchConfig(Section):
         "faster answer; what a store is asked more at most; 0: none",
         ge=0,
         le=1,
-    )
-    hedge_after_min_ms: int = Field(
-        20, description="a read is slow after the 95th percentile of the last, but not before", ge=1
-    )
-    hedge_after_max_ms: int = Field(
-        2_000, description="a read is slow after this in any case, also before any is known", ge=1
     )
 
 
@@ -510,24 +373,30 @@ class StoreConfig(Section):
         description="holds a delegation token for an HDFS, read at the first request and again when"
         " the token is refused; none: the URL's user is believed, as HDFS does without Kerberos",
     )
-    part_bytes: int = Field(8 * MiB, description="unit of a multipart upload", ge=5 * MiB)
-    parts_in_flight_max: int = Field(
-        4, description="parts of one upload sent at once; memory is this times part_bytes", ge=1
-    )
-    threads_max: int = Field(
-        8, description="for blocking file calls; a hanging disk holds these, never the loop", ge=1
-    )
     connections_max: int = Field(
         32, description="to the store; range reads of S3 have as many of their own", ge=1
     )
-    connect_max_ms: int = Field(3_000, description="to reach the store", ge=1)
-    read_max_ms: int = Field(20_000, description="silence of the store within an answer", ge=1)
-    write_max_ms: int = Field(
-        60_000,
-        description="sending one part to the store may take this; then it is tried again"
-        " (a part of 8 MiB needs 140 KiB/s)",
-        ge=1,
+    timeout_ms: Duration = Field(
+        20_000,
+        description="silence of the store within an answer; longer for a store or a link that is "
+        "slow. Three times this for sending a part of 8 MiB (140 KiB/s by default), and at most "
+        "3 s of it for a connection; then it is tried again",
+        ge=100,
     )
+
+    # A store that takes a connection at all does so in a round trip or two.
+    @property
+    def connect_max_ms(self) -> int:
+        return min(3_000, self.timeout_ms)
+
+    @property
+    def read_max_ms(self) -> int:
+        return self.timeout_ms
+
+    # It takes the bandwidth of the link, too, and is answered when all has come.
+    @property
+    def write_max_ms(self) -> int:
+        return 3 * self.timeout_ms
 
 
 # The section `tls` of the configuration. Declares keys and nothing else.
@@ -538,18 +407,6 @@ class TlsConfig(Section):
 
     protocol_min: Literal["TLSv1.2", "TLSv1.3"] = Field(
         "TLSv1.2", description="older versions are broken (RFC 8996)"
-    )
-    reload_interval_ms: int = Field(
-        10_000,
-        description="between two looks at the files of certificates, keys and authorities; changed "
-        "ones are used for new connections",
-        ge=100,
-    )
-    expiry_warning_ms: int = Field(
-        14 * 24 * 3_600_000,
-        description="a certificate with less time left is warned of once a day, and once it has "
-        "expired",
-        ge=0,
     )
 
 
@@ -583,16 +440,9 @@ class GatewayConfig(Section):
         "on, open from the start, and what clients are told where it differs from "
         "`gateway.advertise_host` and that port; other nodes have ports as without a map",
     )
-    frame_bytes_max: int = Field(
+    frame_bytes_max: Size = Field(
         100 * MiB,
         description="largest frame of either side (Kafka's socket.request.max.bytes)",
-        ge=KiB,
-    )
-    held_request_bytes_max: int = Field(
-        2 * MiB,
-        description="largest request that must be whole before it can be handled: Fetch, "
-        "ListOffsets, OffsetForLeaderEpoch, DeleteRecords; enough for 50,000 partitions. Produce "
-        "and all others pass as they arrive",
         ge=KiB,
     )
     connections_max: int = Field(20_000, description="clients at once; one more is closed", ge=1)
@@ -602,78 +452,21 @@ class GatewayConfig(Section):
         "by default, since many may come through one NAT",
         ge=1,
     )
-    idle_max_ms: int = Field(
+    idle_max_ms: Duration = Field(
         600_000, description="silent connections are closed (connections.max.idle.ms)", ge=100
     )
-    half_frame_max_ms: int = Field(
-        30_000, description="time a begun request may take to arrive whole", ge=100
-    )
-    upstream_connect_max_ms: int = Field(10_000, description="to reach a broker", ge=1)
-    bootstrap_stagger_ms: int = Field(
-        250,
-        description="of several bootstrap brokers the next is asked too when one has not answered "
-        "within this, so that one that hangs costs a client no more (RFC 8305's delay)",
-        ge=1,
-    )
-    inflight_requests_max: int = Field(
-        64, description="unanswered requests per connection; then reading pauses", ge=1
-    )
-    buffer_bytes_max: int = Field(
-        64 * KiB,
-        description="bytes waiting for a slow reader; then the other side pauses (sockets' own "
-        "buffers come on top; more than this is only copied once more)",
-        ge=KiB,
-    )
-    splice_bytes_min: int = Field(
-        64 * KiB,
-        description="records still to come of an answer from which on they pass within the kernel "
-        "(Linux, plaintext on both sides), as less is copied sooner; 0: never",
-        ge=0,
-    )
-    connection_buffers_bytes_max: int = Field(
+    connection_buffers_bytes_max: Size = Field(
         256 * MiB,
         description="bytes that all connections hold together: what waits for slow clients and "
         "brokers, requests and answers that are not whole, fetch sessions (300 bytes a "
         "partition); above it those that hold most are closed",
         ge=MiB,
     )
-    client_stall_max_ms: int = Field(
-        300_000,
-        description="a client that takes none of the bytes that wait for it is closed after this; "
-        "as long as a consumer may stay away from poll() (max.poll.interval.ms)",
-        ge=100,
-    )
-    remote_answer_bytes_max: int = Field(
-        16 * MiB,
-        description="archived records in one answer, whatever the client's max_bytes (the first "
-        "batch comes whole); its next fetch goes on there",
-        ge=KiB,
-    )
-    remote_answers_bytes_max: int = Field(
+    remote_answers_bytes_max: Size = Field(
         256 * MiB,
         description="archived records on their way to all clients, besides the chunk cache; above "
         "it answers are cut, down to one batch each",
         ge=KiB,
-    )
-    remote_answer_turns_max: int = Field(
-        16,
-        description="answers with archived records that are made and written at once; further "
-        "fetches wait, and of these the connection that was given least goes next, so that "
-        "consumers of the same history stay together and it is read once",
-        ge=1,
-    )
-    remote_answer_turn_max_ms: int = Field(
-        50,
-        description="after this such an answer counts no more: a client that takes it slowly does "
-        "not keep the others waiting",
-        ge=1,
-    )
-    log_start_max_age_ms: int = Field(
-        300_000,
-        description="topics that clients read at the tail are looked up in the archive this often, "
-        "so that relayed answers show where their logs really begin; one listing per topic and one "
-        "per archived partition, however many clients",
-        ge=1_000,
     )
     gap_policy: Literal["skip", "error"] = Field(
         "skip",
@@ -681,14 +474,14 @@ class GatewayConfig(Section):
         "the first records behind them, as Kafka reads a hole that compaction left (skip), or "
         "INVALID_RECORD, on which consumers stop, except aiokafka, which waits there (error)",
     )
-    held_max_ms: int = Field(
+    held_max_ms: Duration = Field(
         1_800_000,
         description="how long a reader waits for an offset that an archiver says it is gathering; "
         "then it is led on behind it. Longer than archive.segment_age_max_ms, or readers pass over "
         "what would have been archived; thrice its default",
         ge=1_000,
     )
-    permit_ttl_ms: int = Field(
+    permit_ttl_ms: Duration = Field(
         60_000,
         description="how long the broker's own OffsetOutOfRange lets a connection read a topic's "
         "archive before it is asked again (ACL revocations take effect within this)",
@@ -702,11 +495,8 @@ class GatewayConfig(Section):
     tls_key_file: Path | None = Field(
         None, description="PEM of the private key; default: it is in the certificate's file"
     )
-    tls_key_password: SecretStr | None = Field(
-        None, description="of the private key (ssl.key.password); better by variable or file"
-    )
-    tls_key_password_file: Path | None = Field(
-        None, description="holds the password instead, as its first line"
+    tls_key_password: OptionalSecret = Field(
+        None, description="of the private key (ssl.key.password)"
     )
     tls_client_auth: Literal["none", "requested", "required"] = Field(
         "none",
@@ -715,12 +505,6 @@ class GatewayConfig(Section):
     )
     tls_client_ca_file: Path | None = Field(
         None, description="PEM of the authorities that clients' certificates come from"
-    )
-    tls_handshake_max_ms: int = Field(
-        10_000,
-        description="a client that has not shaken hands by then is closed; until then it counts "
-        "as one of connections_max",
-        ge=1,
     )
     sni_bootstrap_host: OptionalHostName = Field(
         None,
@@ -744,12 +528,6 @@ class ConsoleConfig(Section):
     listen: OptionalHostPortText = Field(
         None, description="host:port of the web console; off if not set"
     )
-    archive_refresh_interval_ms: int = Field(
-        30_000,
-        description="between two looks at the whole archive for page and metrics; each lists every "
-        "partition, which an S3 store charges for",
-        ge=100,
-    )
     allowed_hosts: str = Field(
         "",
         description="further names, comma-separated, by which browsers may call the console; the "
@@ -760,17 +538,11 @@ class ConsoleConfig(Section):
 class ProcessConfig(Section):
     """The process as the system sees it."""
 
-    memory_bytes_max: int = Field(
+    memory_bytes_max: Size = Field(
         0,
         description="ceiling of all memory that has a limit, which is all but segments' metadata "
         "(80 bytes each): limits that are not set shrink until they fit, what does not fit stops "
         "the start; 0: each limit counts for itself",
-        ge=0,
-    )
-    freed_bytes_max: int = Field(
-        16 * MiB,
-        description="freed memory that the C library may keep for later; what is above goes back "
-        "to the system within 5 s (glibc; the default lets small bursts come and go untouched)",
         ge=0,
     )
 
@@ -792,19 +564,19 @@ class ClusterConfig(Section):
     bootstrap: BootstrapText = Field(
         "127.0.0.1:9092", description="host:port[,host:port…] of the brokers"
     )
-    request_max_ms: int = Field(10_000, description="an answer of a broker may take this", ge=1)
-    metadata_max_age_ms: int = Field(
-        30_000, description="brokers and topics are asked for again after this", ge=1
+    request_max_ms: Duration = Field(
+        10_000, description="an answer of a broker may take this", ge=1
     )
     client_id: str = Field("fetchproxy", description="client.id of the proxy's own requests")
-    connect_max_ms: int = Field(
+    connect_max_ms: Duration = Field(
         3_000,
-        description="to reach a broker, so that a dead one does not use up request_max_ms",
+        description="to reach a broker, for the proxy's own requests and for clients; far below "
+        "request_max_ms, which a dead broker would use up",
         ge=1,
     )
-    frame_bytes_max: int = Field(
+    frame_bytes_max: Size = Field(
         128 * MiB,
-        description="largest answer of a broker; above archive.fetch_bytes_max plus one batch "
+        description="largest answer of a broker; above 8 MiB plus one batch "
         "(max.message.bytes), as the first batch of a Fetch comes whole",
         ge=KiB,
     )
@@ -822,12 +594,7 @@ class ClusterConfig(Section):
     tls_key_file: Path | None = Field(
         None, description="PEM of its private key; default: it is in the certificate's file"
     )
-    tls_key_password: SecretStr | None = Field(
-        None, description="of the private key; better by variable or file"
-    )
-    tls_key_password_file: Path | None = Field(
-        None, description="holds the password instead, as its first line"
-    )
+    tls_key_password: OptionalSecret = Field(None, description="of the private key")
     tls_verify_hostname: bool = Field(
         True,
         description="the certificate must be for the name that the broker is dialed by "
@@ -842,13 +609,10 @@ class ClusterConfig(Section):
         )
     )
     sasl_username: str | None = Field(None, description="for PLAIN and SCRAM")
-    sasl_password: SecretStr | None = Field(
+    sasl_password: OptionalSecret = Field(
         None,
         description="for PLAIN and SCRAM; better in the environment or a file than on the command "
-        "line, which other users of the machine can read",
-    )
-    sasl_password_file: Path | None = Field(
-        None, description="holds the password instead; read at each authentication"
+        "line, which other users of the machine can read. A file is read at each authentication",
     )
     sasl_oauthbearer_token_file: Path | None = Field(
         None,
@@ -858,11 +622,8 @@ class ClusterConfig(Section):
         None, description="or tokens are fetched from here by client credentials (RFC 6749, 4.4)"
     )
     sasl_oauthbearer_client_id: str | None = Field(None, description="for the token endpoint")
-    sasl_oauthbearer_client_secret: SecretStr | None = Field(
-        None, description="for the token endpoint"
-    )
-    sasl_oauthbearer_client_secret_file: Path | None = Field(
-        None, description="holds the client's secret instead; read for each token"
+    sasl_oauthbearer_client_secret: OptionalSecret = Field(
+        None, description="for the token endpoint; a file is read for each token"
     )
     sasl_oauthbearer_scope: str | None = Field(None, description="asked of the token endpoint")
 

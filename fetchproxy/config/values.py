@@ -15,7 +15,7 @@ from socket import inet_aton
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import is_topic_name
@@ -207,6 +207,64 @@ def _port(text: str) -> int:
     return int(text)
 
 
+# Sizes and durations: a whole number with a unit, or a number of the unit in the key's name.
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """Says in messages and documentation what a text must look like."""
+
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitForm(TextForm):
+    """A number with a unit. `units` are in descending order; the last is what the key counts in."""
+
+    units: tuple[tuple[str, int], ...]
+    name: str
+
+    def parse(self, text: str) -> int:
+        """Raises ValueError. A number alone is not read here."""
+        match = _WITH_UNIT.fullmatch(text)
+        size = None if match is None else dict(self.units).get(match["unit"])
+        if match is None or size is None:
+            raise ValueError(f"expected {self.expected}")
+        return int(match["number"]) * size
+
+    def show(self, value: int) -> str:
+        """In the largest unit that needs no fraction. 0 and -1 are words of their own (no limit,
+        never), so they have no unit."""
+        for unit, size in self.units:
+            if value > 0 and value % size == 0:
+                return f"{value // size}{unit}"
+        return str(value)
+
+    def read(self, value: object) -> object:
+        """A text with a unit as a number; anything else is for the next to judge."""
+        if isinstance(value, str) and _WITH_UNIT.fullmatch(value.strip()):
+            return self.parse(value.strip())
+        return value
+
+
+_WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}) ?(?P<unit>[A-Za-z]+)")
+
+SIZE = UnitForm(
+    "a size: 8GiB, 64MiB, 512KiB or a number of bytes",
+    # No MB: to some it is 1,000,000 bytes and to others 1,048,576.
+    (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)),
+    "a size",
+)
+DURATION = UnitForm(
+    "a duration: 7d, 2h, 10m, 5s, 500ms or a number of milliseconds",
+    (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)),
+    "a duration",
+)
+
+Size = Annotated[int, BeforeValidator(SIZE.read), SIZE]
+Duration = Annotated[int, BeforeValidator(DURATION.read), DURATION]
+
+
 # `archive.retention_overrides`: retention by topic pattern. Text only; decides nothing.
 
 _KEYS = (
@@ -252,22 +310,18 @@ def _override(pattern: str, settings: object) -> RetentionOverride:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
     if not isinstance(settings, Mapping) or not settings:
         raise ValueError(f"{pattern!r}: expected one of {', '.join(_KEYS)}")
-    for key, value in settings.items():
+    limits = {}
+    for key, given in settings.items():
         if key not in _KEYS:
             raise ValueError(f"{pattern!r}: {key} is none of {', '.join(_KEYS)}")
+        value = (DURATION if key.endswith("_ms") else SIZE).read(given)
         if not isinstance(value, int) or isinstance(value, bool) or value < -1:
-            raise ValueError(f"{pattern!r}: {key} must be an integer, at least -1")
-    return RetentionOverride(pattern, **settings)
+            raise ValueError(f"{pattern!r}: {key} must be a number or have a unit, at least -1")
+        limits[key] = value
+    return RetentionOverride(pattern, **limits)
 
 
 # Texts with a form of their own (addresses, patterns): what is checked, and how it is said.
-
-
-@dataclass(frozen=True, slots=True)
-class TextForm:
-    """Says in messages and documentation what a text must look like."""
-
-    expected: str
 
 
 def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -390,7 +444,8 @@ OptionalRetentionOverrides = Annotated[
     _checked_by(parse_retention_overrides),
     TextForm(
         "a table (as text: JSON) of patterns, each with remote_log_retention_ms, "
-        "remote_log_retention_bytes, local_retention_ms or local_retention_bytes, at least -1"
+        "remote_log_retention_bytes, local_retention_ms or local_retention_bytes, at least -1, or "
+        "with a unit (7d, 64GiB)"
     ),
 ]
 
@@ -398,16 +453,35 @@ OptionalRetentionOverrides = Annotated[
 # A secret of the configuration: given as a value, or as a file that holds it.
 
 
-def secret_from(value: SecretStr | None, file: Path | None, key: str) -> str | None:
+class SecretFile(BaseModel):
+    """`{ file = PATH }` in place of a secret: its first line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    file: Path
+
+
+OptionalSecret = Annotated[
+    SecretStr | SecretFile | None,
+    TextForm(
+        'text, which is never shown, or the file that holds it: { file = "/path" }; a variable has '
+        "_FILE behind its name for it, --set has .file"
+    ),
+]
+
+
+def secret_file(secret: SecretStr | SecretFile | None) -> Path | None:
+    return secret.file if isinstance(secret, SecretFile) else None
+
+
+def secret_from(secret: SecretStr | SecretFile | Path | None, key: str) -> str | None:
     """The value, or the file's first line; None where neither is set. Blocks for the file.
 
     Raises ConfigError. It names the key and not the path, as somebody may have put the secret
     itself there.
     """
-    if value is not None:
-        return value.get_secret_value()
-    if file is None:
-        return None
+    if secret is None or isinstance(secret, SecretStr):
+        return None if secret is None else secret.get_secret_value()
+    file = secret.file if isinstance(secret, SecretFile) else secret
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -114,6 +114,15 @@ class _Shown:
         return same and edges == self.edges and fault == self.fault
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConsoleLimits:
+    # Between two looks at brokers and at what is shown, which is as fresh as people look at it.
+    refresh_interval_ms: int = 5_000
+    # Between two looks at the whole archive, for page and metrics. Each lists every partition,
+    # which an S3 store charges for.
+    archive_refresh_interval_ms: int = 30_000
+
+
 class StatusCollector:
     """A StatusSource; `cluster` is None where there is no broker to ask.
 
@@ -128,8 +137,10 @@ class StatusCollector:
         cluster: Cluster | None,
         surroundings: Surroundings,
         events: RecentEvents = RECENT_EVENTS,
+        limits: ConsoleLimits = ConsoleLimits(),
     ) -> None:
         self._config = config
+        self._limits = limits
         self._rsm = rsm
         self._rlmm = rlmm
         self._cluster = cluster
@@ -192,14 +203,14 @@ class StatusCollector:
         """For ever: one look after the other."""
         while True:
             await self.look()
-            await asyncio.sleep(self._config.metadata.refresh_interval_ms / 1000)
+            await asyncio.sleep(self._limits.refresh_interval_ms / 1000)
 
     async def look(self) -> None:
         """Bring the caches up to date, as far as store and brokers answer."""
         # Listing all costs money on S3, so that has an interval of its own while the store is well;
         # between, one small listing tells whether it still answers.
         now = asyncio.get_running_loop().time()
-        interval_s = self._config.console.archive_refresh_interval_ms / 1000
+        interval_s = self._limits.archive_refresh_interval_ms / 1000
         all_of_it = not self._archive_up or now >= self._archive_looked_at + interval_s
         if all_of_it:
             await self._look_at_archive(now - interval_s)
@@ -213,7 +224,7 @@ class StatusCollector:
             self._tips = tips
             self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
         if self._cluster is not None:
-            edges_s = self._config.metadata.refresh_interval_ms / 1000
+            edges_s = self._limits.refresh_interval_ms / 1000
             await self._cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
         async for tip in each_of(self._tips, LINES_AT_ONCE):
             self._partition_line(tip, self._around.fault(tip))  # for the gauges

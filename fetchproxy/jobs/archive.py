@@ -28,6 +28,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.discovery import TopicDiscovery
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.remote_log_manager import archive_partitions
 
@@ -177,7 +178,7 @@ async def _archive_partition(
 
 async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager) -> ArchivePlan:
     assert config.archive.topics is not None
-    discovery = TopicDiscovery(cluster, config.archive.topics, config.archive.discovery_interval_ms)
+    discovery = TopicDiscovery(cluster, config.archive.topics, WritingLimits.discovery_interval_ms)
     tips = (await discovery.look()).partitions()
     if not tips and not discovery.refused:
         raise ConfigError(f"archive.topics = {config.archive.topics!r} matches no topic")

@@ -266,9 +266,7 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
                 f"cluster.sasl_mechanism = {config.sasl_mechanism}: a backfill into a topic knows "
                 "PLAIN and SCRAM"
             )
-        password = secret_from(
-            config.sasl_password, config.sasl_password_file, "cluster.sasl_password_file"
-        )
+        password = secret_from(config.sasl_password, "cluster.sasl_password")
         settings |= {
             "sasl_mechanism": config.sasl_mechanism,
             "sasl_plain_username": config.sasl_username,
@@ -280,11 +278,7 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
             "ssl_certfile": _text(config.tls_certificate_file),
             "ssl_keyfile": _text(config.tls_key_file or config.tls_certificate_file),
             "ssl_check_hostname": config.tls_verify_hostname,
-            "ssl_password": secret_from(
-                config.tls_key_password,
-                config.tls_key_password_file,
-                "cluster.tls_key_password_file",
-            ),
+            "ssl_password": secret_from(config.tls_key_password, "cluster.tls_key_password"),
         }
     return settings
 

@@ -26,6 +26,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.merging import MERGED_BYTES_MAX, MergedPartition, PartitionMerger
 from fetchproxy.writing.sources.segment_source import Spool
 
@@ -116,7 +117,7 @@ async def _merge_partition(
         rlmm,
         topic_config=lambda topic_id: None,  # nothing is asked of retention here
         wall_clock_ms=wall_clock_ms,
-        clock_settle_ms=0,
+        limits=WritingLimits(retention_clock_settle_ms=0),
     )
     await expirer.tidy(tip)
     return done

@@ -17,7 +17,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, TopicInfo
 from fetchproxy.brokers.topic_writers import MetadataTopicWriters
-from fetchproxy.config.schema import ClusterConfig, MetadataConfig
+from fetchproxy.config.schema import ClusterConfig, KiB, MetadataConfig
 from fetchproxy.errors import (
     ClusterError,
     ConfigError,
@@ -104,6 +104,10 @@ _VISIBLE_PAUSE_S = 0.1  # a new topic is known to all brokers after some of thes
 _DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
 
 
+# Of the metadata topic per fetch. Decoding so much holds everything else up for some 20 ms.
+READ_BYTES = 256 * KiB
+
+
 class KafkaMetadataLog(MetadataLog):
     """`cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
 
@@ -173,7 +177,7 @@ class KafkaMetadataLog(MetadataLog):
             fetched = await self._cluster.fetch(
                 tip,
                 from_offset,
-                bytes_max=self._config.topic_read_bytes,
+                bytes_max=READ_BYTES,
                 wait_max_ms=_READ_WAIT_MS,
                 isolation=IsolationLevel.READ_UNCOMMITTED,
             )

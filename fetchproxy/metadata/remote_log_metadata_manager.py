@@ -22,6 +22,9 @@ from fetchproxy.model import (
 # Of up to so many partitions of a topic each is listed by itself: a topic's own listing may be
 # long, and goes page by page.
 PARTITIONS_ALONE_MAX = 8
+# Metadata objects that are read at once per topic, or partitions of the metadata topic: as many as
+# there are connections to a store, since they wait for its latency.
+READS_AT_ONCE_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from fetchproxy.metadata.collected import (
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
+    READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
 )
@@ -427,6 +428,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         *,
         collects: bool = False,
         plans: bool = False,
+        reads_max: int = READS_AT_ONCE_MAX,
     ) -> None:
         """`collects`: reads and leaves what is collected of topics (`collected`).
         `plans`: reads it too, for partitions that are seen for the first time; leaves nothing."""
@@ -434,6 +436,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._collecting = Collecting(rsm) if collects else None
         self._collected_once = CollectedOnce(rsm) if plans else None
         self._config = config
+        self._reads_max = reads_max
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
@@ -681,7 +684,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _get_listed(
         self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
     ) -> int:
-        at_once = self._config.metadata_reads_max
+        at_once = self._reads_max
         return await get_listed(self._rsm, reads, at_once, it_came, collected)
 
     async def _collected(self, topic_id: UUID) -> Collected:

@@ -24,6 +24,7 @@ from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import LogBounds, LogIdentity, MetadataLog
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
+    READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
 )
@@ -167,7 +168,7 @@ class TopicFollower:
                     failures.append(error)
 
         async with asyncio.TaskGroup() as readers:
-            for _ in range(min(len(waiting), self._config.metadata_reads_max)):
+            for _ in range(min(len(waiting), READS_AT_ONCE_MAX)):
                 readers.create_task(read_some())
         if failures:
             raise failures[0]

@@ -236,7 +236,7 @@ DISK_CACHE_EVICTIONS = counter(
 )
 DISK_CACHE_NOT_WRITTEN = counter(
     "fetchproxy_disk_cache_not_written",
-    "Chunks that did not enter the disk cache: busy (disk_cache_writes_max), full (the file system "
+    "Chunks that did not enter the disk cache: busy (8 wait already), full (the file system "
     "or the chunk is too large), failed (the disk)",
     "reason",
 )
@@ -565,7 +565,8 @@ ARCHIVE_STALLED_COPIES = gauge(
     "Copies that have used up half of archive.copy_max_ms; at the whole of it they are ended",
 )
 ARCHIVE_TURNS_ENDED = counter(
-    "fetchproxy_archive_turns_ended", "Turns that took over archive.turn_max_ms and were ended"
+    "fetchproxy_archive_turns_ended",
+    "Turns that took over 5 minutes beside their copies and were ended",
 )
 ARCHIVE_RETENTION_USED_SHARE = gauge(
     "fetchproxy_archive_retention_used_share",

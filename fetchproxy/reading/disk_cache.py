@@ -33,6 +33,7 @@ from fetchproxy.observability.metrics import (
     DISK_CACHE_MISSES,
     DISK_CACHE_NOT_WRITTEN,
 )
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.runtime.folders import take_folder
 
 # The files of the disk cache: one per chunk, written whole or not at all. Blocks for the disk.
@@ -177,13 +178,17 @@ _READ_THREADS = 2
 class DiskCache:
     """`async with`: locks the folder, learns what is there, and gives it back."""
 
-    def __init__(self, config: RemoteFetchConfig) -> None:
+    def __init__(
+        self,
+        config: RemoteFetchConfig,
+        limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
+    ) -> None:
         """Only where `disk_cache_dir` is set."""
         assert config.disk_cache_dir is not None
         self._folder = config.disk_cache_dir
         self._bytes_max = config.disk_cache_bytes_max
-        self._writes_max = config.disk_cache_writes_max
-        self._disk = DiskCacheFiles(self._folder, config.disk_cache_free_bytes_min)
+        self._writes_max = limits.disk_cache_writes_max
+        self._disk = DiskCacheFiles(self._folder, limits.disk_cache_free_bytes_min)
         self._files: OrderedDict[CachedChunk, None] = OrderedDict()  # the longest unused first
         self._writing: dict[CachedChunk, asyncio.Future[None]] = {}
         self._bytes = 0  # of both

@@ -33,6 +33,7 @@ from fetchproxy.observability.metrics import (
     REMOTE_READS_IN_FLIGHT,
 )
 from fetchproxy.reading.chunk_cache import Chunk
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.runtime.fairness import FairQueue
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.storage.store_health import OperationHealth
@@ -249,10 +250,15 @@ def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> 
 
 
 class HedgedReads:
-    def __init__(self, config: RemoteFetchConfig, budget: ReadBudget) -> None:
+    def __init__(
+        self,
+        config: RemoteFetchConfig,
+        budget: ReadBudget,
+        limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
+    ) -> None:
         self._share = config.hedged_reads_share_max
-        self._floor_s = config.hedge_after_min_ms / 1000
-        self._ceiling_s = config.hedge_after_max_ms / 1000
+        self._floor_s = limits.hedge_after_min_ms / 1000
+        self._ceiling_s = limits.hedge_after_max_ms / 1000
         self._budget = budget
         self._times_s: deque[float] = deque(maxlen=TIMES_KEPT)
         self._saved = SAVED_MAX  # second requests that may be made
@@ -417,13 +423,14 @@ class FetcherPool:
         tasks: asyncio.TaskGroup,
         rng: random.Random,
         health: OperationHealth,
+        limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._tasks = tasks
         self._random = rng
         self._health = health
-        self._attempt_max_s = config.chunk_read_max_ms / 1000
+        self._attempt_max_s = limits.chunk_read_max_ms / 1000
         self._backoff = Backoff(
-            config.backoff_initial_ms, config.backoff_max_ms, config.backoff_jitter
+            limits.backoff_initial_ms, limits.backoff_max_ms, limits.backoff_jitter
         )
         self.budget = ReadBudget(config.fetcher_tasks_max, config.inflight_bytes_max)
         self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}

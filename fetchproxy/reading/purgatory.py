@@ -30,6 +30,7 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
 from fetchproxy.reading.disk_cache import DiskCache
 from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoopSteps
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.read_ahead import ReadAheadLoads
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import (
@@ -345,18 +346,20 @@ class RemoteFetchPurgatory:
         local_indexes: LocalIndexes | None = None,
         *,
         skips_gaps: bool = True,
+        limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`skips_gaps`: see `SegmentReader`."""
         self._config = config
+        self._limits = limits
         self._rlmm = rlmm
         self._rsm = rsm
         self._random = random
         self._local_indexes = local_indexes
-        self._unasked_max_s = config.unasked_read_max_ms / 1000
+        self._unasked_max_s = limits.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
         self._health = rsm.health[StoreOperation.READ]
-        self._memory = ArchiveMemory(config)
-        self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config)
+        self._memory = ArchiveMemory(config, limits)
+        self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
         self._reader = SegmentReader(rlmm, self._memory, skips_gaps=skips_gaps)
         self._entries: dict[DelayedRemoteFetch, None] = {}
         self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
@@ -368,13 +371,15 @@ class RemoteFetchPurgatory:
         if self._disk_cache is not None:
             await self._disk_cache.__aenter__()
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._pool = FetcherPool(self._config, self._tasks, self._random, self._health)
+        self._pool = FetcherPool(
+            self._config, self._tasks, self._random, self._health, self._limits
+        )
         self._loads = SegmentLoads(
             self._pool,
             self._rlmm,
             self._rsm,
             self._memory,
-            HedgedReads(self._config, self._pool.budget),
+            HedgedReads(self._config, self._pool.budget, self._limits),
             self.steps,
             self._local_indexes,
             self._disk_cache,
@@ -385,11 +390,11 @@ class RemoteFetchPurgatory:
             self._loads,
             self._pool,
             self._tasks,
-            self._config.purgatory_entries_max,
+            self._limits.purgatory_entries_max,
             self._on_read_done,
         )
         self._read_ahead = ReadAheadLoads(
-            self._config, self._reader, self._memory, self._pool, self._loads
+            self._config, self._reader, self._memory, self._pool, self._loads, self._unasked_max_s
         )
         self._by_time = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
         self._closed = False
@@ -430,7 +435,7 @@ class RemoteFetchPurgatory:
                 self._expire(fetch)
                 return fetch
             fetch.timer = asyncio.get_running_loop().call_at(deadline, self._expire, fetch)
-            if len(self._entries) < self._config.purgatory_entries_max:
+            if len(self._entries) < self._limits.purgatory_entries_max:
                 self._register(fetch, now)
             else:
                 LIMITS_REACHED.labels("purgatory_entries_max").inc()
@@ -620,7 +625,7 @@ class RemoteFetchPurgatory:
     def _promote(self) -> None:
         """Places are free: those that waited for one are checked again, and watched."""
         now = asyncio.get_running_loop().time()
-        while self._unwatched and len(self._entries) < self._config.purgatory_entries_max:
+        while self._unwatched and len(self._entries) < self._limits.purgatory_entries_max:
             fetch = next(iter(self._unwatched))
             del self._unwatched[fetch]
             if not self._try_complete(fetch, now):

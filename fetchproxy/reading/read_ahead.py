@@ -151,10 +151,11 @@ class ReadAheadLoads:
         memory: ArchiveMemory,
         pool: FetcherPool,
         loads: SegmentLoads,
+        wanted_for_s: float,
     ) -> None:
         self._streams = ReadAhead(config.read_ahead_chunks_max)
         self._room_bytes = config.chunk_cache_bytes_max // 2
-        self._wanted_for_s = config.unasked_read_max_ms / 1000
+        self._wanted_for_s = wanted_for_s
         self._reader = reader
         self._memory = memory
         self._pool = pool

@@ -26,6 +26,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import INDEX_CACHE_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, ChunkCache, ChunkKey
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.segments.remote_log_index import SegmentLayout
 
 # The values that cross between the gateway and the read side. No behaviour, no I/O.
@@ -142,7 +143,7 @@ Need = NeedView | NeedLayout | NeedAborted | NeedChunk
 
 
 class ArchiveMemory:
-    def __init__(self, config: RemoteFetchConfig) -> None:
+    def __init__(self, config: RemoteFetchConfig, limits: ReadingLimits) -> None:
         self.chunk_bytes = config.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
         # One limit for both kinds, as both come from small objects beside the segment.
@@ -152,7 +153,7 @@ class ArchiveMemory:
             getsizeof=lambda value: min(_index_bytes(value), config.index_cache_bytes_max),
         )
         self._damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
-        self._damaged_for_s = config.corrupt_retry_ms / 1000
+        self._damaged_for_s = limits.corrupt_retry_ms / 1000
 
     # `segment` is the int of the segment's UUID, see ChunkKey.
 

@@ -35,12 +35,12 @@ async def _answer(answers: int) -> None:
     options: SourceOptions | None = await received_or_none(asked)
     if options is None:
         return
-    config = MetadataConfig(
-        metadata_read_max_ms=options.plan_max_ms, metadata_reads_max=METADATA_READS_MAX
-    )
+    config = MetadataConfig(metadata_read_max_ms=options.plan_max_ms)
     async with (
         opened_store(options) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, config, plans=True) as rlmm,
+        StoreBackedRemoteLogMetadataManager(
+            rsm, config, plans=True, reads_max=METADATA_READS_MAX
+        ) as rlmm,
     ):
         while (tips := await received_or_none(asked)) is not None:
             send(told, await _read(rlmm, tips, options.plan_max_ms / 1000))

@@ -18,7 +18,8 @@ from typing import TypeVar, cast
 
 import structlog
 
-from fetchproxy.config.schema import MiB, ProcessConfig
+from fetchproxy.config.memory_plan import FREED_BYTES_MAX
+from fetchproxy.config.schema import MiB
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import (
     EVENT_LOOP_BUSY_SECONDS,
@@ -320,7 +321,7 @@ def glibc_allocator() -> Allocator | None:
     return Allocator(lambda: int(told().fordblks), lambda: trim(0), keep_large_blocks)
 
 
-async def give_back_freed_memory(config: ProcessConfig, allocator: Allocator | None) -> None:
+async def give_back_freed_memory(allocator: Allocator | None) -> None:
     """Until cancelled."""
     if allocator is None:
         log.info("freed_memory_is_kept", reason="not glibc 2.33 or later")
@@ -331,6 +332,6 @@ async def give_back_freed_memory(config: ProcessConfig, allocator: Allocator | N
         await asyncio.sleep(LOOK_INTERVAL_S)
         freed_bytes = allocator.freed_bytes()
         HEAP_FREED_BYTES.set(freed_bytes)
-        if freed_bytes > config.freed_bytes_max:
+        if freed_bytes > FREED_BYTES_MAX:
             await asyncio.to_thread(allocator.give_back)
             HEAP_TRIMS.inc()

@@ -22,6 +22,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
 from fetchproxy.runtime.fairness import FairQueue, TokenBucket
+from fetchproxy.serving.limits import ServingLimits
 from protocol.primitives import Buffer
 
 # How much memory archived records may hold while clients take them, for one and for all together.
@@ -31,7 +32,7 @@ from protocol.primitives import Buffer
 # clients read it. Answers are cut to the room that is left. The last quarter is kept for single
 # batches: many slow readers make the answers of others small before anybody gets none. When that
 # is full, too, the archive's part waits. A client that takes nothing is closed after
-# `gateway.client_stall_max_ms`.
+# `ServingLimits.client_stall_max_ms`.
 
 _CUT_SHARE = 0.75
 # From here on an answer that uses less than half of its blocks is copied out of them.
@@ -398,10 +399,10 @@ class Share:
         await self._pace.pause()
 
 
-def admission_of(config: Config, clock: Callable[[], float]) -> Admission:
+def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], float]) -> Admission:
     gateway = config.gateway
     return Admission(
-        AnswerBudget(gateway.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
-        AnswerTurns(gateway.remote_answer_turns_max, gateway.remote_answer_turn_max_ms / 1000),
+        AnswerBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
+        AnswerTurns(limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000),
         ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
     )

@@ -1,14 +1,58 @@
-"""How many clients may be connected, and what all their connections may hold together."""
+"""How many clients may be connected, what all their connections may hold together, and the bounds
+of a connection that nobody has to set.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TypeVar
 
-from fetchproxy.config.schema import GatewayConfig
+from fetchproxy.config.schema import GatewayConfig, KiB, MiB
 from fetchproxy.observability.metrics import CONNECTIONS_REFUSED, LIMITS_REACHED
 from fetchproxy.tls.acceptor import TlsAcceptor, Warn, ip_of
+
+# What an operator has no reason to change. Tests pass smaller ones.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingLimits:
+    """Of both servers, as far as each has what they bound."""
+
+    # A begun request arrives whole within this. Slow links send 2 MiB in it.
+    half_frame_max_ms: int = 30_000
+    # Shaking hands takes a few round trips. Until then a client counts as connected.
+    tls_handshake_max_ms: int = 10_000
+    # A client that takes nothing that waits for it is closed, after as long as a consumer may stay
+    # away from poll() (max.poll.interval.ms).
+    client_stall_max_ms: int = 300_000
+    # Of several bootstrap brokers the next is asked too when one has not answered within RFC 8305's
+    # delay, so that one that hangs costs a client no more.
+    bootstrap_stagger_ms: int = 250
+    # Unanswered requests of a connection; then reading pauses. Clients have 5 by default.
+    inflight_requests_max: int = 64
+    # What waits for a slow reader; then the other side pauses. Sockets have buffers of their own:
+    # more than this is only copied once more.
+    buffer_bytes_max: int = 64 * KiB
+    # Records still to come of an answer from which on they pass within the kernel (Linux, plaintext
+    # on both sides). Less is copied sooner. 0: never.
+    splice_bytes_min: int = 64 * KiB
+    # The largest request that has to be whole before it is handled (Fetch, ListOffsets,
+    # OffsetForLeaderEpoch, DeleteRecords): room for 50,000 partitions, which is the most there may
+    # be. All others pass as they arrive.
+    held_request_bytes_max: int = 2 * MiB
+    # Archived records in one answer, whatever the client's max_bytes. Its next fetch goes on there.
+    remote_answer_bytes_max: int = 16 * MiB
+    # Answers with archived records that are made and written at once. Further fetches wait, and the
+    # connection that was given least goes next: so consumers of the same history stay together.
+    remote_answer_turns_max: int = 16
+    # After this such an answer counts no more: a client that takes it slowly holds nobody up.
+    remote_answer_turn_max_ms: int = 50
+    # Topics that clients read at the tail are looked up in the archive this often: one listing per
+    # topic and one per archived partition, however many clients.
+    log_start_max_age_ms: int = 300_000
+
 
 # How many clients may be connected, in all and from one address. Opens and closes nothing.
 
@@ -63,7 +107,7 @@ class ConnectionLimits:
 # What all connections hold together, and which of them go when that is too much. Pure.
 #
 # A relay pauses the faster side, so what one connection holds is bounded by
-# `gateway.buffer_bytes_max`, a read of the other side, the frames that have to be whole before
+# `buffer_bytes_max`, a read of the other side, the frames that have to be whole before
 # they are looked at, and the partitions of a fetch session. A thousand connections are bounded
 # here.
 

@@ -16,7 +16,7 @@ from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CONNECTION_BUFFERS_BYTES, CONNECTIONS, LIMITS_REACHED
-from fetchproxy.serving.limits import ConnectionLimits, to_close
+from fetchproxy.serving.limits import ConnectionLimits, ServingLimits, to_close
 from fetchproxy.serving.session import ClientSession
 from fetchproxy.serving.transport import ReceiveBuffer
 from fetchproxy.tls.acceptor import TlsAcceptor
@@ -64,12 +64,14 @@ class Listener:
     def __init__(
         self,
         config: GatewayConfig,
+        limits: ServingLimits,
         tls: ReloadingContext | None,
         warnings: SparingWarnings,
         name: str,
         knows: Callable[[str | None], bool] | None = None,
     ) -> None:
         self.config = config
+        self.limits = limits
         self.warnings = warnings
         self.clock = asyncio.get_running_loop().time
         self.receive = ReceiveBuffer()
@@ -79,7 +81,7 @@ class Listener:
         self._name = name
         self._knows = knows
         self._acceptor: TlsAcceptor | None = None
-        self._limits = ConnectionLimits(config, warnings.warn)
+        self._counts = ConnectionLimits(config, warnings.warn)
         self._sessions: set[ClientSession] = set()
         self._empty = asyncio.Event()
 
@@ -89,7 +91,7 @@ class Listener:
             self._acceptor = TlsAcceptor(
                 self._tls,
                 self.tasks,
-                self.config.tls_handshake_max_ms,
+                self.limits.tls_handshake_max_ms,
                 admit=self._admit,
                 changed=self._count,
                 warn=self.warnings.warn,
@@ -126,10 +128,10 @@ class Listener:
     @property
     def connections(self) -> int:
         """Those that still shake hands included."""
-        return self._limits.count(self._acceptor)
+        return self._counts.count(self._acceptor)
 
     def _admit(self, client: str) -> bool:
-        return self._limits.admit(client, self._acceptor)
+        return self._counts.admit(client, self._acceptor)
 
     def _count(self) -> None:
         CONNECTIONS.set(self.connections)
@@ -140,14 +142,14 @@ class Listener:
             session.close()
             return
         self._sessions.add(session)
-        self._limits.opened(session.client)
+        self._counts.opened(session.client)
         self._count()
         self.tasks.create_task(self._run(session), name=f"session-{session.client}")
 
     def lost(self, session: ClientSession) -> None:
         if session in self._sessions:
             self._sessions.remove(session)
-            self._limits.closed(session.client)
+            self._counts.closed(session.client)
         self._count()
         if not self._sessions:
             self._empty.set()

@@ -17,6 +17,7 @@ from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.reading.fetcher_pool import LoopSteps
 from fetchproxy.serving.admission import payer_of
 from fetchproxy.serving.framing import RequestFraming
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.transport import (
     ReceiveBuffer,
     is_reset,
@@ -32,6 +33,7 @@ class SessionOwner(Protocol):
     """The listener, as its sessions see it. `clock` is the running loop's time in seconds."""
 
     config: GatewayConfig
+    limits: ServingLimits
     receive: ReceiveBuffer
     clock: Callable[[], float]
     warnings: SparingWarnings
@@ -54,6 +56,7 @@ class ClientSession(asyncio.BufferedProtocol):
     def __init__(self, owner: SessionOwner, steps: LoopSteps) -> None:
         self._owner = owner
         self._config = owner.config
+        self._limits = owner.limits
         self._receive = owner.receive
         self._steps = steps
         self.warnings = owner.warnings
@@ -75,7 +78,7 @@ class ClientSession(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
         self.payer = payer_of(transport)
-        self._transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
+        self._transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         self._owner.made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -191,13 +194,13 @@ class ClientSession(asyncio.BufferedProtocol):
     def look(self, now: float) -> None:
         """Closes it where it is silent, gone, takes nothing, or does not end a frame it began."""
         config, begun, silent_s = self._config, self.requests.begun_at, self.silent_s(now)
-        if self.stalled_s(now) > config.client_stall_max_ms / 1000:
+        if self.stalled_s(now) > self._limits.client_stall_max_ms / 1000:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()
             self.close("client_stall_max_ms")
             self.abort()  # it does not take what is still to be written
         elif self.reset_unheard:
             self.abort()  # nobody is there: a broker may hold the answer for hours
-        elif begun is not None and now - begun > config.half_frame_max_ms / 1000:
+        elif begun is not None and now - begun > self._limits.half_frame_max_ms / 1000:
             LIMITS_REACHED.labels("half_frame_max_ms").inc()
             self.close("half_frame_max_ms", waited_s=round(now - begun, 1))
         elif silent_s > config.idle_max_ms / 1000:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import structlog
 
 from fetchproxy.config.schema import ClusterConfig, GatewayConfig, TlsConfig
-from fetchproxy.config.values import secret_from
+from fetchproxy.config.values import secret_file, secret_from
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import TLS_CERTIFICATE_EXPIRY, TLS_FILES_UNUSABLE, TLS_RELOADS
 
@@ -256,7 +256,7 @@ def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
     authorities = (
         config.tls_client_ca_file if isinstance(config, GatewayConfig) else config.tls_ca_file
     )
-    own = (config.tls_certificate_file, config.tls_key_file, config.tls_key_password_file)
+    own = (config.tls_certificate_file, config.tls_key_file, secret_file(config.tls_key_password))
     return [file for file in (*own, authorities) if file is not None]
 
 
@@ -295,9 +295,7 @@ class _Password:
     def __call__(self) -> str:
         self.was_asked = True
         name = f"{self._section}.tls_key_password"
-        secret = secret_from(
-            self._config.tls_key_password, self._config.tls_key_password_file, f"{name}_file"
-        )
+        secret = secret_from(self._config.tls_key_password, name)
         if secret is None:
             raise ConfigError(f"{self._key_said}: is encrypted, and {name} is not set")
         return secret
@@ -431,16 +429,25 @@ def upstream_context(config: ClusterConfig, tls: TlsConfig) -> ReloadingContext 
     return ReloadingContext("upstream", lambda: client_context(config, tls), files_of(config))
 
 
+# Between two looks at the files of certificates, keys and authorities. A look is a stat of each.
+RELOAD_INTERVAL_MS = 10_000
+# A certificate with less time left is warned of once a day: half of the 30 days that ACME renews
+# ahead, so that it is told when renewing has failed, with time to mend it.
+EXPIRY_WARNING_MS = 14 * 24 * 3_600_000
+
+
 async def keep_fresh(
-    contexts: Iterable[ReloadingContext | None], config: TlsConfig, wall_clock_ms: Callable[[], int]
+    contexts: Iterable[ReloadingContext | None],
+    wall_clock_ms: Callable[[], int],
+    interval_ms: int = RELOAD_INTERVAL_MS,
 ) -> None:
     """Until cancelled. `wall_clock_ms` gives epoch milliseconds."""
     in_use = [context for context in contexts if context is not None]
     while True:
         for context in in_use:
             await context.look()
-            context.warn_of_expiry(wall_clock_ms(), config.expiry_warning_ms)
-        await asyncio.sleep(config.reload_interval_ms / 1000)
+            context.warn_of_expiry(wall_clock_ms(), EXPIRY_WARNING_MS)
+        await asyncio.sleep(interval_ms / 1000)
 
 
 # What a connection to a broker needs to speak TLS: the context of now, and the broker's name.

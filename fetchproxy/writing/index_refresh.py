@@ -27,6 +27,7 @@ from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile, partition_folder
 from fetchproxy.storage.index_files import LocalIndexes, LocalRemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.limits import WritingLimits
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,9 @@ FETCHES_MAX = 8
 
 
 def open_local_indexes(
-    config: ArchiveConfig, rsm: RemoteStorageManager
+    config: ArchiveConfig,
+    rsm: RemoteStorageManager,
+    limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
 ) -> AbstractAsyncContextManager[LocalIndexes | None]:
     """None where `archive.local_index_dir` is not set."""
     if config.local_index_dir is None:
@@ -45,8 +48,8 @@ def open_local_indexes(
         config.local_index_dir,
         partial(partition_folder, ""),
         lambda metadata: rsm.object_key(metadata, SegmentFile.LOG),
-        file_bytes_max=config.local_index_file_bytes_max,
-        file_age_max_ms=config.local_index_file_age_max_ms,
+        file_bytes_max=limits.local_index_file_bytes_max,
+        file_age_max_ms=limits.local_index_file_age_max_ms,
     )
 
 

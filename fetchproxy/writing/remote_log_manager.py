@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
@@ -45,6 +45,7 @@ from fetchproxy.writing.leadership import (
     LogDirsLeadership,
     SoleLeadership,
 )
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import (
     ManagedPartition,
@@ -68,13 +69,13 @@ from fetchproxy.writing.status import (
 # From `archive.source` to the SegmentSource. Starts nothing; reads what log directories say.
 
 
-def open_source(config: ArchiveConfig, cluster: Cluster) -> SegmentSource:
+def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
     """Raises ConfigError as `open_log_dirs`."""
     if config.source == "log-dirs":
         return LogDirsSegments(
             open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
         )
-    return BatchSegments(BrokerSource(cluster), config)
+    return BatchSegments(BrokerSource(cluster), config, fetch_bytes_max)
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
@@ -90,6 +91,12 @@ def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
 # From the configuration to the Leadership. Starts nothing.
 
 
+# A change in the group is noticed within this (heartbeat.interval.ms), or within a sixth of the
+# session where that is short, so that a few lost heartbeats cost nobody its partitions.
+HEARTBEAT_INTERVAL_MS = 3_000
+HEARTBEATS_PER_SESSION = 6
+
+
 def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random) -> Leadership:
     if config.source == "log-dirs":
         return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
@@ -99,7 +106,7 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
         config.group_id,
         config.group_instance_id,
         config.group_session_timeout_ms,
-        config.group_heartbeat_interval_ms,
+        min(HEARTBEAT_INTERVAL_MS, config.group_session_timeout_ms // HEARTBEATS_PER_SESSION),
     )
     return ConsumerGroupLeadership(cluster, settings, rng)
 
@@ -134,17 +141,19 @@ class RemoteLogManager:
         rng: random.Random,
         leadership: Leadership | None = None,
         local_indexes: LocalIndexes | None = None,
+        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`leadership`: None for what `config` says. Raises ValueError without archive.topics."""
         if config.topics is None:
             raise ValueError("archive.topics is not set")
         self._config = config
+        self._limits = limits
         self._cluster = cluster
         self._rsm = rsm
         self._rlmm = rlmm
         self._wall_clock_ms = wall_clock_ms
         self._rng = rng
-        self._source = open_source(config, cluster)
+        self._source = open_source(config, cluster, limits.fetch_bytes_max)
         self._truncation = LogTruncation(
             ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms
         )
@@ -159,28 +168,21 @@ class RemoteLogManager:
             config.rlm_process_interval_ms, config.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
-        self._discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
+        self._discovery = TopicDiscovery(cluster, config.topics, limits.discovery_interval_ms)
         self._discovery_error: str | None = None
         self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
-        self._expirer = Expirer(
-            config,
-            rsm,
-            rlmm,
-            topic_config=self._discovery.topic_config,
-            wall_clock_ms=wall_clock_ms,
-            concerns=self.concerns,
+        settings = self._discovery.topic_config
+        self._expirer, self._local_retention = _retention(
+            config, cluster, rsm, rlmm, settings, wall_clock_ms, self.concerns, limits
         )
-        self._local_retention = LocalRetention(
+        self._deletion = PartitionDeletion(
             config,
             cluster,
             rsm,
             rlmm,
-            topic_config=self._discovery.topic_config,
             wall_clock_ms=wall_clock_ms,
             concerns=self.concerns,
-        )
-        self._deletion = PartitionDeletion(
-            config, cluster, rsm, rlmm, wall_clock_ms=wall_clock_ms, concerns=self.concerns
+            limits=limits,
         )
         self._refresher = LocalIndexRefresher(local_indexes, rsm) if local_indexes else None
         self._leadership = leadership or open_leadership(config, cluster, rng)
@@ -251,7 +253,7 @@ class RemoteLogManager:
     # --- discovery ---
     async def _discover_forever(self, spool: Spool) -> None:
         loop = asyncio.get_running_loop()
-        interval_s = self._config.discovery_interval_ms / 1000
+        interval_s = self._limits.discovery_interval_ms / 1000
         uploads_checked_at = float("-inf")
         while True:
             if loop.time() - uploads_checked_at >= _STALE_UPLOADS_INTERVAL_S:
@@ -319,7 +321,7 @@ class RemoteLogManager:
             expirer=self._expirer,
             local_retention=self._local_retention,
             refresher=self._refresher,
-            refresh_interval_ms=self._config.remote_refresh_interval_ms,
+            refresh_interval_ms=self._limits.remote_refresh_interval_ms,
         )
 
     def _leadership_changed(self) -> None:
@@ -416,7 +418,7 @@ class RemoteLogManager:
     async def _turn(self, partition: ManagedPartition) -> bool:
         """Bounded as a whole too: a broker or a disk may be silent in ways nobody has foreseen."""
         # A copy may take copy_max_ms, and as long again to be taken back when it has failed.
-        limit_ms = self._config.turn_max_ms + 2 * self._config.copy_max_ms
+        limit_ms = self._limits.turn_max_ms + 2 * self._config.copy_max_ms
         try:
             async with asyncio.timeout(limit_ms / 1000) as limit:
                 return await partition.steps.process()
@@ -469,6 +471,7 @@ async def archive_once(
     *,
     wall_clock_ms: Callable[[], int],
     uuid_factory: Callable[[], UUID],
+    limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
 ) -> OncePass:
     """Copy up to the last stable offset of this moment, ending with a segment however short.
 
@@ -477,7 +480,7 @@ async def archive_once(
     """
     if config.topics is None:
         raise ValueError("archive.topics is not set")
-    discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
+    discovery = TopicDiscovery(cluster, config.topics, limits.discovery_interval_ms)
     tips = (await discovery.look()).partitions()
     await archive_partitions(
         config,
@@ -488,6 +491,7 @@ async def archive_once(
         topic_config=discovery.topic_config,
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid_factory,
+        limits=limits,
     )
     return OncePass(tuple(tips), discovery.refused)
 
@@ -502,13 +506,14 @@ async def archive_partitions(
     topic_config: Callable[[UUID], Mapping[str, str] | None],
     wall_clock_ms: Callable[[], int],
     uuid_factory: Callable[[], UUID],
+    limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
 ) -> None:
     """As `archive_once`, of these partitions; `topic_config`: a topic's settings, None: not known.
 
     Another archiver may be at work on them: nothing is copied twice to a reader's eye. A partition
     whose log was cut or begins again (LogTruncated) is raised when all others are archived.
     """
-    source = open_source(config, cluster)
+    source = open_source(config, cluster, limits.fetch_bytes_max)
     copier = SegmentCopier(
         rsm,
         rlmm,
@@ -518,7 +523,11 @@ async def archive_partitions(
     )
     truncation = LogTruncation(ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms)
     concerns = ArchiverConcerns(rsm.concerns)
-    retention = _retention(config, cluster, rsm, rlmm, topic_config, wall_clock_ms, concerns)
+    # A pass is too short to watch the clock.
+    limits = replace(limits, retention_clock_settle_ms=0)
+    retention = _retention(
+        config, cluster, rsm, rlmm, topic_config, wall_clock_ms, concerns, limits
+    )
     places = asyncio.Semaphore(config.workers_max)
     at_work: dict[TopicIdPartition, PartitionArchiver] = {}
     stopped: list[LogTruncated] = []
@@ -561,8 +570,9 @@ def _retention(
     topic_config: Callable[[UUID], Mapping[str, str] | None],
     wall_clock_ms: Callable[[], int],
     concerns: ArchiverConcerns,
+    limits: WritingLimits,
 ) -> tuple[Expirer, LocalRetention]:
-    """Of both tiers. A pass is too short to watch the clock."""
+    """Of both tiers."""
     expirer = Expirer(
         config,
         rsm,
@@ -570,7 +580,7 @@ def _retention(
         topic_config=topic_config,
         wall_clock_ms=wall_clock_ms,
         concerns=concerns,
-        clock_settle_ms=0,
+        limits=limits,
     )
     local_retention = LocalRetention(
         config,
@@ -580,7 +590,7 @@ def _retention(
         topic_config=topic_config,
         wall_clock_ms=wall_clock_ms,
         concerns=concerns,
-        clock_settle_ms=0,
+        limits=limits,
     )
     return expirer, local_retention
 

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from fetchproxy.config.schema import ProcessConfig
 from fetchproxy.observability.metrics import HEAP_TRIMS
 from fetchproxy.runtime import loop as freed_memory
 from fetchproxy.runtime.loop import Allocator, give_back_freed_memory, glibc_allocator
@@ -88,7 +87,7 @@ async def test_only_what_is_above_the_limit_goes_back(
     allocator = Allocator(told, give_back, lambda: None)
     before = HEAP_TRIMS._value.get()
     async with asyncio.TaskGroup() as tasks:
-        thrift = tasks.create_task(give_back_freed_memory(ProcessConfig(), allocator))
+        thrift = tasks.create_task(give_back_freed_memory(allocator))
         await asyncio.sleep(0.45)
         thrift.cancel()
     assert asked

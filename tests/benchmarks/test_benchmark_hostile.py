@@ -14,6 +14,7 @@ from benchmarks import hostile_connections as harm
 from benchmarks.goals import TAIL_BESIDE_HOSTILE
 from benchmarks.hostile import CALM, ELSEWHERE, HOSTILE, OPEN, STRANGERS, Measured, rows_of
 from fetchproxy.config.schema import GatewayConfig
+from fetchproxy.serving.limits import ServingLimits
 from lab.kafka_versions import kafka_jars
 from protocol.apis import MalformedMessage
 from protocol.fetch import parse_fetch_request
@@ -28,7 +29,7 @@ PROXY_MIB_MAX = 700  # that of the memory plan's defaults is above 1 GiB
 def whole(pieces: harm.Pieces) -> bytes:
     sent = b"".join(pieces)
     assert INT32.unpack_from(sent)[0] == len(sent) - 4
-    assert len(sent) - 4 <= GatewayConfig().held_request_bytes_max, "it is not read at all"
+    assert len(sent) - 4 <= ServingLimits.held_request_bytes_max, "it is not read at all"
     return sent
 
 

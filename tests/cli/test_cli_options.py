@@ -36,8 +36,8 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = ["archive", "backfill", "index", "merge", "reindex", "report", "resolve", "restore"]
-    names += ["segments", "serve", "user", "verify"]
+    names = ["archive", "backfill", "config", "index", "merge", "reindex", "report", "resolve"]
+    names += ["restore", "segments", "serve", "user", "verify"]
     assert sorted(COMMANDS) == names
 
 
@@ -57,8 +57,8 @@ def test_every_option_has_help_and_a_variable(option: Any) -> None:
         # A person's word, said once: none is left in the environment for the next start.
         assert option.envvar is None
         return
-    if option.name in ("user_name", "topic_patterns", "group_patterns"):
-        assert option.envvar is None  # of one user, and printed: no process is started with it
+    if option.name in ("user_name", "topic_patterns", "group_patterns", "check", "show"):
+        assert option.envvar is None  # for what is printed: no process is started with it
         return
     variables = {key.variable for key in all_keys().values()} | OPTION_VARIABLES
     assert option.envvar in variables
@@ -121,7 +121,7 @@ USERS_ERRORS = [
     (["segments", "--store", "ftp://host/x"], "unknown scheme 'ftp'"),
     (["verify", "--store", "file:///nowhere/at/all"], "/nowhere/at/all"),
     (["segments", "--store", "s3://bucket?endpoint_url=http://127.0.0.1:1&region=x",
-      "--set", "store.connect_max_ms=100", "--set", "metadata.metadata_read_max_ms=900"],
+      "--set", "store.timeout_ms=100", "--set", "metadata.metadata_read_max_ms=900"],
      "127.0.0.1:1"),
 ]  # fmt: skip
 

@@ -48,10 +48,6 @@ def test_a_member_of_a_group() -> None:
             ["archive.group_id=g", "archive.source=log-dirs", "archive.log_dirs=/a"],
             "archive.group_id is set and archive.source = log-dirs",
         ),
-        (
-            ["archive.group_id=g", "archive.group_session_timeout_ms=4000"],
-            "archive.group_heartbeat_interval_ms = 3000: expected at most half",
-        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(assignments: list[str], said: str) -> None:

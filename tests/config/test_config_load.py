@@ -37,14 +37,14 @@ def test_file_yields_to_environment_and_that_to_the_command_line(tmp_path: Path)
     file = write(
         tmp_path,
         '[gateway]\nlisten = "127.0.0.1:1"\nconnections_max = 10\nidle_max_ms = 1000\n'
-        "[remote_fetch]\nbackoff_jitter = 0\n",
+        "[remote_fetch]\nhedged_reads_share_max = 0\n",
     )
     environ = {"FETCHPROXY_GATEWAY_LISTEN": "127.0.0.1:2", "FETCHPROXY_GATEWAY_IDLE_MAX_MS": "2000"}
     config = load_config(file, environ, [Setting("gateway.idle_max_ms", "3000", "--set")])
     assert config.gateway.connections_max == 10
     assert config.gateway.listen == "127.0.0.1:2"
     assert config.gateway.idle_max_ms == 3000
-    assert config.remote_fetch.backoff_jitter == 0.0
+    assert config.remote_fetch.hedged_reads_share_max == 0.0
 
 
 def test_every_key_can_be_set_by_its_variable(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_unknown_key_in_the_file_names_nearest_key_and_file(tmp_path: Path) -> N
     file = write(tmp_path, "[archive]\nsegment_byte_max = 5\n")
     message = error_of(file)
     assert "unknown key archive.segment_byte_max" in message
-    assert f"{file}, table [archive]" in message
+    assert f"({file}:2)" in message
     assert "archive.segment_bytes_max" in message
 
 
@@ -151,7 +151,7 @@ def test_no_key_looks_like_a_variable_that_is_skipped() -> None:
         ("gateway.connections_max=many", "an integer, at least 1"),
         ("gateway.connections_max=0", "an integer, at least 1"),
         ("gateway.node_port_base=70000", "at least 0, at most 65000"),
-        ("remote_fetch.backoff_jitter=2", "a number, at least 0, at most 1"),
+        ("remote_fetch.hedged_reads_share_max=2", "a number, at least 0, at most 1"),
         ("gateway.listen=9192", "host:port or [IPv6]:port"),
         ("cluster.bootstrap=a:1,b", "host:port[,host:port…], ports from 1 to 65535"),
         ("archive.topics=(", "a regular expression"),
@@ -180,10 +180,45 @@ def test_two_wrong_values_are_both_named(tmp_path: Path) -> None:
     assert "store.connections_max" in message
 
 
+def test_faults_of_all_places_are_named_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path, "[gateway]\nconnections_max = 0\nlistn = 5\n[archives]\nx = 1\n")
+    environ = {"FETCHPROXY_STORE_ULR": "file:///a", "FETCHPROXY_LOG_LEVEL": "loud"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, environ, [parse_assignment("console.listen=nowhere")])
+    faults = caught.value.faults
+    assert len(faults) == 6
+    for said in (f"connections_max = 0 ({file}:2)", f"gateway.listn ({file}:3)", f"({file}:5)",
+                 "FETCHPROXY_STORE_ULR", "'loud' (FETCHPROXY_LOG_LEVEL)",
+                 "(--set console.listen)"):  # fmt: skip
+        assert sum(said in fault for fault in faults) == 1, said
+
+
+def test_keys_that_contradict_each_other_are_all_named() -> None:
+    sets = ["archive.source=log-dirs", "gateway.tls_client_auth=required"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, [parse_assignment(text) for text in sets])
+    assert len(caught.value.faults) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('# a comment\n\n[ console ] # another\nlisten = "x"\n', ":4"),
+        ('console.listen = "x"\n', ":1"),
+        ('[console]\n"listen" = "x"\n', ""),
+        ('console = { listen = "x" }\n', ""),
+    ],
+)
+def test_a_line_of_the_file_is_named_where_it_can_be_told(
+    tmp_path: Path, text: str, line: str
+) -> None:
+    file = write(tmp_path, text)
+    assert f"({file}{line}): expected" in error_of(file)
+
+
 @pytest.mark.parametrize(
     ("low", "high"),
     [
-        ("remote_fetch.backoff_initial_ms=9000", "remote_fetch.backoff_max_ms"),
         ("remote_fetch.chunk_bytes=999999999", "remote_fetch.inflight_bytes_max"),
     ],
 )
@@ -194,8 +229,8 @@ def test_related_keys_bound_each_other(low: str, high: str) -> None:
 
 
 def test_a_bound_below_a_default_names_where_it_was_set() -> None:
-    message = error_of(None, {"FETCHPROXY_REMOTE_FETCH_BACKOFF_MAX_MS": "1"})
-    assert "FETCHPROXY_REMOTE_FETCH_BACKOFF_MAX_MS" in message
+    message = error_of(None, {"FETCHPROXY_REMOTE_FETCH_INFLIGHT_BYTES_MAX": "1MiB"})
+    assert "FETCHPROXY_REMOTE_FETCH_INFLIGHT_BYTES_MAX" in message
 
 
 def test_secrets_do_not_show_in_messages() -> None:

@@ -86,7 +86,7 @@ def test_an_archiver_and_a_disk_cache_have_a_part() -> None:
     parts = memory_parts(config)
     assert parts.keys() - plain.keys() == {
         "archive.workers_max",
-        "remote_fetch.disk_cache_writes_max",
+        "remote_fetch.disk_cache_dir",
     }
     assert min(parts.values()) > 0
 

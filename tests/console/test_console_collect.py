@@ -14,8 +14,8 @@ from prometheus_client import generate_latest
 from test_console_partitions import TIP, segment
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.config.schema import ClusterConfig, Config, ConsoleConfig, StoreConfig
-from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
+from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
 from fetchproxy.console.status import OffsetRange
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -35,8 +35,8 @@ from fetchproxy.writing.concerns import ArchiverConcerns, Concern
 CONFIG = Config(
     cluster=ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200),
     store=StoreConfig(url="s3://me:hunter2@bucket"),
-    console=ConsoleConfig(archive_refresh_interval_ms=60_000),
 )
+SELDOM = ConsoleLimits(archive_refresh_interval_ms=60_000)
 
 
 class FailingStore(MemoryObjectStore):
@@ -87,7 +87,9 @@ class Process:
             manages=self.managed.__contains__,
             concerns=lambda: self.concerns,
         )
-        self.collector = StatusCollector(CONFIG, rsm, self.rlmm, cluster, around, self.events)
+        self.collector = StatusCollector(
+            CONFIG, rsm, self.rlmm, cluster, around, self.events, limits=SELDOM
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

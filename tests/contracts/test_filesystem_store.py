@@ -7,14 +7,14 @@ import pytest
 from manager_contract import RemoteStorageManagerContract
 from storage_contract import PART_BYTES, ObjectStoreContract
 
-from fetchproxy.config.schema import StoreConfig
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[FilesystemObjectStore]:
-    config = StoreConfig(part_bytes=PART_BYTES)
-    async with FilesystemObjectStore(tmp_path / "a" / "s", create=True, config=config) as store:
+    async with FilesystemObjectStore(
+        tmp_path / "a" / "s", create=True, part_bytes=PART_BYTES
+    ) as store:
         yield store
 
 

@@ -31,7 +31,7 @@ from lab.process import free_port
 
 pytestmark = pytest.mark.hdfs
 
-HASTY = StoreConfig(part_bytes=PART_BYTES, connect_max_ms=1000, read_max_ms=1000, write_max_ms=1000)
+HASTY = StoreConfig(timeout_ms=1000)
 _numbers = count()
 LATER_MS = 2**52  # after every upload
 
@@ -46,8 +46,7 @@ def open_folder(
 ) -> HdfsObjectStore:
     location = HdfsLocation((server.address,), f"/{folder}", user=user or server.user)
     # A busy machine may be silent for long; only the outage tests below are in a hurry.
-    config = config or StoreConfig(part_bytes=PART_BYTES)
-    return HdfsObjectStore(location, create=create, config=config)
+    return HdfsObjectStore(location, create=create, config=config, part_bytes=PART_BYTES)
 
 
 def all_ours(key: str) -> bool:

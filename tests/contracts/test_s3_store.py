@@ -29,14 +29,18 @@ from lab.s3 import S3Server
 
 pytestmark = pytest.mark.s3
 
-CONFIG = StoreConfig(part_bytes=PART_BYTES, connect_max_ms=1000, read_max_ms=1000)
+CONFIG = StoreConfig(timeout_ms=1000)
 _numbers = count()
 LATER_MS = 2**52  # after every upload
 
 
 def open_bucket(server: S3Server, bucket: str, config: StoreConfig = CONFIG) -> S3ObjectStore:
     return S3ObjectStore(
-        bucket, endpoint_url=server.endpoint_url, region=server.region, config=config
+        bucket,
+        endpoint_url=server.endpoint_url,
+        region=server.region,
+        config=config,
+        part_bytes=PART_BYTES,
     )
 
 
@@ -52,7 +56,7 @@ async def store(
         monkeypatch.setenv(name, value)
     bucket = f"contract-{next(_numbers)}"
     # A busy machine may be silent for long; only the outage tests below are in a hurry.
-    patient = StoreConfig(part_bytes=PART_BYTES)
+    patient = StoreConfig()
     async with open_bucket(s3_server, bucket, patient) as store:
         await (await store._opened()).create_bucket(Bucket=bucket)
         yield store
@@ -161,7 +165,7 @@ class TestS3Outages:
         self, own_s3_server: S3Server
     ) -> None:
         own_s3_server.create_bucket("archive")
-        hasty = StoreConfig(connect_max_ms=1000, read_max_ms=1000, write_max_ms=1000)
+        hasty = StoreConfig(timeout_ms=1000)
         async with open_bucket(own_s3_server, "archive", hasty) as store:
             await store.put("k", b"before")
             own_s3_server.pause()

@@ -9,7 +9,6 @@ import pytest
 from manager_contract import RemoteStorageManagerContract
 from storage_contract import PART_BYTES, ObjectStoreContract
 
-from fetchproxy.config.schema import StoreConfig
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
 
@@ -29,9 +28,11 @@ async def store(
     for name, value in moto_server.environment.items():
         monkeypatch.setenv(name, value)
     bucket = f"contract-{next(_numbers)}"
-    config = StoreConfig(part_bytes=PART_BYTES)
     async with S3ObjectStore(
-        bucket, endpoint_url=moto_server.endpoint_url, region=moto_server.region, config=config
+        bucket,
+        endpoint_url=moto_server.endpoint_url,
+        region=moto_server.region,
+        part_bytes=PART_BYTES,
     ) as store:
         await (await store._opened()).create_bucket(Bucket=bucket)
         yield store

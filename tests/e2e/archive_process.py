@@ -11,6 +11,7 @@ from typing import Any
 
 from archived_topics import SETTINGS
 
+from lab import limited
 from lab.process import ServerProcess
 
 PROJECT = Path(__file__).parents[2]
@@ -25,9 +26,9 @@ def archive_process(
     settings: Mapping[str, object] | None = None,
 ) -> ServerProcess:
     """Not started yet; `start()`, `kill()` and `stop()` may follow each other."""
-    command = [*COMMAND, "archive", "--bootstrap", bootstrap, "--store", store, "--topics", topics]
-    for key, value in {**SETTINGS, **(settings or {})}.items():
-        command += ["--set", f"{key}={value}"]
+    whole = {**SETTINGS, **(settings or {})}
+    command = [*limited.command(whole), "archive", "--bootstrap", bootstrap, "--store", store]
+    command += ["--topics", topics, *limited.options(whole)]
     return ServerProcess("fetchproxy archive", command, folder / "archive.log", cwd=PROJECT)
 
 

@@ -17,7 +17,7 @@ SETTINGS: dict[str, object] = {
     "archive.segment_age_max_ms": 300,
     "archive.rlm_process_interval_ms": 100,
     "archive.rlm_retry_interval_ms": 200,
-    "archive.discovery_interval_ms": 200,
+    "limits.writing.discovery_interval_ms": 200,
     "remote_fetch.chunk_bytes": 16_384,
 }
 

@@ -24,7 +24,7 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 PARTITIONS = 2
-MANY_SMALL = {"archive.segment_bytes_max": 6_000, "archive.fetch_bytes_max": 16_384}
+MANY_SMALL = {"archive.segment_bytes_max": 6_000, "limits.writing.fetch_bytes_max": 16_384}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ARCHIVE: dict[str, object] = {
     "archive.segment_bytes_max": 200_000,
     "archive.segment_age_max_ms": 300,
     "archive.rlm_process_interval_ms": 50,
-    "archive.discovery_interval_ms": 200,
+    "limits.writing.discovery_interval_ms": 200,
 }
 
 

@@ -24,6 +24,7 @@ from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import TopicData, archived_ends, produce, trim
 
+from lab import limited
 from lab.kafka import KafkaServer
 from protocol.record_batch import walk
 
@@ -34,8 +35,8 @@ FINISHED = "COPY_SEGMENT_FINISHED"
 # All that could delete: retention of both tiers, at once, and graces that are over at once.
 DELETING: dict[str, object] = {
     "archive.retention_grace_ms": 1000,
-    "archive.retention_check_interval_ms": 100,
-    "archive.retention_clock_settle_ms": 0,
+    "limits.writing.retention_check_interval_ms": 100,
+    "limits.writing.retention_clock_settle_ms": 0,
     "archive.local_retention_ms": 1_000,
 }
 NAMES = ("keep", "truncate", "new-history", "raised-keep", "raised-truncate", "raised-new-history")
@@ -54,8 +55,7 @@ class World:
     def resolve(self, topic: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [*COMMAND, "resolve", f"{topic}-0", *arguments, "--store", self.store]
         command += ["--bootstrap", self.kafka.bootstrap]
-        for key, value in self.settings.items():
-            command += ["--set", f"{key}={value}"]
+        command += limited.options(self.settings)
         return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
     def resolved(self, topic: str, *arguments: str) -> str:

@@ -29,8 +29,8 @@ OUT_OF_RANGE = 1
 COUNT = 1200
 QUICK: dict[str, object] = {
     **SETTINGS,
-    "archive.retention_check_interval_ms": 200,
-    "archive.retention_clock_settle_ms": 0,
+    "limits.writing.retention_check_interval_ms": 200,
+    "limits.writing.retention_clock_settle_ms": 0,
     "archive.retention_grace_ms": 0,
     "archive.retention_step_grace_ms": 0,
 }
@@ -85,7 +85,7 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
     with archiving(kafka_server, store, name, tmp_path):
         data = archived(kafka_server, store, name)
     # The console's look at the store would read the only partition anew too.
-    old_views = ("metadata.view_age_max_ms", "metadata.refresh_interval_ms")
+    old_views = ("metadata.view_age_max_ms", "limits.console.refresh_interval_ms")
     stale = {**QUICK, **NO_MEMORY, **dict.fromkeys(old_views, 3_600_000)}
     fresh = {**QUICK, **NO_MEMORY, "metadata.view_age_max_ms": 200}
     with (

@@ -20,7 +20,7 @@ from protocol.record_batch import walk
 pytestmark = pytest.mark.kafka
 
 # The proxy looks at the archive only when it must.
-NEVER_REFRESHED: dict[str, object] = {**SETTINGS, "metadata.refresh_interval_ms": 3_600_000}
+NEVER_REFRESHED: dict[str, object] = {**SETTINGS, "limits.console.refresh_interval_ms": 3_600_000}
 OUT_OF_RANGE = 1
 
 

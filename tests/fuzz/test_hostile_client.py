@@ -74,7 +74,7 @@ def field(
     (folder / "store").mkdir()
     store = (folder / "store").as_uri()
     module_kafka_server.create_topic("well-behaved")
-    settings = {**SETTINGS, "gateway.half_frame_max_ms": 5_000}
+    settings = {**SETTINGS, "limits.serving.half_frame_max_ms": 5_000}
     with ProxyProcess(
         module_kafka_server.bootstrap, store, folder, archive="replayed|fuzzed", settings=settings
     ) as proxy:

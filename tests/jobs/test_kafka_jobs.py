@@ -218,8 +218,9 @@ def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
     # Of both: copies are old after a second, and hidden for longer than a view is used.
     times = {"archive.copy_max_ms": 500, "archive.retention_grace_ms": 1_500}
     proxied = {**SETTINGS, **times, "metadata.view_age_max_ms": 300, **NO_MEMORY}
-    proxied |= {"archive.segment_bytes_max": 10_000, "archive.retention_check_interval_ms": 100}
-    proxied["archive.retention_clock_settle_ms"] = 0
+    proxied["archive.segment_bytes_max"] = 10_000
+    proxied["limits.writing.retention_check_interval_ms"] = 100
+    proxied["limits.writing.retention_clock_settle_ms"] = 0
     keys = {key.replace(".", "__"): str(value) for key, value in times.items()}
     config = for_executors(config_for(broker, data.topic, tmp_path, **keys))
     with ProxyProcess(broker, store, tmp_path, archive=data.topic, settings=proxied) as proxy:

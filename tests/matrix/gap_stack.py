@@ -17,6 +17,7 @@ from matrix_client import Line
 from proxy_process import ProxyProcess
 from topic_data import TopicData, archived_ends, produce, trim
 
+from lab import limited
 from lab.kafka import KafkaServer
 
 FIRST_LOST, FIRST_KEPT = 2000, 3000
@@ -109,8 +110,7 @@ class GapStack:
     def _archive(self, data: TopicData) -> None:
         command = [*COMMAND, "archive", "--once", "--bootstrap", self.kafka.bootstrap]
         command += ["--store", self._store, "--topics", data.topic]
-        for key, value in SETTINGS.items():
-            command += ["--set", f"{key}={value}"]
+        command += limited.options(SETTINGS)
         subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
         ends = archived_ends(self._store, data.topic)
         assert ends == data.ends(self.kafka.bootstrap)

@@ -23,6 +23,7 @@ from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, trim
 
+from lab import limited
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -84,8 +85,7 @@ class Log:
         """As far as no transaction is open."""
         command = [*COMMAND, "archive", "--once", "--bootstrap", self.kafka.bootstrap]
         command += ["--store", self.store, "--topics", self.topic]
-        for key, value in {**SETTINGS, "archive.segment_bytes_max": 2_000}.items():
-            command += ["--set", f"{key}={value}"]
+        command += limited.options({**SETTINGS, "archive.segment_bytes_max": 2_000})
         subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
         first_open = min((written[0] for written in self._open.values()), default=self.end)
         self.archived_to = archived_ends(self.store, self.topic)[0]

@@ -19,6 +19,7 @@ from fetchproxy import app
 from fetchproxy.config.schema import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
@@ -29,9 +30,9 @@ from fetchproxy.writing.sources.segment_source import LogGap, LogRead, LogSource
 SETTINGS: dict[str, object] = {
     "archive.topics": "oracle-.*",
     "remote_fetch.chunk_bytes": 4096,
-    # So soon do answers of the tail show where the archive begins.
-    "gateway.log_start_max_age_ms": 1_000,
 }
+# So soon do answers of the tail show where the archive begins.
+LIMITS = app.Limits(serving=StandaloneLimits(log_start_max_age_ms=1_000))
 
 
 class BorderedSource(LogSource):
@@ -122,7 +123,7 @@ def main() -> None:
     app.RemoteLogManager = SteeredManager  # type: ignore[misc]
     # As of an archiver that has found its topics; this one learns of each when it is steered.
     app.Parts.is_archiving = lambda parts, tip: tip.topic.startswith("oracle-")  # type: ignore[method-assign]
-    asyncio.run(app.run_server(configuration(bootstrap, store, port)))
+    asyncio.run(app.run_server(configuration(bootstrap, store, port), limits=LIMITS))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from memory_object_store import MemoryObjectStore
 from fetchproxy.config.schema import KiB, MetadataConfig, RemoteFetchConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.segments.object_keys import SegmentFile
@@ -29,9 +30,8 @@ SMALL = RemoteFetchConfig(
     chunk_cache_bytes_max=1024 * KiB,
     read_ahead_chunks_max=0,
     hedged_reads_share_max=0,
-    backoff_initial_ms=100,
-    backoff_max_ms=1_000,
 )
+QUICK = ReadingLimits(backoff_max_ms=1_000)
 
 
 def now() -> float:
@@ -99,14 +99,20 @@ class ReadSide:
 
 @asynccontextmanager
 async def read_side(
-    config: RemoteFetchConfig = SMALL, seed: int = 1, *, skips_gaps: bool = True
+    config: RemoteFetchConfig = SMALL,
+    seed: int = 1,
+    *,
+    skips_gaps: bool = True,
+    limits: ReadingLimits = QUICK,
 ) -> AsyncIterator[ReadSide]:
     rng = Random(seed)
     store = FaultyObjectStore(MemoryObjectStore(), rng)
     rsm = RemoteStorageManager(store)
     async with (
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
-        RemoteFetchPurgatory(config, rlmm, rsm, rng, skips_gaps=skips_gaps) as purgatory,
+        RemoteFetchPurgatory(
+            config, rlmm, rsm, rng, skips_gaps=skips_gaps, limits=limits
+        ) as purgatory,
     ):
         yield ReadSide(rng, store, rsm, rlmm, purgatory, random_tip(rng))
 

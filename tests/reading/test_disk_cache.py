@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -31,6 +32,7 @@ from fetchproxy.reading.disk_cache import (
     NoRoom,
     parse_name,
 )
+from fetchproxy.reading.limits import ReadingLimits
 
 SIZE = 64 * KiB
 FILES_MAX = MiB // (SIZE + HEAD_BYTES)  # that fit into the smallest cache
@@ -54,16 +56,19 @@ def config(folder: Path, **options: object) -> RemoteFetchConfig:
         {
             "disk_cache_dir": folder,
             "disk_cache_bytes_max": MiB,
-            "disk_cache_free_bytes_min": 0,
-            "disk_cache_writes_max": 100,
             **options,
         }
     )
 
 
+ROOMY = ReadingLimits(disk_cache_free_bytes_min=0, disk_cache_writes_max=100, backoff_max_ms=1_000)
+
+
 @asynccontextmanager
-async def cache(folder: Path, **options: object) -> AsyncIterator[DiskCache]:
-    async with DiskCache(config(folder, **options)) as opened:
+async def cache(
+    folder: Path, limits: ReadingLimits = ROOMY, **options: object
+) -> AsyncIterator[DiskCache]:
+    async with DiskCache(config(folder, **options), limits) as opened:
         yield opened
         await settled(opened)
 
@@ -228,7 +233,7 @@ async def test_a_chunk_larger_than_the_cache_is_left_out(
 
 
 async def test_writes_that_wait_are_bounded_and_nobody_waits_for_them(tmp_path: Path) -> None:
-    async with cache(tmp_path, disk_cache_writes_max=3) as disk:
+    async with cache(tmp_path, replace(ROOMY, disk_cache_writes_max=3)) as disk:
         busy = count(DISK_CACHE_NOT_WRITTEN, "busy")
         for n in range(10):  # within one step of the loop
             disk.offer(chunk(n), memoryview(content(chunk(n))))
@@ -270,7 +275,7 @@ async def test_the_cache_shrinks_where_the_file_system_is_nearly_full(tmp_path: 
     async with cache(tmp_path) as disk:
         await store(disk, *(chunk(n) for n in range(4)))
     too_much = free_bytes(tmp_path) * 2
-    async with cache(tmp_path, disk_cache_free_bytes_min=too_much) as disk:
+    async with cache(tmp_path, replace(ROOMY, disk_cache_free_bytes_min=too_much)) as disk:
         full = count(DISK_CACHE_NOT_WRITTEN, "full")
         assert await disk.read(chunk(0)) is not None
         await store(disk, chunk(9))
@@ -337,7 +342,7 @@ def test_other_names_are_none_of_its_own(name: str) -> None:
 
 async def test_a_replay_after_a_restart_costs_the_store_nothing_but_indexes(tmp_path: Path) -> None:
     options = config(tmp_path).model_dump(include={*config(tmp_path).model_fields_set})
-    async with read_side(changed(**options, chunk_cache_bytes_max=0)) as side:
+    async with read_side(changed(**options, chunk_cache_bytes_max=0), limits=ROOMY) as side:
         stored = batches(side.rng, 0, 40)
         metadata = await side.segment(stored)
         for n in range(10):
@@ -345,7 +350,7 @@ async def test_a_replay_after_a_restart_costs_the_store_nothing_but_indexes(tmp_
         assert side.log_reads() == 10
         inner, tip = side.store.inner, side.tip
         await until(lambda: len(files(tmp_path)) == 10)
-    async with read_side(changed(**options)) as side:
+    async with read_side(changed(**options), limits=ROOMY) as side:
         side.store.inner, side.tip = inner, tip
         served = b""
         for n in range(10):
@@ -359,7 +364,7 @@ async def test_a_replay_after_a_restart_costs_the_store_nothing_but_indexes(tmp_
 async def test_while_the_store_is_away_the_disk_still_serves(tmp_path: Path) -> None:
     options = config(tmp_path).model_dump(include={*config(tmp_path).model_fields_set})
     config_of = changed(**options, chunk_cache_bytes_max=0, fetcher_tasks_max=1)
-    async with read_side(config_of) as side:
+    async with read_side(config_of, limits=ROOMY) as side:
         await side.segment(batches(side.rng, 0, 40))
         await fetched(side, 0, wait_s=30)
         await until(lambda: len(files(tmp_path)) == 1)
@@ -374,7 +379,7 @@ async def test_while_the_store_is_away_the_disk_still_serves(tmp_path: Path) -> 
 
 async def test_a_damaged_file_is_read_again_from_the_store(tmp_path: Path) -> None:
     options = config(tmp_path).model_dump(include={*config(tmp_path).model_fields_set})
-    async with read_side(changed(**options, chunk_cache_bytes_max=0)) as side:
+    async with read_side(changed(**options, chunk_cache_bytes_max=0), limits=ROOMY) as side:
         stored = batches(side.rng, 0, 8)
         metadata = await side.segment(stored)
         for offset in (0, 40):  # the first is not in memory any more then
@@ -391,14 +396,14 @@ async def test_a_damaged_file_is_read_again_from_the_store(tmp_path: Path) -> No
 async def test_a_sound_file_that_the_index_does_not_know_is_refused(tmp_path: Path) -> None:
     """As after a fault that wrote another chunk's bytes under this one's name, sum and all."""
     options = config(tmp_path).model_dump(include={*config(tmp_path).model_fields_set})
-    async with read_side(changed(**options)) as side:
+    async with read_side(changed(**options), limits=ROOMY) as side:
         stored = batches(side.rng, 0, 8)
         metadata = await side.segment(stored)
         first = CachedChunk(metadata.segment_id.id.int, ByteRange(0, 4_000))
         wrong = b"".join(b.content for b in stored[4:8])
         DiskCacheFiles(tmp_path, 0).write(first, memoryview(wrong), [])
         inner, tip = side.store.inner, side.tip
-    async with read_side(changed(**options)) as side:
+    async with read_side(changed(**options), limits=ROOMY) as side:
         side.store.inner, side.tip = inner, tip
         hits = count(DISK_CACHE_HITS)
         fetch = await fetched(side, 0, wait_s=30)

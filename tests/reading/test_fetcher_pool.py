@@ -19,7 +19,9 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.reading.fetcher_pool import FetcherPool, LoadPlan
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.storage.store_health import OperationHealth, StoreOperation
+from lab.limited import section_and_limits
 
 
 def now() -> float:
@@ -54,9 +56,12 @@ class Work:
 
 @asynccontextmanager
 async def pool(**options: object) -> AsyncIterator[FetcherPool]:
-    config = RemoteFetchConfig(backoff_jitter=0, **options)  # type: ignore[arg-type]
+    config, limits = section_and_limits(
+        RemoteFetchConfig, ReadingLimits, backoff_jitter=0, **options
+    )
+    health = OperationHealth(StoreOperation.READ)
     async with asyncio.TaskGroup() as tasks:
-        yield FetcherPool(config, tasks, Random(1), OperationHealth(StoreOperation.READ))
+        yield FetcherPool(config, tasks, Random(1), health, limits)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

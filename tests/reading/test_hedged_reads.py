@@ -23,7 +23,9 @@ from fetchproxy.reading.fetcher_pool import (
     ReadBudget,
     slow_after_s,
 )
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.segment_reader import CompletionReason
+from lab.limited import section_and_limits
 
 SIZE = 1000
 
@@ -50,15 +52,17 @@ class Line:
         return b"%d" % number
 
 
-def config(**options: object) -> RemoteFetchConfig:
-    return RemoteFetchConfig.model_validate({"hedged_reads_share_max": 0.05, **options})
+def hedged_reads(budget: ReadBudget, **options: object) -> HedgedReads:
+    share = {"hedged_reads_share_max": 0.05}
+    config, limits = section_and_limits(RemoteFetchConfig, ReadingLimits, **{**share, **options})
+    return HedgedReads(config, budget, limits)
 
 
 async def hedging(
     budget: ReadBudget, reads: int = 200, **options: object
 ) -> tuple[HedgedReads, Callable[[Line], Awaitable[bytes]]]:
     """One that has seen `reads` reads of 10 ms each."""
-    hedged = HedgedReads(config(**options), budget)
+    hedged = hedged_reads(budget, **options)
 
     async def read(line: Line) -> bytes:
         return await hedged.read(line.begin, SIZE)
@@ -134,7 +138,7 @@ def test_a_share_of_reads_and_no_more_is_hedged() -> None:
     """A store that became slow for good is asked 5 % more, not twice as much."""
 
     async def test(budget: ReadBudget) -> None:
-        hedged = HedgedReads(config(hedge_after_max_ms=30), budget)
+        hedged = hedged_reads(budget, hedge_after_max_ms=30)
         asked = 0
         for n in range(1_000):
             line = Line(0.04, 0.04)

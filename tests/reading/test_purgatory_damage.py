@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from read_side import (
     BATCH_BYTES,
+    QUICK,
     batches,
-    changed,
     fetched,
     now,
     read_side,
@@ -92,7 +93,7 @@ def test_a_lost_object_is_damage_and_not_out_of_range(file: SegmentFile) -> None
 
 def test_damage_is_read_twice_then_said_at_the_deadline_and_never_served() -> None:
     async def main() -> None:
-        async with read_side(changed(corrupt_retry_ms=60_000)) as side:
+        async with read_side(limits=replace(QUICK, corrupt_retry_ms=60_000)) as side:
             stored = batches(side.rng, 0, 8)
             metadata = await side.segment(stored)
             right = await side.store.inner.get(side.log_key(metadata))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from faulty_store import HANG
 from read_side import (
     BATCH_BYTES,
+    QUICK,
     SLOW,
     at_rest,
     batches,
@@ -60,7 +62,7 @@ def test_no_more_is_read_than_the_answer_could_hold() -> None:
 
 def test_a_full_purgatory_waits_and_does_not_fail() -> None:
     async def main() -> None:
-        async with read_side(changed(purgatory_entries_max=2)) as side:
+        async with read_side(limits=replace(QUICK, purgatory_entries_max=2)) as side:
             await side.segment(batches(side.rng, 0, 40))
             side.store.faults = SLOW
             waiting = [side.watch(side.request(40 * n), wait_s=3) for n in range(4)]
@@ -80,7 +82,7 @@ def test_a_full_purgatory_waits_and_does_not_fail() -> None:
 
 def test_reads_that_nobody_watches_are_bounded_the_oldest_goes() -> None:
     async def main() -> None:
-        async with read_side(changed(purgatory_entries_max=3)) as side:
+        async with read_side(limits=replace(QUICK, purgatory_entries_max=3)) as side:
             await side.segment(batches(side.rng, 0, 40))
             side.store.faults = HANG
             for n in range(10):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults
 from read_side import (
+    QUICK,
     SLOW,
     ReadSide,
     at_rest,
@@ -76,7 +78,7 @@ def test_a_read_goes_on_after_an_outage_while_somebody_asks() -> None:
 
 def test_a_failing_read_that_nobody_asks_for_ends() -> None:
     async def main() -> None:
-        async with read_side(changed(unasked_read_max_ms=10_000)) as side:
+        async with read_side(limits=replace(QUICK, unasked_read_max_ms=10_000)) as side:
             await side.segment(batches(side.rng, 0, 4))
             side.store.faults = OUTAGE
             await fetched(side, 0)
@@ -97,7 +99,7 @@ def test_an_outage_is_an_error_only_when_it_is_long_and_only_at_the_deadline(
 ) -> None:
     async def main() -> None:
         async with read_side(
-            changed(remote_error_after_ms=60_000, chunk_read_max_ms=3_000)
+            changed(remote_error_after_ms=60_000), limits=replace(QUICK, chunk_read_max_ms=3_000)
         ) as side:
             await side.segment(batches(side.rng, 0, 4))
             side.store.faults = faults

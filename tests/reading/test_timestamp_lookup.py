@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 from random import Random
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from faulty_store import HANG, OUTAGE
 from generated_archive import Batch
-from read_side import SMALL, now, read_side
+from read_side import QUICK, now, read_side
 from virtual_loop import run_virtual
 
-from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.errors import CorruptSegment, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
 from protocol.record_batch import SEARCHED_BYTES_MAX
@@ -126,8 +126,7 @@ def test_a_deleted_segment_is_passed_over_a_lost_one_is_damage() -> None:
 
 def test_an_outage_is_raised_in_the_end_and_a_hang_obeys_the_callers_time_out() -> None:
     async def main() -> None:
-        config = RemoteFetchConfig(**{**SMALL.model_dump(), "unasked_read_max_ms": 5_000})
-        async with read_side(config) as side:
+        async with read_side(limits=replace(QUICK, unasked_read_max_ms=5_000)) as side:
             await side.segment([batch(0, [100], 0)])
             side.store.faults = HANG
             with pytest.raises(TimeoutError):

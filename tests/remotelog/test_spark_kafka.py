@@ -17,6 +17,7 @@ from spark_program import PROJECT, SparkProgram, SparkSays
 from topic_data import archived_ends, trim
 
 from fetchproxy.remotelog.crossing import Crossing
+from lab import limited
 from lab.kafka import KafkaServer
 
 LEVELS = ("read_uncommitted", "read_committed")
@@ -39,8 +40,7 @@ def archive_now(kafka: KafkaServer, store: Path, topics: str) -> None:
     store.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "fetchproxy", "archive", "--once"]
     command += ["--bootstrap", kafka.bootstrap, "--store", store.as_uri(), "--archive", topics]
-    for key, value in SETTINGS.items():
-        command += ["--set", f"{key}={value}"]
+    command += limited.options(SETTINGS)
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 

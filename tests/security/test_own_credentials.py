@@ -14,6 +14,7 @@ from token_endpoint import TokenEndpointServer
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
+from fetchproxy.config.values import SecretFile
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
 from fetchproxy.observability.metrics import REGISTRY
 from lab.secured_kafka import MECHANISMS, SESSION_MS, SecuredKafka, unsecured_token
@@ -130,13 +131,13 @@ async def test_a_mended_password_file_is_taken_up(
 ) -> None:
     file = tmp_path / "password"
     file.write_text("wrong\n")
-    config = settings(secured.sasl, "SCRAM-SHA-512", sasl_password=None, sasl_password_file=file)
+    config = settings(secured.sasl, "SCRAM-SHA-512", sasl_password=SecretFile(file=file))
     async with Cluster(config) as cluster:
         with pytest.raises(AuthenticationRefused):
             await names(cluster)
         file.unlink()  # as while a secret is being replaced
         await asyncio.sleep(1.1)
-        with pytest.raises(ClusterUnavailable, match=r"cluster\.sasl_password_file"):
+        with pytest.raises(ClusterUnavailable, match=r"cluster\.sasl_password"):
             await names(cluster)
         file.write_text(USERS["proxy"] + "\n")
         assert TOPIC in await names(cluster)
@@ -145,11 +146,11 @@ async def test_a_mended_password_file_is_taken_up(
 
 def test_a_missing_file_is_an_error_at_the_start(tmp_path: Path, settings) -> None:
     missing = tmp_path / "missing"
-    for mechanism, key in (
-        ("PLAIN", "sasl_password_file"),
-        ("OAUTHBEARER", "sasl_oauthbearer_token_file"),
+    for mechanism, key, value in (
+        ("PLAIN", "sasl_password", SecretFile(file=missing)),
+        ("OAUTHBEARER", "sasl_oauthbearer_token_file", missing),
     ):
-        config = settings("127.0.0.1:1", mechanism, **{"sasl_password": None, key: missing})
+        config = settings("127.0.0.1:1", mechanism, **{"sasl_password": None, key: value})
         with pytest.raises(ConfigError, match=f"cluster.{key}"):
             Cluster(config)
 

@@ -73,7 +73,7 @@ def test_the_keys_that_are_planted() -> None:
     """A new secret key has to get its name right, or it would be logged and not be tested here."""
     assert "cluster.sasl_password" in SECRET_KEYS
     assert "cluster.sasl_oauthbearer_client_secret" in SECRET_KEYS
-    shown = {key.dotted for key in all_keys().values() if key.expected.endswith("never shown")}
+    shown = {key.dotted for key in all_keys().values() if key.is_secret}
     assert shown == set(SECRET_KEYS)
 
 
@@ -143,10 +143,10 @@ def test_starts_that_fail_do_not_say_it(number: int, tmp_path: Path) -> None:
 
 def test_a_secret_where_its_files_path_belongs(tmp_path: Path) -> None:
     start = ["archive", "--once", "--topics", "x", "--store", tmp_path.as_uri()]
-    keys = [*_sasl("PLAIN"), "--set", f"cluster.sasl_password_file={PLANTED}"]
+    keys = [*_sasl("PLAIN"), "--set", f"cluster.sasl_password.file={PLANTED}"]
     status, said = run([*start, *keys])
     assert status == 2
-    assert "the file of cluster.sasl_password_file cannot be read" in said
+    assert "the file of cluster.sasl_password cannot be read" in said
     assert_clean(said, PLANTED)
 
 
@@ -189,7 +189,7 @@ def test_a_proxy_that_is_refused_says_who_and_how_and_nothing_more(
 ) -> None:
     settings: dict[str, object] = {**as_user("proxy", mechanism), "log.level": "debug"}
     settings["cluster.sasl_password"] = PLANTED
-    settings["metadata.refresh_interval_ms"] = 100
+    settings["limits.console.refresh_interval_ms"] = 100
     if mechanism == "OAUTHBEARER":
         del settings["cluster.sasl_username"], settings["cluster.sasl_password"]
         (tmp_path / "token").write_text(unsecured_token(PLANTED, lifetime_s=-60))
@@ -255,7 +255,7 @@ def test_s3_credentials(tmp_path: Path) -> None:
     status, said = run(
         [
             *("segments", "--store", f"s3://bucket/prefix?endpoint_url={endpoint}&region=eu"),
-            *("--set", "store.connect_max_ms=500", "--set", "log.level=debug"),
+            *("--set", "store.timeout_ms=500", "--set", "log.level=debug"),
         ],
         environ,
     )

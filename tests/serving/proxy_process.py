@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import time
 import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from lab import limited
 from lab.process import ServerProcess, free_port
 
 START_S = 120.0  # beside the rest of the tests, with the least priority
@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 class ProxyProcess:
-    """A context manager. `settings` are what `--set section.key=value` takes."""
+    """A context manager. `settings` are what `--set section.key=value` takes, and limits."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class ProxyProcess:
         self.port, self.console_port = port or free_port(), free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self.log = folder / f"fetchproxy-{self.port}.log"
-        command = [sys.executable, "-m", "fetchproxy", "serve", "--bootstrap", bootstrap]
+        given = settings or {}
+        command = [*limited.command(given), "serve", "--bootstrap", bootstrap]
         command += ["--store", store, "--listen", self.bootstrap]
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         if archive is not None:
             command += ["--archive", archive]
-        for key, value in (settings or {}).items():
-            command += ["--set", f"{key}={value}"]
+        command += limited.options(given)
         self._process = ServerProcess("fetchproxy", command, self.log, cwd=PROJECT)
 
     def __enter__(self) -> Self:

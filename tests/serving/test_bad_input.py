@@ -17,7 +17,7 @@ from lab.mock_cluster import MockCluster
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     folder: Path = tmp_path_factory.mktemp("bad-input")
     settings: dict[str, object] = {
-        "gateway.half_frame_max_ms": 1000,
+        "limits.serving.half_frame_max_ms": 1000,
         "gateway.idle_max_ms": 4000,
         "gateway.connections_max": 8,
         "gateway.frame_bytes_max": 1_000_000,

@@ -12,13 +12,16 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from proxy_process import ProxyProcess
 
-from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.serving.relay.broker_link import Address, UpstreamDial
 from lab.mock_cluster import MockCluster
 from lab.process import free_port
 
 # Longer than any test here: whoever waits for it fails.
-PATIENT = GatewayConfig(upstream_connect_max_ms=300_000, bootstrap_stagger_ms=50)
+PATIENT_MS = 300_000
+
+
+def patient() -> UpstreamDial:
+    return UpstreamDial(PATIENT_MS, stagger_ms=50)
 
 
 @contextmanager
@@ -93,18 +96,18 @@ async def test_the_one_that_answers_is_reached_whoever_comes_before_it() -> None
     with hanging() as first, hanging() as second:
         async with answering(asked) as alive:
             for addresses in ([first, dead(), second, alive], [dead(), alive], [alive, first]):
-                assert await reached(UpstreamDial(PATIENT), addresses) == alive
+                assert await reached(patient(), addresses) == alive
 
 
 async def test_the_first_is_preferred_when_all_answer() -> None:
     async with answering([]) as first, answering([]) as second:
-        assert await reached(UpstreamDial(PATIENT), [first, second]) == first
-        assert await reached(UpstreamDial(PATIENT), [second, first]) == second
+        assert await reached(patient(), [first, second]) == first
+        assert await reached(patient(), [second, first]) == second
 
 
 async def test_a_burst_of_clients_asks_once() -> None:
     asked: list[bytes] = []
-    dial = UpstreamDial(PATIENT)
+    dial = patient()
     async with answering(asked) as alive, asyncio.TaskGroup() as clients:
         addresses = [dead(), alive]
         for _ in range(20):
@@ -114,7 +117,7 @@ async def test_a_burst_of_clients_asks_once() -> None:
 
 
 async def test_what_answered_a_moment_ago_and_died_is_not_insisted_on() -> None:
-    dial = UpstreamDial(PATIENT)
+    dial = patient()
     async with answering([]) as second:
         async with answering([]) as first:
             assert await reached(dial, [first, second]) == first
@@ -124,16 +127,15 @@ async def test_what_answered_a_moment_ago_and_died_is_not_insisted_on() -> None:
 async def test_nobody_answers() -> None:
     gone = [dead(), dead()]
     with pytest.raises(OSError, match=str(gone[1][1])):
-        await UpstreamDial(PATIENT).to_any(gone, _Link)
-    short = GatewayConfig(upstream_connect_max_ms=50, bootstrap_stagger_ms=10)
+        await patient().to_any(gone, _Link)
     with hanging() as first, hanging() as second, pytest.raises(OSError, match="in time"):
-        await UpstreamDial(short).to_any([first, second], _Link)
+        await UpstreamDial(50, stagger_ms=10).to_any([first, second], _Link)
 
 
 async def test_one_address_alone_is_not_asked_first() -> None:
     asked: list[bytes] = []
     async with answering(asked) as alive:
-        assert await reached(UpstreamDial(PATIENT), [alive]) == alive
+        assert await reached(patient(), [alive]) == alive
     assert asked == [b""]
 
 

@@ -27,14 +27,14 @@ STALL_MS = 3_000
 PER_IP_MAX = 6
 SETTINGS: dict[str, object] = {
     "gateway.connections_per_ip_max": PER_IP_MAX,
-    "gateway.client_stall_max_ms": STALL_MS,
-    "gateway.remote_answer_bytes_max": ANSWER_MAX,
+    "limits.serving.client_stall_max_ms": STALL_MS,
+    "limits.serving.remote_answer_bytes_max": ANSWER_MAX,
     "gateway.remote_answers_bytes_max": TOTAL_MAX,
-    "gateway.remote_answer_turns_max": 1,
+    "limits.serving.remote_answer_turns_max": 1,
     "remote_fetch.chunk_cache_bytes_max": 64 * MiB,
     "archive.segment_age_max_ms": 5_000,  # one segment each: what follows is only read ahead
     "archive.rlm_process_interval_ms": 100,
-    "archive.discovery_interval_ms": 200,
+    "limits.writing.discovery_interval_ms": 200,
 }
 KEPT = ("fetchproxy_memory_used_bytes", "connection_buffers_bytes_max")
 BIG_PARTITIONS = 5  # of 4.5 MB: a read gives no more than a chunk of each

@@ -23,8 +23,8 @@ SETTINGS: dict[str, object] = {
     "archive.segment_bytes_max": 20_000,
     "archive.segment_age_max_ms": 300,
     "archive.rlm_process_interval_ms": 100,
-    "archive.discovery_interval_ms": 200,
-    "gateway.log_start_max_age_ms": 1_000,
+    "limits.writing.discovery_interval_ms": 200,
+    "limits.serving.log_start_max_age_ms": 1_000,
 }
 OLD, LIVE, OTHER = "fs-old", "live", "live-too"
 

@@ -24,12 +24,12 @@ OLD, LIVE = "hc-old", "hc-live"
 RECORDS, HOUR_MS = 10_000, 3_600_000
 IDLE_MS, STALL_MS, HALF_FRAME_MS = 4_000, 2_500, 60_000
 SETTINGS: dict[str, object] = {
-    "gateway.inflight_requests_max": 3,
-    "gateway.client_stall_max_ms": STALL_MS,
-    "gateway.half_frame_max_ms": HALF_FRAME_MS,
+    "limits.serving.inflight_requests_max": 3,
+    "limits.serving.client_stall_max_ms": STALL_MS,
+    "limits.serving.half_frame_max_ms": HALF_FRAME_MS,
     "archive.segment_age_max_ms": 1_000,
     "archive.rlm_process_interval_ms": 100,
-    "archive.discovery_interval_ms": 200,
+    "limits.writing.discovery_interval_ms": 200,
 }
 
 

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.kafka
 
 BUFFER_BYTES = 256 * 1024
 SETTINGS: dict[str, object] = {
-    "gateway.inflight_requests_max": 3,
-    "gateway.buffer_bytes_max": BUFFER_BYTES,
+    "limits.serving.inflight_requests_max": 3,
+    "limits.serving.buffer_bytes_max": BUFFER_BYTES,
     "gateway.permit_ttl_ms": 200,
     "archive.segment_bytes_max": 200_000,
     "archive.segment_age_max_ms": 300,
     "archive.rlm_process_interval_ms": 100,
-    "archive.discovery_interval_ms": 200,
+    "limits.writing.discovery_interval_ms": 200,
     "remote_fetch.chunk_bytes": 20_000,
 }
 

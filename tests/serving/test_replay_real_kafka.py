@@ -20,7 +20,7 @@ SETTINGS = {
     "archive.segment_bytes_max": 40_000,
     "archive.segment_age_max_ms": 300,
     "archive.rlm_process_interval_ms": 100,
-    "archive.discovery_interval_ms": 200,
+    "limits.writing.discovery_interval_ms": 200,
     "remote_fetch.chunk_bytes": 16_384,
 }
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -22,7 +22,7 @@ API_VERSIONS, FETCH, METADATA = 18, 1, 3
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     folder: Path = tmp_path_factory.mktemp("request-limits")
-    settings: dict[str, object] = {"gateway.held_request_bytes_max": HELD_BYTES}
+    settings: dict[str, object] = {"limits.serving.held_request_bytes_max": HELD_BYTES}
     (folder / "store").mkdir()
     store = (folder / "store").as_uri()
     with (
@@ -62,7 +62,7 @@ def test_a_request_of_just_the_limit_is_handled(proxy: ProxyProcess) -> None:
 def test_one_byte_more_is_refused_before_it_has_come(proxy: ProxyProcess) -> None:
     error = refusal(proxy, fetch_of(HELD_BYTES + 1)[:20], 21)
     assert "FETCH of 4097 bytes" in error
-    assert "gateway.held_request_bytes_max" in error
+    assert "held_request_bytes_max" in error
     assert proxy.metric("fetchproxy_limits_reached_total", 'held_request_bytes_max"') > 0
 
 

@@ -148,6 +148,7 @@ class _Simulation:
                 uuid_factory=lambda: random_uuid(rng),
                 rng=Random(rng.random()),
                 leadership=leadership,
+                limits=world.limits,
             )
             await manager.run()
 

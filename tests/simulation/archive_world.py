@@ -17,6 +17,8 @@ from session_scenario import draw_conditions, draw_logs
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, Config, KiB, MetadataConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.leadership import LeadershipState, SoleLeadership
+from fetchproxy.writing.limits import WritingLimits
+from lab.limited import section_and_limits
 
 COPY_MS_MAX = 2_000
 ORPHAN_AGE_MS = 8_000
@@ -30,6 +32,7 @@ class ArchiveWorld:
     network: SimulatedNetwork
     cluster: SimulatedCluster
     config: Config
+    limits: WritingLimits
     topic_based: bool
     faults_s: float
     store: MemoryObjectStore = field(default_factory=MemoryObjectStore)
@@ -72,28 +75,32 @@ def draw_world(rng: Random, folder: Path) -> ArchiveWorld:
     for log in cluster.logs.values():
         log.write(rng.randint(1, len(log.batches) // 2))
         log.replicate(0.0)
+    metadata = MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000]))
+    archive, limits = section_and_limits(
+        ArchiveConfig,
+        WritingLimits,
+        topics="weather|harvest",
+        segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
+        segment_age_max_ms=rng.choice([500, 3_000]),
+        rlm_process_interval_ms=rng.choice([300, 1_000, 2_000, 2_000]),
+        rlm_retry_interval_ms=500,
+        workers_max=rng.choice([1, 4]),
+        copy_max_ms=COPY_MS_MAX,
+        turn_max_ms=5 * COPY_MS_MAX,
+        fetch_bytes_max=rng.choice([1, 64]) * KiB,
+        spool_dir=folder,
+        discovery_interval_ms=5_000,
+        remote_log_retention_bytes=rng.choice([-1, -1, 4 * KiB, 64 * KiB]),
+        retention_check_interval_ms=rng.choice([500, 2_000]),
+        retention_grace_ms=rng.choice([1, 2_000]),
+        retention_clock_settle_ms=0,
+        retention_step_grace_ms=500,
+        orphan_check_interval_ms=3_000,
+        orphan_age_min_ms=ORPHAN_AGE_MS,
+    )
     config = Config(
         cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=2_000),
-        metadata=MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000])),
-        archive=ArchiveConfig(
-            topics="weather|harvest",
-            segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
-            segment_age_max_ms=rng.choice([500, 3_000]),
-            rlm_process_interval_ms=rng.choice([300, 1_000, 2_000, 2_000]),
-            rlm_retry_interval_ms=500,
-            workers_max=rng.choice([1, 4]),
-            copy_max_ms=COPY_MS_MAX,
-            turn_max_ms=5 * COPY_MS_MAX,
-            fetch_bytes_max=rng.choice([1, 64]) * KiB,
-            spool_dir=folder,
-            discovery_interval_ms=5_000,
-            remote_log_retention_bytes=rng.choice([-1, -1, 4 * KiB, 64 * KiB]),
-            retention_check_interval_ms=rng.choice([500, 2_000]),
-            retention_grace_ms=rng.choice([1, 2_000]),
-            retention_clock_settle_ms=0,
-            retention_step_grace_ms=500,
-            orphan_check_interval_ms=3_000,
-            orphan_age_min_ms=ORPHAN_AGE_MS,
-        ),
+        metadata=metadata,
+        archive=archive,
     )
-    return ArchiveWorld(network, cluster, config, rng.random() < 0.5, rng.uniform(5, 25))
+    return ArchiveWorld(network, cluster, config, limits, rng.random() < 0.5, rng.uniform(5, 25))

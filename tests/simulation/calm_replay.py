@@ -31,6 +31,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.relay.server import GatewayServer
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -62,6 +63,7 @@ def run_replay(
     tail_batches: int = 0,
     latency_s: float = 0.0,
     gateway: GatewayConfig = GATEWAY,
+    limits: ServingLimits = ServingLimits(),  # noqa: B008 - frozen
     conditions: Conditions = JITTERY,
 ) -> None:
     """All but the last `tail_batches` are archived and trimmed; the tail is not produced yet.
@@ -83,7 +85,7 @@ def run_replay(
         for log in logs:
             await _archive(rng, store, log, tail_batches and log is logs[-1])
         store.faults = Faults(latency_s, latency_s) if latency_s else NO_FAULTS
-        async with cluster.serving(), _gateway(cluster, store, remote_fetch, gateway):
+        async with cluster.serving(), _gateway(cluster, store, remote_fetch, gateway, limits):
             await main(Replay(cluster, logs, store))
 
     run_virtual(whole, new_loop)
@@ -117,6 +119,7 @@ async def _gateway(
     store: FaultyObjectStore,
     remote_fetch: RemoteFetchConfig,
     gateway_config: GatewayConfig,
+    limits: ServingLimits,
 ) -> AsyncIterator[GatewayServer]:
     config = Config(
         cluster=ClusterConfig(bootstrap=cluster.bootstrap),
@@ -137,7 +140,9 @@ async def _gateway(
         ArchiverPositions(
             rsm, config.metadata.metadata_read_max_ms, asyncio.get_running_loop().time
         ) as positions,
-        GatewayServer(config, own, rlmm, views, purgatory, positions, rng=Random(6)) as gateway,
+        GatewayServer(
+            config, own, rlmm, views, purgatory, positions, rng=Random(6), limits=limits
+        ) as gateway,
     ):
         yield gateway
 

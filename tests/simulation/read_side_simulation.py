@@ -23,11 +23,14 @@ from virtual_loop import START_S, run_virtual
 
 from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
 from fetchproxy.errors import OffsetNotArchived, StorageUnavailable
+from fetchproxy.metadata.remote_log_metadata_manager import READS_AT_ONCE_MAX
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import CompletionReason, RemoteReadRequest, RemoteReadResult
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from lab.limited import section_and_limits
 
 FAULTS_END_S = START_S + 120
 # After the faults every reader must be done within this: back-off, hung attempts, then reading.
@@ -43,6 +46,7 @@ class World:
     store: FaultyObjectStore
     purgatory: RemoteFetchPurgatory
     config: RemoteFetchConfig
+    limits: ReadingLimits
     partitions: list[GeneratedPartition]
     trace: list[tuple[object, ...]] = field(default_factory=list)
     completions: dict[int, int] = field(default_factory=dict)
@@ -58,13 +62,15 @@ def simulate(seed: int) -> list[tuple[object, ...]]:
 async def _main(rng: Random) -> list[tuple[object, ...]]:
     store = FaultyObjectStore(MemoryObjectStore(), rng)
     partitions = [await _generate(rng, store, number) for number in range(3)]
-    config = _config(rng)
+    config, limits = _config(rng)
     metadata = MetadataConfig(metadata_read_max_ms=5_000)
     async with (
         StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), metadata) as rlmm,
-        RemoteFetchPurgatory(config, rlmm, RemoteStorageManager(store), rng) as purgatory,
+        RemoteFetchPurgatory(
+            config, rlmm, RemoteStorageManager(store), rng, limits=limits
+        ) as purgatory,
     ):
-        world = World(rng, store, purgatory, config, partitions)
+        world = World(rng, store, purgatory, config, limits, partitions)
         async with asyncio.TaskGroup() as group:
             group.create_task(_weather(world), name="weather")
             for number in range(rng.randint(2, 6)):
@@ -91,8 +97,10 @@ async def _generate(rng: Random, store: FaultyObjectStore, number: int) -> Gener
     return made
 
 
-def _config(rng: Random) -> RemoteFetchConfig:
-    return RemoteFetchConfig(
+def _config(rng: Random) -> tuple[RemoteFetchConfig, ReadingLimits]:
+    return section_and_limits(
+        RemoteFetchConfig,
+        ReadingLimits,
         fetcher_tasks_max=rng.choice([1, 2, 16]),
         purgatory_entries_max=rng.choice([1, 2, 100]),
         inflight_bytes_max=MiB,
@@ -291,7 +299,7 @@ def _advance(
 
 async def _check_that_all_comes_to_rest(world: World) -> None:
     """Nobody asks any more: whatever is still read ends by itself, and every budget is whole."""
-    hung_s = world.config.chunk_read_max_ms / 1000
+    hung_s = world.limits.chunk_read_max_ms / 1000
     await asyncio.sleep(60 + 50 * hung_s)
     status = world.purgatory.status()
     assert (status.entries, status.entries_unwatched, status.pending_reads) == (0, 0, 0)
@@ -308,4 +316,4 @@ async def _check_that_all_comes_to_rest(world: World) -> None:
 
 def _metadata_reads() -> int:
     """Reads of `.metadata` objects are the metadata manager's, with a limit of its own."""
-    return 3 * MetadataConfig().metadata_reads_max
+    return 3 * READS_AT_ONCE_MAX

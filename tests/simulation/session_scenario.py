@@ -11,6 +11,7 @@ from generated_archive import random_uuid
 from network import Conditions
 from simulated_consumer import BOOTSTRAP
 
+from fetchproxy.app import Limits
 from fetchproxy.config.schema import (
     ArchiveConfig,
     ClusterConfig,
@@ -22,6 +23,10 @@ from fetchproxy.config.schema import (
     RemoteFetchConfig,
 )
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.reading.limits import ReadingLimits
+from fetchproxy.serving.standalone.limits import StandaloneLimits
+from fetchproxy.writing.limits import WritingLimits
+from lab.limited import section_and_limits
 
 
 def draw_conditions(rng: Random) -> Conditions:
@@ -58,39 +63,50 @@ def draw_start(rng: Random, log: SimulatedLog) -> int:
     )
 
 
-def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> Config:
-    return Config(
-        cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=5_000),
-        gateway=GatewayConfig(
-            listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}",
-            inflight_requests_max=rng.choice([1, 2, 64]),
-            buffer_bytes_max=rng.choice([KiB, 64 * KiB, MiB]),
-            permit_ttl_ms=rng.choice([300, 5_000, 60_000]),
-        ),
-        remote_fetch=RemoteFetchConfig(
-            remote_fetch_max_wait_ms=rng.choice([100, 500]),
-            fetcher_tasks_max=rng.choice([1, 2, 16]),
-            purgatory_entries_max=rng.choice([1, 2, 100]),
-            inflight_bytes_max=MiB,
-            chunk_bytes=rng.choice([1, 4, 32]) * KiB,
-            chunk_cache_bytes_max=rng.choice([0, 5 * KiB, 40 * KiB, MiB]),
-            read_ahead_chunks_max=rng.choice([0, 1, 4]),
-            chunk_read_max_ms=rng.choice([500, 3_000]),
-            backoff_initial_ms=50,
-            backoff_max_ms=2_000,
-            remote_error_after_ms=rng.choice([2_000, 5_000, 60_000]),
-            unasked_read_max_ms=rng.choice([100, 5_000]),
-            corrupt_retry_ms=1_000,
-        ),
-        metadata=MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000])),
-        archive=ArchiveConfig(
-            topics=rng.choice([None, "weather|harvest"]),
-            segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
-            segment_age_max_ms=rng.choice([500, 3_000]),
-            rlm_process_interval_ms=rng.choice([100, 1_000]),
-            rlm_retry_interval_ms=500,
-            copy_max_ms=5_000,
-            fetch_bytes_max=rng.choice([1, 64]) * KiB,
-            spool_dir=folder,
-        ),
+def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> tuple[Config, Limits]:
+    gateway, serving = section_and_limits(
+        GatewayConfig,
+        StandaloneLimits,
+        listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}",
+        inflight_requests_max=rng.choice([1, 2, 64]),
+        buffer_bytes_max=rng.choice([KiB, 64 * KiB, MiB]),
+        permit_ttl_ms=rng.choice([300, 5_000, 60_000]),
     )
+    remote_fetch, reading = section_and_limits(
+        RemoteFetchConfig,
+        ReadingLimits,
+        remote_fetch_max_wait_ms=rng.choice([100, 500]),
+        fetcher_tasks_max=rng.choice([1, 2, 16]),
+        purgatory_entries_max=rng.choice([1, 2, 100]),
+        inflight_bytes_max=MiB,
+        chunk_bytes=rng.choice([1, 4, 32]) * KiB,
+        chunk_cache_bytes_max=rng.choice([0, 5 * KiB, 40 * KiB, MiB]),
+        read_ahead_chunks_max=rng.choice([0, 1, 4]),
+        chunk_read_max_ms=rng.choice([500, 3_000]),
+        backoff_initial_ms=50,
+        backoff_max_ms=2_000,
+        remote_error_after_ms=rng.choice([2_000, 5_000, 60_000]),
+        unasked_read_max_ms=rng.choice([100, 5_000]),
+        corrupt_retry_ms=1_000,
+    )
+    metadata = MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000]))
+    archive, writing = section_and_limits(
+        ArchiveConfig,
+        WritingLimits,
+        topics=rng.choice([None, "weather|harvest"]),
+        segment_bytes_max=rng.choice([1, 8, 64]) * KiB,
+        segment_age_max_ms=rng.choice([500, 3_000]),
+        rlm_process_interval_ms=rng.choice([100, 1_000]),
+        rlm_retry_interval_ms=500,
+        copy_max_ms=5_000,
+        fetch_bytes_max=rng.choice([1, 64]) * KiB,
+        spool_dir=folder,
+    )
+    config = Config(
+        cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=5_000),
+        gateway=gateway,
+        remote_fetch=remote_fetch,
+        metadata=metadata,
+        archive=archive,
+    )
+    return config, Limits(serving=serving, reading=reading, writing=writing)

@@ -108,7 +108,7 @@ class _Simulation:
         store = FaultyObjectStore(MemoryObjectStore(), Random(rng.random()))
         faults_s = rng.uniform(8, 20) + self._outage_s
         self.world = World(
-            Random(rng.random()), network, cluster, store, draw_config(rng, cluster, self._folder),
+            Random(rng.random()), network, cluster, store, *draw_config(rng, cluster, self._folder),
             START_S + faults_s,
         )  # fmt: skip
         loop.set_exception_handler(self._on_exception)
@@ -135,7 +135,11 @@ class _Simulation:
             StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
             Cluster(config.cluster, Random(rng.random())) as cluster,
             RemoteFetchPurgatory(
-                config.remote_fetch, views := self._views(rlmm, cluster), rsm, Random(rng.random())
+                config.remote_fetch,
+                views := self._views(rlmm, cluster),
+                rsm,
+                Random(rng.random()),
+                limits=world.limits.reading,
             ) as self._purgatory,
             ArchiverPositions(
                 rsm,
@@ -159,6 +163,7 @@ class _Simulation:
                 positions,
                 self._is_archiving,
                 Random(rng.random()),
+                limits=world.limits.serving,
             ) as gateway:
                 yield gateway
             archiving.cancel()
@@ -194,6 +199,7 @@ class _Simulation:
             wall_clock_ms=lambda: int(loop.time() * 1000),
             uuid_factory=new_id,
             rng=Random(self.world.rng.random()),
+            limits=self.world.limits.writing,
         )
         await self._manager.run()
 
@@ -300,7 +306,7 @@ class _Simulation:
 
     def _set_faults(self, faults: Faults) -> None:
         world, now = self.world, asyncio.get_running_loop().time()
-        remembered_s = world.config.remote_fetch.corrupt_retry_ms / 1000 + 10
+        remembered_s = world.limits.reading.corrupt_retry_ms / 1000 + 10
         if world.store.faults.corrupting_share:
             world.corrupt_until = now + remembered_s
         if faults.corrupting_share:
@@ -373,7 +379,7 @@ class _Simulation:
     async def _check_rest(self, gateway: GatewayServer) -> None:
         """Nobody asks any more: sessions, reads and budgets come back to nothing by themselves."""
         world, config = self.world, self.world.config.remote_fetch
-        unasked_s = config.unasked_read_max_ms / 1000
+        unasked_s = world.limits.reading.unasked_read_max_ms / 1000
         await asyncio.sleep(unasked_s + 2 * world.recovery_s)
         assert gateway.connections == 0
         status = self._purgatory.status()

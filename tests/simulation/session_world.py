@@ -13,6 +13,7 @@ from faulty_store import FaultyObjectStore
 from network import Conditions, SimulatedNetwork
 from virtual_loop import START_S
 
+from fetchproxy.app import Limits
 from fetchproxy.config.schema import Config
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.serving.relay.served_fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
@@ -31,6 +32,7 @@ class World:
     cluster: SimulatedCluster
     store: FaultyObjectStore
     config: Config
+    limits: Limits
     faults_end_s: float
     archived_end: dict[TopicIdPartition, int] = field(default_factory=dict)
     # When the store's faults began that go on, or went on up to `fair_since`. Breaks that a read
@@ -60,9 +62,9 @@ class World:
     @property
     def recovery_s(self) -> float:
         """A read that failed, or hangs, knows after so long that the store is well again."""
-        config = self.config.remote_fetch
-        pause_ms = config.backoff_max_ms * (1 + config.backoff_jitter)
-        return (pause_ms + config.chunk_read_max_ms) / 1000
+        limits = self.limits.reading
+        pause_ms = limits.backoff_max_ms * (1 + limits.backoff_jitter)
+        return (pause_ms + limits.chunk_read_max_ms) / 1000
 
     def outage_s(self, now: float) -> float:
         """How long the store may have kept a read from its data by now."""

@@ -18,6 +18,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once
 
 PARTITIONS, BATCHES = 4, 250
@@ -35,12 +36,11 @@ def test_all_partitions_together_take_no_more_than_the_rate(
         segment_bytes_max=64 * KiB,
         segment_age_max_ms=1_000,
         rlm_process_interval_ms=200,
-        fetch_bytes_max=16 * KiB,
         copy_bytes_per_s_max=rate,
-        turn_max_ms=5_000,
         copy_max_ms=5_000,
         spool_dir=tmp_path,
     )
+    limits = WritingLimits(fetch_bytes_max=16 * KiB, turn_max_ms=5_000)
     loops: list[NetworkLoop] = []
 
     def new_loop() -> NetworkLoop:
@@ -74,12 +74,13 @@ def test_all_partitions_together_take_no_more_than_the_rate(
                 await archive_once(
                     config, own, rsm, rlmm,
                     wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
+                    limits=limits,
                 )  # fmt: skip
             else:
                 manager = RemoteLogManager(
                     config, own, rsm, rlmm,
                     wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
-                    rng=Random(3),
+                    rng=Random(3), limits=limits,
                 )  # fmt: skip
                 async with asyncio.TaskGroup() as tasks:
                     running = tasks.create_task(manager.run())

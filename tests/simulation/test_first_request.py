@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import struct
 
-from calm_replay import BOOTSTRAP, GATEWAY, Replay, run_replay
+from calm_replay import BOOTSTRAP, Replay, run_replay
 from client_connection import ClientConnection, metadata_request
 from network import NetworkLoop
 from test_many_connections import dialed
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.serving import listener
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.session import RelaySession
 
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 METADATA, HALF_FRAME_S = 3, 5
-CONFIG = GATEWAY.model_copy(update={"half_frame_max_ms": HALF_FRAME_S * 1000})
+LIMITS = ServingLimits(half_frame_max_ms=HALF_FRAME_S * 1000)
 
 
 def send(connection: ClientConnection, data: bytes) -> asyncio.Transport:
@@ -34,7 +35,7 @@ def to_brokers(replay: Replay) -> int:
 
 
 def run(main) -> None:  # type: ignore[no-untyped-def]
-    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, gateway=CONFIG)
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, limits=LIMITS)
 
 
 def test_who_sends_nothing_or_what_is_not_right_reaches_no_broker() -> None:

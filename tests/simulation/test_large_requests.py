@@ -18,6 +18,7 @@ from virtual_loop import VirtualTimeLoop
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving import framing as request_reader
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
 from fetchproxy.serving.relay.apis import fetch as fetch_api
 from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
@@ -242,5 +243,5 @@ def test_a_request_in_a_thousand_pieces_is_looked_at_a_few_times(
         main,
         partitions=1,
         batches=1,
-        gateway=GATEWAY.model_copy(update={"half_frame_max_ms": 60_000}),
+        limits=ServingLimits(half_frame_max_ms=60_000),
     )

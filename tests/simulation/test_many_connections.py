@@ -13,6 +13,7 @@ from client_connection import ClientConnection, metadata_request
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MANY_PARTITIONS, breathe
 from fetchproxy.serving import listener
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.relay.session import RelaySession
 
 FETCH, VERSION = 1, 12
@@ -54,14 +55,9 @@ def test_connections_that_hold_most_go_when_all_together_hold_too_much() -> None
         for connection in (well, *greedy[:2], late):
             await connection.close()
 
-    gateway = GATEWAY.model_copy(
-        update={
-            "connection_buffers_bytes_max": 3 * MiB // 2 + 1000,
-            "half_frame_max_ms": 60_000,
-            "held_request_bytes_max": 100 * MiB,
-        }
-    )
-    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, gateway=gateway)
+    gateway = GATEWAY.model_copy(update={"connection_buffers_bytes_max": 3 * MiB // 2 + 1000})
+    limits = ServingLimits(half_frame_max_ms=60_000, held_request_bytes_max=100 * MiB)
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, gateway=gateway, limits=limits)
 
 
 def test_connections_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from virtual_loop import run_virtual
 from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, IsolationLevel, TopicIdPartition
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.runtime.loop import in_steps
@@ -47,8 +48,8 @@ CONFIG = RemoteFetchConfig(
     chunk_bytes=CHUNK,
     chunk_cache_bytes_max=CACHE,
     inflight_bytes_max=INFLIGHT,
-    purgatory_entries_max=CLIENTS,
 )
+LIMITS = ReadingLimits(purgatory_entries_max=CLIENTS)
 
 
 class Counted(bytes):
@@ -100,7 +101,7 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
         budget = AnswerBudget(ANSWER, ANSWERS)
         async with (
             StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
-            RemoteFetchPurgatory(CONFIG, rlmm, rsm, rng) as purgatory,
+            RemoteFetchPurgatory(CONFIG, rlmm, rsm, rng, limits=LIMITS) as purgatory,
             asyncio.TaskGroup() as clients,
         ):
             for number in range(CLIENTS):

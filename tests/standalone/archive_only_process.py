@@ -15,6 +15,7 @@ from proxy_process import PROJECT, ProxyProcess
 from raw_fetch import RawConnection
 from topic_data import TopicData, produce, produce_transactions
 
+from lab import limited
 from lab.kafka import KafkaServer
 from lab.process import ServerProcess
 
@@ -85,17 +86,15 @@ class ArchiveOnlyProcess(ProxyProcess):
 
     def __init__(self, store: str, folder: Path, more: Mapping[str, object] | None = None) -> None:
         super().__init__("unused", store, folder)
-        command = [sys.executable, "-m", "fetchproxy", "serve", "--archive-only"]
-        command += ["--store", store, "--listen", self.bootstrap]
+        command = ["serve", "--archive-only", "--store", store, "--listen", self.bootstrap]
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         settings = {
             "archive_only.offsets_file": folder / "offsets.json",
-            "archive_only.group_initial_rebalance_delay_ms": 500,
+            "limits.serving.group_initial_rebalance_delay_ms": 500,
             "archive_only.refresh_interval_ms": 500,
             **(more or {}),
         }
-        for key, value in settings.items():
-            command += ["--set", f"{key}={value}"]
+        command = [*limited.command(settings), *command, *limited.options(settings)]
         self._process = ServerProcess("fetchproxy", command, self.log, cwd=PROJECT)
 
     def assert_sound(self) -> None:

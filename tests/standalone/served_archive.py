@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any, Self
 
@@ -15,7 +16,9 @@ from planted_archive import PlantedArchive
 
 from fetchproxy.config.schema import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.server import ArchiveOnlyServer
 from fetchproxy.tls.contexts import listener_context
 
@@ -88,17 +91,20 @@ class ServedArchive:
             await client.close()
 
 
+QUICK = StandaloneLimits(group_initial_rebalance_delay_ms=0, group_session_timeout_min_ms=100)
+
+
 @asynccontextmanager
 async def serve_archive(
-    planted: PlantedArchive, settings: Mapping[str, Mapping[str, object]] | None = None
+    planted: PlantedArchive,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+    *,
+    reading: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
+    **limits: int,
 ) -> AsyncIterator[ServedArchive]:
     sections: dict[str, dict[str, object]] = {
         "gateway": {"listen": "127.0.0.1:0"},
-        "archive_only": {
-            "refresh_interval_ms": REFRESH_MS,
-            "group_initial_rebalance_delay_ms": 0,
-            "group_session_timeout_min_ms": 100,
-        },
+        "archive_only": {"refresh_interval_ms": REFRESH_MS},
         "store": {"url": "file:///planted"},
     }
     for section, values in (settings or {}).items():
@@ -107,13 +113,16 @@ async def serve_archive(
     ids = count(1)
     async with (
         StoreBackedRemoteLogMetadataManager(planted.rsm, config.metadata) as rlmm,
-        RemoteFetchPurgatory(config.remote_fetch, rlmm, planted.rsm, random.Random(1)) as purgatory,
+        RemoteFetchPurgatory(
+            config.remote_fetch, rlmm, planted.rsm, random.Random(1), limits=reading
+        ) as purgatory,
         ArchiveOnlyServer(
             config,
             rlmm,
             purgatory,
             lambda p: f"{p}-{next(ids)}",
             listener_context(config.gateway, config.tls),
+            limits=replace(QUICK, **limits),
         ) as server,
     ):
         served = ServedArchive(server)

@@ -53,9 +53,9 @@ async def test_hostile_frames_harm_nobody_else(caplog: pytest.LogCaptureFixture)
     loop.set_exception_handler(lambda _, context: unhandled.append(context))
     answered, malformed = total(ARCHIVE_ONLY_REQUESTS), total(WIRE_ERRORS)
     # The longest that a request may wait, so that the end of the test waits for nobody.
-    settings = {"gateway": {"idle_max_ms": 2_000, "half_frame_max_ms": 2_000}}
+    settings = {"gateway": {"idle_max_ms": 2_000}}
     with capture_logs() as lines, caplog.at_level(logging.WARNING):
-        async with serve_archive(await plant(), settings) as served:
+        async with serve_archive(await plant(), settings, half_frame_max_ms=2_000) as served:
             hostility = await attack(served, seed=3)
             good = await served.client()
             part = one(await fetch(good, 11, {ORDERS: 0}))

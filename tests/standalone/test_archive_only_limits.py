@@ -19,6 +19,7 @@ from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX
 from fetchproxy.serving.standalone.apis.fetch import _in_rotation
 
@@ -58,8 +59,8 @@ async def test_what_cannot_be_answered_closes_its_connection_alone(sent: bytes) 
 
 
 async def test_silence_and_half_requests_are_closed() -> None:
-    settings = {"gateway": {"idle_max_ms": 400, "half_frame_max_ms": 200}}
-    async with serve_archive(await plant(), settings) as served:
+    settings = {"gateway": {"idle_max_ms": 400}}
+    async with serve_archive(await plant(), settings, half_frame_max_ms=200) as served:
         silent, half = await served.client(), await served.client()
         half.writer.write(b"\0\0")
         assert await half.closed()
@@ -177,8 +178,8 @@ async def test_who_sends_no_more_and_reads_slowly_gets_all() -> None:
 async def test_who_does_not_read_is_closed_and_disturbs_nobody() -> None:
     planted = PlantedArchive()
     await planted.add([batch(10 * i) for i in range(20_000)])
-    settings = {"gateway": {"client_stall_max_ms": 500, "buffer_bytes_max": 1024}}
-    async with serve_archive(planted, settings) as served:
+    limits = {"client_stall_max_ms": 500, "buffer_bytes_max": 1024}
+    async with serve_archive(planted, **limits) as served:
         slow = await served.client()
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(12):
@@ -190,11 +191,11 @@ async def test_who_does_not_read_is_closed_and_disturbs_nobody() -> None:
                 await asyncio.sleep(0.05)
 
 
-ONE_TURN = {"gateway": {"remote_answer_turns_max": 1, "remote_answer_turn_max_ms": 3_600_000}}
+ONE_TURN = {"remote_answer_turns_max": 1, "remote_answer_turn_max_ms": 3_600_000}
 
 
 async def test_who_waits_at_the_end_of_the_archive_keeps_no_turn() -> None:
-    async with serve_archive(await plant(), ONE_TURN) as served:
+    async with serve_archive(await plant(), **ONE_TURN) as served:
         waits, reads = await served.client(), await served.client()
         waits.send(fetch_request(11, {ORDERS: 80}, wait_ms=3_600_000), 11)
         async with asyncio.timeout(60):  # each fetch itself would wait for an hour
@@ -206,7 +207,7 @@ async def test_a_turn_is_not_waited_for_beyond_the_fetch() -> None:
     planted = PlantedArchive()
     await planted.add([batch(10 * i) for i in range(20_000)])
     before = turns_waited_for()
-    async with serve_archive(planted, ONE_TURN) as served:
+    async with serve_archive(planted, **ONE_TURN) as served:
         slow, other = await served.client(), await served.client()
         assert one(await fetch(other, 11, {ORDERS: 0}, wait_ms=30_000)).records  # now in memory
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -244,8 +245,9 @@ async def test_an_outage_is_never_out_of_range_and_ends() -> None:
     store = Outage()
     planted = PlantedArchive(store)
     await planted.add([batch(0), batch(10)])
-    settings = {"remote_fetch": {"remote_error_after_ms": 4_000, "backoff_initial_ms": 20}}
-    async with serve_archive(planted, settings) as served:
+    settings = {"remote_fetch": {"remote_error_after_ms": 4_000}}
+    quick = ReadingLimits(backoff_initial_ms=20)
+    async with serve_archive(planted, settings, reading=quick) as served:
         client = await served.client()
         store.away = True
         empty = one(await fetch(client, 11, {ORDERS: 0}, wait_ms=50))

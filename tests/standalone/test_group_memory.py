@@ -42,7 +42,7 @@ async def error_of(client: Client, request: Any, version: int = 3) -> int:
 
 
 async def test_forty_joins_of_names_alone_stay_within_the_limit() -> None:
-    """Names of 32 KiB and no metadata, in requests just below archive_only.request_bytes_max."""
+    """Names of 32 KiB and no metadata, in requests just below request_bytes_max."""
     limit = 8 * MiB
     names = [f"{number:02}" + 32_000 * "n" for number in range(30)]
     settings = {"archive_only": {"groups_bytes_max": limit}}
@@ -67,10 +67,11 @@ async def test_those_that_wait_hold_what_is_counted_and_no_more() -> None:
     """Nor their requests: a join waits for the others, a sync for the leader."""
     limit = 8 * MiB
     names = [f"{number:02}" + 32_000 * "n" for number in range(30)]
-    settings = {
-        "archive_only": {"groups_bytes_max": limit, "group_initial_rebalance_delay_ms": 3_600_000}
-    }
-    async with serve_archive(await plant(), settings) as served:
+    settings = {"archive_only": {"groups_bytes_max": limit}}
+    hour_ms = 3_600_000
+    async with serve_archive(
+        await plant(), settings, group_initial_rebalance_delay_ms=hour_ms
+    ) as served:
         clients = [await served.client() for _ in range(20)]
         await error_of(await served.client(), join(group_id=""))  # what is made once is there
         before = LIMITS_REACHED.labels("groups_bytes_max")._value.get()

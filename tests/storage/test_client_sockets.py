@@ -18,7 +18,7 @@ from fetchproxy.storage.stores.s3 import S3ObjectStore
 from fetchproxy.storage.stores.webhdfs import WebHdfsClient
 
 SIZE_BYTES = 64 * 1024 * 1024  # more than all buffers on the way take
-HASTY = StoreConfig(write_max_ms=500)
+HASTY = StoreConfig(timeout_ms=170)
 
 
 @pytest.fixture

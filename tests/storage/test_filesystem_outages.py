@@ -16,7 +16,6 @@ from threading import Event
 
 import pytest
 
-from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import (
     ObjectNotFound,
     RemoteStorageError,
@@ -213,7 +212,7 @@ async def test_a_hanging_disk_does_not_stop_the_loop(
         return read_exactly(fd, start, end)
 
     monkeypatch.setattr(file_tree, "read_exactly", held)
-    async with FilesystemObjectStore(root, create=True, config=StoreConfig(threads_max=2)) as store:
+    async with FilesystemObjectStore(root, create=True, threads_max=2) as store:
         await store.put("k", b"x")
         await store.put("hang", b"hang")
         turns = 0

@@ -73,10 +73,14 @@ async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    config = StoreConfig(part_bytes=5 * MiB, read_max_ms=300 if silent else 60_000)
+    config = StoreConfig(timeout_ms=300 if silent else 60_000)
     try:
         async with S3ObjectStore(
-            "bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", config=config
+            "bucket",
+            endpoint_url=f"http://127.0.0.1:{port}",
+            region="us-east-1",
+            config=config,
+            part_bytes=5 * MiB,
         ) as store:
             yield store
     finally:
@@ -162,7 +166,7 @@ async def test_a_server_that_stops_taking_bytes() -> None:
     connections: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1024)
     port = server.sockets[0].getsockname()[1]
-    config = StoreConfig(write_max_ms=200)
+    config = StoreConfig(timeout_ms=100)
     async with S3ObjectStore(
         "bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", config=config
     ) as store:

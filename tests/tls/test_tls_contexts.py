@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from fetchproxy.config.load import all_keys, load_config, parse_assignment
 from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig, TlsConfig
-from fetchproxy.config.values import is_loopback
+from fetchproxy.config.values import SecretFile, is_loopback
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.serving.relay.addresses import ServerNames
@@ -81,8 +81,7 @@ SNI = [CERTIFICATE, "gateway.sni_bootstrap_host=b.x", "gateway.sni_node_pattern=
         ([CERTIFICATE, "gateway.sni_bootstrap_host=b.x"], "gateway.sni_node_pattern"),
         ([*SNI, "gateway.node_map=1=9301"], "gives all brokers one port"),
         ([*SNI, "gateway.node_port_base=9000"], "gives all brokers one port"),
-        ([CERTIFICATE, f"gateway.tls_key_password={PASSWORD}",
-          "gateway.tls_key_password_file=/p"], "only one of them"),
+        (["gateway.tls_key_password.file=/p"], "gateway.tls_certificate_file"),
         (["cluster.tls_ca_file=/ca"], "cluster.security_protocol = PLAINTEXT"),
         (["cluster.security_protocol=SSL", "cluster.tls_key_file=/k"],
          "cluster.tls_certificate_file"),
@@ -134,22 +133,23 @@ def test_who_may_use_the_proxys_certificate(assignments: list[str]) -> None:
 def test_every_key_can_be_set_by_its_variable() -> None:
     values = {
         "gateway.tls_client_auth": "required",
-        "gateway.tls_handshake_max_ms": "17",
         "gateway.sni_bootstrap_host": "kafka.example",
         "gateway.sni_node_pattern": "b-{node_id}.example",
         "gateway.sni_port_advertised": "443",
         "cluster.tls_verify_hostname": "False",
     }
     keys = [key for key in all_keys().values() if key.name.startswith(("tls_", "sni_"))]
-    assert len(keys) > 15
-    for without in ("_password", "_password_file"):  # only one of them may be set
-        texts = {k: values.get(k.dotted, "/x") for k in keys if not k.name.endswith(without)}
-        environ = {key.variable: text for key, text in texts.items()}
+    assert len(keys) > 12
+    texts = {key: values.get(key.dotted, "/x") for key in keys}
+    for of_file in ("", "_FILE"):  # one of the two variables of a secret
+        environ = {k.variable + (of_file if k.is_secret else ""): t for k, t in texts.items()}
         config = load_config(None, environ | {"FETCHPROXY_CLUSTER_SECURITY_PROTOCOL": "SSL"})
         for key, text in texts.items():
             value = getattr(getattr(config, key.section), key.name)
+            if key.is_secret:
+                assert isinstance(value, SecretFile if of_file else SecretStr)
             shown = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-            assert shown == text, key.dotted
+            assert (str(value.file) if isinstance(value, SecretFile) else shown) == text, key.dotted
 
 
 def test_a_password_is_not_in_what_the_configuration_prints() -> None:
@@ -158,7 +158,7 @@ def test_a_password_is_not_in_what_the_configuration_prints() -> None:
         "FETCHPROXY_GATEWAY_TLS_CERTIFICATE_FILE": "/c.pem",
     }
     config = load_config(None, environ)
-    assert config.gateway.tls_key_password is not None
+    assert isinstance(config.gateway.tls_key_password, SecretStr)
     assert config.gateway.tls_key_password.get_secret_value() == PASSWORD
     assert PASSWORD not in repr(config) + str(config.model_dump()) + config.model_dump_json()
 
@@ -180,12 +180,15 @@ def test_the_password_of_a_key(authority: Authority, tmp_path: Path) -> None:
     server_context(gateway(tls_certificate_file=file, tls_key_password=PASSWORD), TlsConfig())
     word = tmp_path / "password"
     word.write_text(PASSWORD + "\n")
-    server_context(gateway(tls_certificate_file=file, tls_key_password_file=word), TlsConfig())
+    kept = SecretFile(file=word)
+    server_context(gateway(tls_certificate_file=file, tls_key_password=kept), TlsConfig())
     assert "gateway.tls_key_password is not set" in fault_of(tls_certificate_file=file)
     wrong = fault_of(tls_certificate_file=file, tls_key_password=PASSWORD + "x")
     assert "cannot be decrypted" in wrong
-    missing = fault_of(tls_certificate_file=file, tls_key_password_file=tmp_path / "none")
-    assert "gateway.tls_key_password_file" in missing
+    missing = fault_of(
+        tls_certificate_file=file, tls_key_password=SecretFile(file=tmp_path / "none")
+    )
+    assert "the file of gateway.tls_key_password cannot be read" in missing
 
 
 def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from lab.mock_cluster import MockCluster
 
 CONNECTIONS_MAX = 8
 SETTINGS: dict[str, object] = {
-    "gateway.tls_handshake_max_ms": 2_000,
-    "gateway.half_frame_max_ms": 700,
+    "limits.serving.tls_handshake_max_ms": 2_000,
+    "limits.serving.half_frame_max_ms": 700,
     "gateway.connections_max": CONNECTIONS_MAX,
 }
 

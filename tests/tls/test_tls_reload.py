@@ -38,7 +38,7 @@ def in_use(old: Authority, tmp_path: Path) -> Path:
 @pytest.fixture
 def proxy(in_use: Path, tmp_path: Path) -> Iterator[ProxyProcess]:
     (tmp_path / "store").mkdir()
-    settings = {"gateway.tls_certificate_file": in_use, "tls.reload_interval_ms": 100}
+    settings = {"gateway.tls_certificate_file": in_use, "limits.tls_reload_interval_ms": 100}
     with (
         MockCluster() as cluster,
         ProxyProcess(

@@ -25,8 +25,10 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.index_refresh import open_local_indexes
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.status import PartitionArchiveStatus
+from lab.limited import section_and_limits
 from protocol.record_batch import check_crc, walk
 
 # Quick turns, so that a test waits for work and never for a timer.
@@ -98,10 +100,12 @@ async def open_archive(store: Path | ObjectStore) -> AsyncIterator[Archive]:
 async def running_archiver(
     bootstrap: str, archive: Archive, topics: str, **changes: Any
 ) -> AsyncIterator[tuple[RemoteLogManager, Cluster]]:
-    config = ArchiveConfig(topics=topics, **{**QUICK, **changes})
+    config, limits = section_and_limits(
+        ArchiveConfig, WritingLimits, topics=topics, **{**QUICK, **changes}
+    )
     async with (
         Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=5_000)) as cluster,
-        open_local_indexes(config, archive.rsm) as local_indexes,
+        open_local_indexes(config, archive.rsm, limits) as local_indexes,
         asyncio.TaskGroup() as tasks,
     ):
         manager = RemoteLogManager(
@@ -113,6 +117,7 @@ async def running_archiver(
             uuid_factory=uuid.uuid4,
             rng=random.Random(1),
             local_indexes=local_indexes,
+            limits=limits,
         )
         running = tasks.create_task(manager.run())
         try:

@@ -18,6 +18,7 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.merging import PartitionMerger
 from fetchproxy.writing.sources.segment_source import Spool
 
@@ -45,7 +46,7 @@ async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, later_ms:
             archive.rlmm,
             topic_config=lambda topic_id: None,
             wall_clock_ms=later,
-            clock_settle_ms=0,
+            limits=WritingLimits(retention_clock_settle_ms=0),
         )
         for tip in await archive.rlmm.list_partitions():
             merged += (await merger.merge(tip)).merged

@@ -24,6 +24,8 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.limits import WritingLimits
+from lab.limited import section_and_limits
 
 State = RemoteLogSegmentState
 
@@ -101,13 +103,15 @@ class World:
             rlmm = await opened.enter_async_context(
                 TopicBasedRemoteLogMetadataManager(self.log, rsm, config, self.wall_clock_ms)
             )
+        archive, limits = section_and_limits(ArchiveConfig, WritingLimits, **{**QUICK, **changes})
         expirer = Expirer(
-            ArchiveConfig(**{**QUICK, **changes}),
+            archive,
             rsm,
             rlmm,
             topic_config=lambda _: self.topic_config,
             wall_clock_ms=self.wall_clock_ms,
             concerns=self.concerns,
+            limits=limits,
         )
         return expirer, rlmm
 

@@ -47,7 +47,6 @@ def group(topic: str, **changes: Any) -> dict[str, Any]:
         **SMALL,
         "group_id": f"archivers-of-{topic}",
         "group_session_timeout_ms": 3_000,
-        "group_heartbeat_interval_ms": 100,
         "remote_refresh_interval_ms": 0,
         **changes,
     }

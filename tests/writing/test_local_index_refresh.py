@@ -26,6 +26,7 @@ from fetchproxy.segments.object_keys import SegmentFile, partition_folder
 from fetchproxy.storage.index_files import LOCK, LOG_INDEX, LocalIndexes
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 from fetchproxy.writing.index_refresh import FETCHES_MAX, LocalIndexRefresher, open_local_indexes
+from fetchproxy.writing.limits import WritingLimits
 
 
 class Scene:
@@ -45,10 +46,9 @@ class Scene:
 
     @asynccontextmanager
     async def opened(self, file_bytes_max: int = 1024) -> AsyncIterator[LocalIndexRefresher]:
-        config = ArchiveConfig(
-            local_index_dir=self.folder, local_index_file_bytes_max=file_bytes_max
-        )
-        async with open_local_indexes(config, self.archive.rsm) as local:
+        config = ArchiveConfig(local_index_dir=self.folder)
+        limits = WritingLimits(local_index_file_bytes_max=file_bytes_max)
+        async with open_local_indexes(config, self.archive.rsm, limits) as local:
             assert local is not None
             self.local: LocalIndexes = local
             yield LocalIndexRefresher(local, self.archive.rsm)

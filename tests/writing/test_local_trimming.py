@@ -25,6 +25,8 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.writing.concerns import ArchiverConcerns, headlines
 from fetchproxy.writing.deletion.local_retention import LocalRetention
+from fetchproxy.writing.limits import WritingLimits
+from lab.limited import section_and_limits
 
 TIP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
 LIST_OFFSETS, DELETE_RECORDS, EPOCH_END = 2, 21, 23
@@ -119,13 +121,15 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     concerns = ArchiverConcerns(planted.rsm.concerns)
     for base in (0, 10, 20):
         await planted.add([batch(base)], tip=TIP)
-    config = ArchiveConfig(
+    config, limits = section_and_limits(
+        ArchiveConfig,
+        WritingLimits,
         **{
             "local_retention_ms": 1,
             "retention_clock_settle_ms": 0,
             "retention_check_interval_ms": 1,
             **settings,
-        }
+        },
     )
     async with (
         serving(broker) as bootstrap,
@@ -140,6 +144,7 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
             topic_config=lambda _: topic_config,
             wall_clock_ms=lambda: 1_000_000,
             concerns=concerns,
+            limits=limits,
         )
         yield Trimming(broker, store, local, topic_config, planted, concerns)
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from planted_archive import TIP, batch
+from pydantic import ValidationError
 from retention_world import QUICK, State, World, turns, virtually
 
 from fetchproxy.config.schema import ArchiveConfig, MetadataConfig
@@ -15,6 +16,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.writing.deletion.expirer import Expirer
+from fetchproxy.writing.limits import WritingLimits
+from lab.limited import section_and_limits
 
 
 async def orphan(world: World, number: int, *files: SegmentFile) -> set[str]:
@@ -89,12 +92,15 @@ def test_a_finished_segment_is_never_an_orphan() -> None:
         await world.planted.change(damaged, SegmentFile.METADATA, lambda _: b"{")
         rsm = world.planted.rsm
         rlmm = await opened.enter_async_context(Forgetful(rsm, MetadataConfig()))
+        often = {**QUICK, "orphan_check_interval_ms": 1, "orphan_age_min_ms": 1}
+        config, limits = section_and_limits(ArchiveConfig, WritingLimits, **often)
         expirer = Expirer(
-            ArchiveConfig(**{**QUICK, "orphan_check_interval_ms": 1, "orphan_age_min_ms": 1}),
+            config,
             rsm,
             rlmm,
             topic_config=lambda _: None,
             wall_clock_ms=world.wall_clock_ms,
+            limits=limits,
         )
         await turns(expirer, 50)
         assert world.bases() == [0, 10, 20, 40]
@@ -140,3 +146,10 @@ def test_the_word_of_a_copy_that_the_metadata_topic_has_deleted_is_an_orphan(alo
         assert world.store.objects() == (sound if alone else sound | left)
 
     virtually(life, "topic")
+
+
+def test_an_upload_is_not_taken_for_an_orphan_however_long_a_copy_may_take() -> None:
+    longest_ms = WritingLimits().orphan_age_min_ms
+    assert ArchiveConfig(copy_max_ms=longest_ms).copy_max_ms == longest_ms
+    with pytest.raises(ValidationError):
+        ArchiveConfig(copy_max_ms=longest_ms + 1)

@@ -34,9 +34,11 @@ from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing import remote_log_manager as module
 from fetchproxy.writing.concerns import ArchiverConcerns, Concern
 from fetchproxy.writing.leadership import Leadership, LeadershipState
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, SegmentSource, Spool
 from fetchproxy.writing.status import trouble
+from lab.limited import section_and_limits
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"
@@ -117,9 +119,10 @@ def produce(cluster: MockCluster, count: int) -> None:
 async def managed(
     cluster: Cluster, archive: Archive, leadership: Leadership, **changes: Any
 ) -> AsyncIterator[RemoteLogManager]:
-    config = {**QUICK, "segment_bytes_max": 4_096, "remote_refresh_interval_ms": 0, **changes}
+    settings = {**QUICK, "segment_bytes_max": 4_096, "remote_refresh_interval_ms": 0, **changes}
+    config, limits = section_and_limits(ArchiveConfig, WritingLimits, topics=TOPIC, **settings)
     manager = RemoteLogManager(
-        ArchiveConfig(topics=TOPIC, **config),
+        config,
         cluster,
         archive.rsm,
         archive.rlmm,
@@ -127,6 +130,7 @@ async def managed(
         uuid_factory=uuid.uuid4,
         rng=random.Random(1),
         leadership=leadership,
+        limits=limits,
     )
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(manager.run())
@@ -254,9 +258,7 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
     produce(mock_cluster, 100)
     before = ARCHIVE_TURNS_ENDED._value.get()
     real = module.open_source
-    monkeypatch.setattr(
-        module, "open_source", lambda config, cluster: SilentSource(real(config, cluster), silent)
-    )
+    monkeypatch.setattr(module, "open_source", lambda *known: SilentSource(real(*known), silent))
     others = {number: 100 for number in range(PARTITIONS) if number != silent}
     async with (
         open_archive(tmp_path / "store") as archive,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Protocol, TypeVar, cast
 
-from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
 from fetchproxy.serving.relay.fetch_session import UpstreamFetch
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
@@ -46,18 +46,19 @@ class UpstreamDial:
 
     def __init__(
         self,
-        config: GatewayConfig,
+        connect_max_ms: int,
         tls_for_host: Callable[[str], Mapping[str, Any]] = lambda host: {},
+        stagger_ms: int = ServingLimits.bootstrap_stagger_ms,
     ) -> None:
-        self._connect_max_s = config.upstream_connect_max_ms / 1000
-        self._stagger_s = config.bootstrap_stagger_ms / 1000
+        self._connect_max_s = connect_max_ms / 1000
+        self._stagger_s = stagger_ms / 1000
         self._tls_for_host = tls_for_host
         self._races = SingleFlight[Address]()
         self._answered: Address | None = None
         self._answered_at = 0.0
 
     async def to(self, address: Address, factory: Callable[[], P]) -> P:
-        """Raises OSError within upstream_connect_max_ms."""
+        """Raises OSError within the time to connect."""
         host, port = address
         loop = asyncio.get_running_loop()
         try:

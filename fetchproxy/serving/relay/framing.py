@@ -1,21 +1,19 @@
 """What becomes of each request of a client (`apis.table`).
 
 Most requests pass as they arrive, without being whole; the others are held until they are, within
-`gateway.held_request_bytes_max`. Reading stops where the session is muted, or where as many
+`held_request_bytes_max`. Reading stops where the session is muted, or where as many
 requests are in flight as may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.metrics import LIMITS_REACHED, RELAYED_BYTES_TO_BROKER
 from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.apis.table import FETCH, REFUSED, RELAY, handling_of
 from fetchproxy.serving.relay.handling import FramedSession, Held, Passes
 from fetchproxy.serving.relay.sasl_progress import SASL_REQUEST_BYTES_MAX, SaslProgress
+from fetchproxy.serving.session import SessionOwner
 from protocol.apis import ApiKey, FrameTooLarge, Truncated
 from protocol.headers import RequestHead
 
@@ -26,13 +24,12 @@ class RelayedRequests(RequestFraming[Passes | Held]):
     def __init__(
         self,
         session: FramedSession,
-        config: GatewayConfig,
-        clock: Callable[[], float],
+        owner: SessionOwner,
         sasl: bool,
     ) -> None:
-        super().__init__(session, clock, config.frame_bytes_max)
+        super().__init__(session, owner.clock, owner.config.frame_bytes_max)
         self._session = session
-        self._config = config
+        self._config, self._limits = owner.config, owner.limits
         self._sasl = SaslProgress() if sasl else None
         if sasl:
             self.bytes_max = min(self.bytes_max, SASL_REQUEST_BYTES_MAX)
@@ -102,7 +99,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         session = self._session
         link = session.link
         in_flight = len(link.expected) if link else 0
-        if in_flight >= self._config.inflight_requests_max and session.at_inflight_limit():
+        if in_flight >= self._limits.inflight_requests_max and session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
             self.limited = True
             return True
@@ -110,7 +107,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
 
     def _accept(self, size: int, head: RequestHead) -> Passes | Held | None:
         handling = handling_of(head) if self._sasl is None else self._before_sasl(head)
-        if size > self._config.held_request_bytes_max:
+        if size > self._limits.held_request_bytes_max:
             self._check_held(size, head, handling)
         if self._session.link is None:
             self._session.want_broker()
@@ -136,7 +133,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         if isinstance(handling, Held) and handling is not REFUSED:
             raise FrameTooLarge(
                 f"{ApiKey(head.api_key).name} of {size} bytes is beyond "
-                f"gateway.held_request_bytes_max, which is {self._config.held_request_bytes_max}",
+                f"held_request_bytes_max, which is {self._limits.held_request_bytes_max}",
                 "held_request_bytes_max",
             )
 

@@ -23,6 +23,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
+from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import (
     Listener,
     tells_address_reached,
@@ -128,6 +129,7 @@ class GatewayServer:
         is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
         rng: random.Random | None = None,
         tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
+        limits: ServingLimits = ServingLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`views`: of `rlmm`, the same that `purgatory` reads by.
 
@@ -138,7 +140,11 @@ class GatewayServer:
             upstream_context(config.cluster, config.tls),
         )
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
-        self._dial = UpstreamDial(config.gateway, UpstreamTls(upstream).for_host)
+        self._dial = UpstreamDial(
+            config.cluster.connect_max_ms,
+            UpstreamTls(upstream).for_host,
+            limits.bootstrap_stagger_ms,
+        )
         self._addresses = AddressMap(config.gateway, self._listen_for_node)
         self._told = ToldAddresses(self._addresses)
         self._cluster = cluster
@@ -147,6 +153,7 @@ class GatewayServer:
         names = self._addresses.names
         self._listener = Listener(
             config.gateway,
+            limits,
             of_listeners,
             self._warnings,
             "gateway",
@@ -163,11 +170,11 @@ class GatewayServer:
             reads_at_once=config.remote_fetch.fetcher_tasks_max,
             clock=clock,
         )
-        self._fetches = self._shared_by_fetches(config, rng or random.Random())
+        self._fetches = self._shared_by_fetches(config, limits, rng or random.Random())
         self._relay = Relay(
             archive=self._archive,
             cluster=cluster,
-            records=open_record_pipe(config.gateway.splice_bytes_min),
+            records=open_record_pipe(limits.splice_bytes_min),
             clients_use_sasl=config.cluster.security_protocol.startswith("SASL_"),
             tells_reached=names is None and tells_address_reached(self._config),
             new_fetches=lambda session: FetchHandler(session, self._fetches),
@@ -176,7 +183,9 @@ class GatewayServer:
         self._own_tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
 
-    def _shared_by_fetches(self, config: Config, rng: random.Random) -> SharedByFetches:
+    def _shared_by_fetches(
+        self, config: Config, limits: ServingLimits, rng: random.Random
+    ) -> SharedByFetches:
         gateway, archive, cluster = config.gateway, self._archive, self._cluster
         return SharedByFetches(
             archive=archive,
@@ -186,12 +195,12 @@ class GatewayServer:
             skipped=SkippedOffsets(),
             topics=ArchivedTopics(
                 *(cluster, archive.rlmm, archive.knowledge, archive.clock),
-                gateway.log_start_max_age_ms / 1000,
+                limits.log_start_max_age_ms / 1000,
             ),
-            admission=admission_of(config, archive.clock),
+            admission=admission_of(config, limits, archive.clock),
             limits=FetchLimits(
                 wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
-                answer_bytes_max=gateway.remote_answer_bytes_max,
+                answer_bytes_max=limits.remote_answer_bytes_max,
                 permit_ttl_s=gateway.permit_ttl_ms / 1000,
             ),
             new_session_id=lambda: rng.randint(1, (1 << 31) - 1),

@@ -75,7 +75,7 @@ class RelaySession(ClientSession):
         self._wanted = asyncio.Event()  # the broker, or nothing any more
         self._upstream_slow = False
         self.fetch = relay.new_fetches(self)
-        self.requests = RelayedRequests(self, owner.config, owner.clock, relay.clients_use_sasl)
+        self.requests = RelayedRequests(self, owner, relay.clients_use_sasl)
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -130,7 +130,7 @@ class RelaySession(ClientSession):
             return False
         if self.link.transport is None:
             return False
-        self.link.transport.set_write_buffer_limits(high=self._config.buffer_bytes_max)
+        self.link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         return True
 
     def _drop(self) -> None:
@@ -235,7 +235,7 @@ class RelaySession(ClientSession):
     def at_inflight_limit(self) -> bool:
         # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
         in_flight = len(self.link.expected) - self.fetch.parked if self.link else 0
-        return in_flight >= self._config.inflight_requests_max
+        return in_flight >= self._limits.inflight_requests_max
 
     @property
     def nothing_overtaken(self) -> bool:

@@ -13,8 +13,8 @@ from itertools import count
 from sys import getsizeof
 from typing import cast
 
-from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from protocol.apis import ErrorCode
 
 # Which assignment protocol a group uses: one that all its members know. Pure.
@@ -606,14 +606,14 @@ class GroupCoordinator:
 
     def __init__(
         self,
-        config: ArchiveOnlyConfig,
+        limits: StandaloneLimits,
         memory: GroupMemory,
         new_member_id: Callable[[str], str],
     ) -> None:
-        self._groups_max = config.groups_max
+        self._groups_max = limits.groups_max
         self._memory = memory
-        delay_s = config.group_initial_rebalance_delay_ms / 1000
-        self._limits = GroupLimits(config.group_members_max, delay_s)
+        delay_s = limits.group_initial_rebalance_delay_ms / 1000
+        self._limits = GroupLimits(limits.group_members_max, delay_s)
         self._new_member_id = new_member_id
         self._groups: dict[str, ClassicGroup] = {}
         self._sizes: dict[str, int] = {}  # bytes, by group

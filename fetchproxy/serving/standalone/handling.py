@@ -16,6 +16,7 @@ from fetchproxy.serving.admission import Admission, Client, Share
 from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import User
 from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.topics import ArchiveWatch
@@ -30,9 +31,8 @@ NODE_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOnlyParts:
-    """`answer_bytes_max`: archived bytes of one answer."""
-
     config: ArchiveOnlyConfig
+    limits: StandaloneLimits
     cluster_id: str
     rlmm: RemoteLogMetadataManager
     purgatory: RemoteFetchPurgatory
@@ -41,7 +41,6 @@ class ArchiveOnlyParts:
     offsets: CommittedOffsets
     clients_log_in: bool
     admission: Admission
-    answer_bytes_max: int
     skipped: SkippedOffsets
     clock: Callable[[], float]
 

@@ -17,7 +17,10 @@ import structlog
 
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import is_loopback, parse_host_port
-from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import (
+    READS_AT_ONCE_MAX,
+    RemoteLogMetadataManager,
+)
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
@@ -30,6 +33,7 @@ from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator, GroupMemory
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import Logins, UsersFile
 from fetchproxy.serving.standalone.session import Address, StandaloneSession
 from fetchproxy.serving.standalone.topics import ArchiveWatch
@@ -53,20 +57,20 @@ class ArchiveOnlyServer:
         purgatory: RemoteFetchPurgatory,
         new_member_id: Callable[[str], str],
         tls: ReloadingContext | None = None,
+        limits: StandaloneLimits = StandaloneLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._config = config.gateway
         own = config.archive_only
         clock = asyncio.get_running_loop().time
         memory = GroupMemory(own.groups_bytes_max)
-        self._offsets = CommittedOffsets(own.offsets_file, own.offsets_max, memory)
-        self._groups = GroupCoordinator(own, memory, new_member_id)
-        self._archive = ArchiveWatch(
-            rlmm, own.refresh_interval_ms / 1000, config.metadata.metadata_reads_max
-        )
+        self._offsets = CommittedOffsets(own.offsets_file, limits.offsets_max, memory)
+        self._groups = GroupCoordinator(limits, memory, new_member_id)
+        self._archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000, READS_AT_ONCE_MAX)
         self._users = None if own.users_file is None else UsersFile(own.users_file)
         self._logins = None if self._users is None else Logins(self._users, clock)
         self._parts = ArchiveOnlyParts(
             config=own,
+            limits=limits,
             cluster_id=cluster_id(config.store.url or ""),
             rlmm=rlmm,
             purgatory=purgatory,
@@ -74,12 +78,13 @@ class ArchiveOnlyServer:
             groups=self._groups,
             offsets=self._offsets,
             clients_log_in=self._logins is not None,
-            admission=admission_of(config, clock),
-            answer_bytes_max=config.gateway.remote_answer_bytes_max,
+            admission=admission_of(config, limits, clock),
             skipped=SkippedOffsets(),
             clock=clock,
         )
-        self._listener = Listener(config.gateway, tls, SparingWarnings(clock), "archive_only")
+        self._listener = Listener(
+            config.gateway, limits, tls, SparingWarnings(clock), "archive_only"
+        )
         self._stack = AsyncExitStack()
         self._own_tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None

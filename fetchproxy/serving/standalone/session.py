@@ -71,7 +71,7 @@ class StandaloneSession(ClientSession):
         self._answering = False  # an answer is being taken
         self._ended = False  # when the answer under way has been written
         self.muted = True  # until there is a task group to serve it in
-        largest = parts.config.request_bytes_max
+        largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
             self, owner, min(largest, _LOGIN_REQUEST_BYTES_MAX) if logins else largest
         )
@@ -193,7 +193,7 @@ class StandaloneSession(ClientSession):
             return sasl.refusal(request, login.mechanism)
         if login.user is not None:
             self.payer = f"User:{login.user.name}"
-            self.requests.bytes_max = self._parts.config.request_bytes_max
+            self.requests.bytes_max = self._parts.limits.request_bytes_max
             ARCHIVE_ONLY_LOGINS.labels("accepted").inc()
         return pieces
 

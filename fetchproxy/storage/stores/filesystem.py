@@ -15,7 +15,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Self, TypeVar
 
-from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
@@ -544,6 +544,8 @@ def _older(path: Path, epoch_ms: int) -> bool:
 
 
 _LIST_PAGE_OBJECTS = 1000
+# For blocking file calls: a hanging disk holds these, never the loop.
+THREADS_MAX = 8
 
 
 class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
@@ -555,12 +557,16 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
     """
 
     def __init__(
-        self, root: Path, *, create: bool = False, config: StoreConfig | None = None
+        self,
+        root: Path,
+        *,
+        create: bool = False,
+        part_bytes: int = PART_BYTES,
+        threads_max: int = THREADS_MAX,
     ) -> None:
-        config = config or StoreConfig()
         self._tree = FileTree(root, create)
-        self._part_bytes = config.part_bytes
-        self._threads = ThreadPoolExecutor(config.threads_max, thread_name_prefix="file-store")
+        self._part_bytes = part_bytes
+        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="file-store")
         self._closed = False
 
     async def __aenter__(self) -> Self:

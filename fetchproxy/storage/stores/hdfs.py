@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import structlog
 
+from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import (
     ObjectNotFound,
@@ -77,10 +78,11 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         *,
         create: bool = False,
         config: StoreConfig | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
-        self._config = config or StoreConfig()
+        self._part_bytes = part_bytes
         self._folder = location.folder
-        self._client = WebHdfsClient(location, self._config)
+        self._client = WebHdfsClient(location, config or StoreConfig())
         self._create = create
         self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="hdfs-store")
         self._closed = False
@@ -367,7 +369,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return False
 
     async def _file_content(self, path: Path, size_bytes: int) -> AsyncIterator[bytes]:
-        parts = read_parts(path, self._config.part_bytes)
+        parts = read_parts(path, self._part_bytes)
         left = size_bytes
         while part := await self._in_thread(partial(next, parts, b"")):
             left -= len(part)

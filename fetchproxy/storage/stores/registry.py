@@ -74,7 +74,7 @@ def open_object_store(
     """
     location = parse_store_url(url)
     if isinstance(location, FileLocation):
-        return FilesystemObjectStore(location.root, create=create, config=config), ""
+        return FilesystemObjectStore(location.root, create=create), ""
     # Their clients take 10 and 43 MiB in each process that loads them: a Spark worker that reads
     # files does not.
     if isinstance(location, HdfsLocation):

@@ -22,6 +22,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import ClientError
 from botocore.handlers import add_expect_header
 
+from fetchproxy.config.memory_plan import PART_BYTES, PARTS_IN_FLIGHT_MAX
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
@@ -210,7 +211,6 @@ class MultipartUpload:
         self._client = client
         self._object = {"Bucket": bucket, "Key": key}
         self._what = f"upload {key}"
-        self._parts_in_flight_max = config.parts_in_flight_max
         self._write_max_s = config.write_max_ms / 1000
 
     async def send(self, readers: Sequence[Callable[[], Awaitable[Part]]]) -> None:
@@ -253,7 +253,7 @@ class MultipartUpload:
         waiting = iter(readers)
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._parts_in_flight_max, len(readers))):
+                for _ in range(min(PARTS_IN_FLIGHT_MAX, len(readers))):
                     group.create_task(self._send_in_turn(upload_id, waiting, etags))
         except ExceptionGroup as failures:
             # They fail together when the store does: the first stands for all.
@@ -333,7 +333,9 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         endpoint_url: str | None = None,
         region: str | None = None,
         config: StoreConfig | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
+        self._part_bytes = part_bytes
         self._bucket = bucket
         self._endpoint_url = endpoint_url
         self._region = region
@@ -383,10 +385,10 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return False
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        """Bytes in memory: at most part_bytes × parts_in_flight_max."""
+        """Bytes in memory: at most part_bytes × PARTS_IN_FLIGHT_MAX."""
         check_key(key)
         client = await self._opened()
-        spans = await self._run(partial(file_parts, path, self._config.part_bytes))
+        spans = await self._run(partial(file_parts, path, self._part_bytes))
         if len(spans) == 1:
             await self._put_part(key, await self._run(partial(read_part, path, spans[0], _md5)))
             return

@@ -415,7 +415,7 @@ class WebHdfsClient:
 
     def _read_token(self) -> str | None:
         try:
-            return secret_from(None, self._config.hdfs_token_file, "store.hdfs_token_file")
+            return secret_from(self._config.hdfs_token_file, "store.hdfs_token_file")
         except ConfigError as error:
             raise StorageDenied(str(error)) from error
 

@@ -65,6 +65,7 @@ from fetchproxy.writing.deletion.retention import (
     plan_removals,
     retained_from,
 )
+from fetchproxy.writing.limits import WritingLimits
 
 # A step of retention that would hide much of a partition at once: announced first, done later.
 #
@@ -392,20 +393,19 @@ class Expirer:
         topic_config: Callable[[UUID], Mapping[str, str] | None],
         wall_clock_ms: Callable[[], int],
         concerns: ArchiverConcerns | None = None,
-        clock_settle_ms: int | None = None,
+        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`clock_settle_ms`: instead of the configured one, for a pass too short to watch it."""
         self._config = config
+        self._limits = limits
         self._rsm = rsm
         self._rlmm = rlmm
         self._topic_config = topic_config
         self._wall_clock_ms = wall_clock_ms
-        settle_ms = config.retention_clock_settle_ms if clock_settle_ms is None else clock_settle_ms
         self._concerns = concerns or ArchiverConcerns()
         self._looks = SegmentLooks(rsm)
         self._brake = RetentionBrake(rsm.retention, self._concerns, config.retention_step_grace_ms)
         self._witness = ClockWitness()
-        self._clock = SteadyClock(wall_clock_ms, settle_ms)
+        self._clock = SteadyClock(wall_clock_ms, limits.retention_clock_settle_ms)
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
     async def expire(self, tip: TopicIdPartition) -> bool:
@@ -516,7 +516,7 @@ class Expirer:
         enough_at = loop.time() + _TURN_ENOUGH_S
         turn = _Turn()
         for step, segment in to_do:
-            if turn.done >= self._config.retention_deletes_per_turn_max or loop.time() > enough_at:
+            if turn.done >= self._limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
             try:
                 done = await self._within(
@@ -578,7 +578,7 @@ class Expirer:
             self._concerns.release(Concern.REPLACED_SEGMENT_KEPT, tip)
 
     def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
-        waits_ms = [self._config.retention_check_interval_ms]
+        waits_ms = [self._limits.retention_check_interval_ms]
         if hidden:
             waits_ms.append(self._config.retention_grace_ms)
         if removals.next_at_ms is not None:
@@ -636,12 +636,12 @@ class Expirer:
         unnamed = await find_orphans(self._rsm, self._rlmm, tip)
         view = await self._rlmm.refresh(tip, now)
         found = {i: o for i, o in unnamed.items() if is_worthless(self._rsm, view, o)}
-        age_min_s = self._config.orphan_age_min_ms / 1000
+        age_min_s = self._limits.orphan_age_min_ms / 1000
         old = partition.orphans.old_enough(found, now, age_min_s)
         partition.orphan_kept = False
         gone = [i for i in old if await self._may_go(view, found[i], partition)]
         await delete_orphans(self._rsm, tip, [found[segment_id] for segment_id in gone])
-        interval_s = self._config.orphan_check_interval_ms / 1000
+        interval_s = self._limits.orphan_check_interval_ms / 1000
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)
 

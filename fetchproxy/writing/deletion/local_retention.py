@@ -33,6 +33,7 @@ from fetchproxy.writing.deletion.retention import (
     newest_timestamp_ms,
     trimming_refusal,
 )
+from fetchproxy.writing.limits import WritingLimits
 
 log = structlog.get_logger(__name__)
 
@@ -101,18 +102,17 @@ class LocalRetention:
         topic_config: Callable[[UUID], Mapping[str, str] | None],
         wall_clock_ms: Callable[[], int],
         concerns: ArchiverConcerns,
-        clock_settle_ms: int | None = None,
+        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`clock_settle_ms`: instead of the configured one, for a pass too short to watch it."""
         self._config = config
+        self._limits = limits
         self._cluster = cluster
         self._leader = ClusterLeaderLog(cluster)
         self._rlmm = rlmm
         self._looks = SegmentLooks(rsm)
         self._concerns = concerns
         self._topic_config = topic_config
-        settle_ms = config.retention_clock_settle_ms if clock_settle_ms is None else clock_settle_ms
-        self._clock = SteadyClock(wall_clock_ms, settle_ms)
+        self._clock = SteadyClock(wall_clock_ms, limits.retention_clock_settle_ms)
         self._due_at: dict[TopicIdPartition, float] = {}  # loop time
         self._refused: dict[str, str] = {}
 
@@ -151,7 +151,7 @@ class LocalRetention:
             if retention.trims_locally and await self._trim(tip, retention, loop_s, now_ms):
                 self._due_at[tip] = loop_s
                 return
-        self._due_at[tip] = loop_s + self._config.retention_check_interval_ms / 1000
+        self._due_at[tip] = loop_s + self._limits.retention_check_interval_ms / 1000
 
     async def _trim(
         self, tip: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int

@@ -27,6 +27,7 @@ from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns, Concern
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
+from fetchproxy.writing.limits import WritingLimits
 
 # Which topics a cluster had at the last look, and whether it can still be the same cluster. Pure.
 #
@@ -134,8 +135,10 @@ class PartitionDeletion:
         *,
         wall_clock_ms: Callable[[], int],
         concerns: ArchiverConcerns | None = None,
+        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._config = config
+        self._check_interval_s = limits.topic_deletion_check_interval_ms / 1000
         self._cluster = cluster
         self._rsm = rsm
         self._rlmm = rlmm
@@ -159,7 +162,7 @@ class PartitionDeletion:
                 if not self._failing:
                     log.warning("deleted_topics_not_looked_for", error=str(error))
                 self._failing = True
-            await asyncio.sleep(self._config.topic_deletion_check_interval_ms / 1000)
+            await asyncio.sleep(self._check_interval_s)
 
     async def look(self) -> None:
         """And the deletions that it finds due. Raises ClusterError, RemoteStorageError."""

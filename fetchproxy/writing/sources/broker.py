@@ -7,6 +7,7 @@ import asyncio
 import structlog
 
 from fetchproxy.brokers.cluster import Cluster, FetchedPartition
+from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterUnavailable, CorruptSegment, LogTruncated
 from fetchproxy.model import IsolationLevel, TopicIdPartition
@@ -34,13 +35,21 @@ log = structlog.get_logger(__name__)
 
 
 class BatchSegments(SegmentSource):
-    def __init__(self, source: LogSource, config: ArchiveConfig) -> None:
+    def __init__(
+        self,
+        source: LogSource,
+        config: ArchiveConfig,
+        fetch_bytes_max: int = FETCH_BYTES_MAX,
+    ) -> None:
         self._source = source
         self._config = config
+        self._fetch_bytes_max = fetch_bytes_max
         self._pace = CopyPace(config.copy_bytes_per_s_max)
 
     def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        return BatchGatherer(tip, self._config, self._source, spool, self._pace)
+        return BatchGatherer(
+            tip, self._config, self._source, spool, self._pace, self._fetch_bytes_max
+        )
 
 
 class BatchGatherer(SegmentGatherer):
@@ -51,8 +60,10 @@ class BatchGatherer(SegmentGatherer):
         source: LogSource,
         spool: Spool,
         pace: CopyPace,
+        fetch_bytes_max: int,
     ) -> None:
         self._tip = tip
+        self._fetch_bytes_max = fetch_bytes_max
         self._config = config
         self._source = source
         self._spool = spool
@@ -111,7 +122,7 @@ class BatchGatherer(SegmentGatherer):
             read = await self._source.read(
                 self._tip,
                 writer.position,
-                self._pace.step(min(room, self._config.fetch_bytes_max)),
+                self._pace.step(min(room, self._fetch_bytes_max)),
             )
             if isinstance(read, LogGap):
                 self.log_start_offset = read.log_start_offset

@@ -256,7 +256,7 @@ async def _read_archive(
 
 def _bytes_max(parts: ArchiveOnlyParts, fetch: FetchRequest, request: Request) -> int:
     """What the answer may have of records."""
-    return request.share.reads_max(min(fetch.bytes_max, parts.answer_bytes_max))
+    return request.share.reads_max(min(fetch.bytes_max, parts.limits.remote_answer_bytes_max))
 
 
 def _judge_not_archived(

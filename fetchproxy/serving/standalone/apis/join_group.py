@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.serving.standalone.groups import JoinReply, JoinRequest
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.limits import StandaloneLimits
 from protocol.apis import ApiKey, ErrorCode
 from protocol.messages import Fields, elements
 from protocol.primitives import Buffer
@@ -18,7 +18,7 @@ _REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group that is told zero does not spi
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    group_id, join = _read(parts.config, request)
+    group_id, join = _read(parts.limits, request)
     reply = join if isinstance(join, JoinReply) else await parts.groups.join(group_id, join)
     name = reply.protocol_name
     if name is None and request.version < _NULL_PROTOCOL_FROM:
@@ -41,21 +41,21 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     )
 
 
-def _read(config: ArchiveOnlyConfig, request: Request) -> tuple[str, JoinRequest | JoinReply]:
+def _read(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
     """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
     asked = request.read()
-    error = _error(config, request, asked)
+    error = _error(limits, request, asked)
     if error is not ErrorCode.NONE:
         return asked["group_id"], JoinReply(error, asked["member_id"])
     return asked["group_id"], _join_request(request, asked)
 
 
-def _error(config: ArchiveOnlyConfig, request: Request, asked: Fields) -> ErrorCode:
+def _error(limits: StandaloneLimits, request: Request, asked: Fields) -> ErrorCode:
     if not asked["group_id"]:
         return ErrorCode.INVALID_GROUP_ID
     if not request.may_join(asked["group_id"]):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    low, high = config.group_session_timeout_min_ms, config.group_session_timeout_max_ms
+    low, high = limits.group_session_timeout_min_ms, limits.group_session_timeout_max_ms
     if not low <= asked["session_timeout_ms"] <= high:
         return ErrorCode.INVALID_SESSION_TIMEOUT
     return ErrorCode.NONE

@@ -57,7 +57,7 @@ def _committed(
     metadata = asked["committed_metadata"]
     if topic is None or topic.partition(key.partition) is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
-    if len((metadata or "").encode()) > parts.config.offset_metadata_bytes_max:
+    if len((metadata or "").encode()) > parts.limits.offset_metadata_bytes_max:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE, None
     committed = CommittedOffset(
         topic.topic_id, asked["committed_offset"], asked["committed_leader_epoch"], metadata

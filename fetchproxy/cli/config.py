@@ -1,0 +1,62 @@
+"""`fetchproxy config`: writes, checks and shows the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fetchproxy.cli import options
+from fetchproxy.cli.running import EXIT_FAULTS, users_errors
+from fetchproxy.config.document import commented_toml, shown_values
+from fetchproxy.config.values import mask_text
+from fetchproxy.errors import ConfigError
+
+Check = Annotated[
+    Path | None,
+    typer.Option(
+        "--check",
+        metavar="FILE",
+        help="Name every fault of this file, the environment and --set, and print nothing else.",
+    ),
+]
+Show = Annotated[
+    bool,
+    typer.Option("--show", help="Each key, the value that counts, and where it is from."),
+]
+
+
+def config(
+    context: typer.Context,
+    check: Check = None,
+    show: Show = False,
+    config_file: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+) -> None:
+    """Print a complete, commented configuration file; or check one, or show what counts.
+
+    `fetchproxy config > fetchproxy.toml` writes a file for `--config`: every key with its meaning,
+    commented out where it has its default. Secrets are never printed.
+
+    Exit codes: 0; 1 --check found faults; 2 the configuration cannot be used.
+    """
+    with users_errors():
+        if check is not None and (show or options.is_given(context, "config_file")):
+            raise ConfigError("--check FILE goes without --show and --config: FILE is checked")
+    if check is not None:
+        _check(context, check)
+        return
+    with users_errors():
+        loaded = options.read_settings(context, config_file)
+    typer.echo(shown_values(loaded) if show else commented_toml(loaded), nl=False)
+
+
+def _check(context: typer.Context, file: Path) -> None:
+    try:
+        options.read_settings(context, file)
+    except ConfigError as error:
+        for fault in error.faults:
+            typer.echo(mask_text(fault), err=True)
+        raise typer.Exit(EXIT_FAULTS) from error
+    typer.echo(f"{file}: no faults")
