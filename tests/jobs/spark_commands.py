@@ -101,6 +101,10 @@ class Running:
             time.sleep(0.02)
         self._process.wait(ENDS_S)
 
+    def interrupt(self, number: signal.Signals) -> None:
+        """As an operator does, or whoever stops a service."""
+        send(self._process.pid, number)
+
     def workers(self) -> list[int]:
         """Processes that do the work of tasks."""
         every = of_session(self._process.pid)

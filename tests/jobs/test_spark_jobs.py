@@ -7,6 +7,7 @@ without.
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 from functools import partial
 from pathlib import Path
@@ -176,6 +177,21 @@ def test_a_worker_that_is_lost_costs_nothing(archive: WrittenArchive, tmp_path: 
         assert job.kill_workers() > 0
         assert job.ended() == 0, job.error()
         assert "6,000 records" in job.output()
+    assert records(out) == EVERY_RECORD
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("runs", BOTH)
+def test_a_job_that_is_interrupted_goes_on_later(
+    runs: Runs, archive: WrittenArchive, tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    backfill = ["backfill", "--store", archive.url, "--topics", "orders", "--parquet", str(out)]
+    with runs.running(*backfill, "--range-bytes", "4000") as job:
+        job.wait_until(partial(are_done, out, 1))
+        job.interrupt(number)
+        assert job.ended() == 130, job.error()
+    assert runs(*backfill, "--range-bytes", "4000").returncode == 0
     assert records(out) == EVERY_RECORD
 
 
