@@ -24,7 +24,7 @@ from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import Config
 from fetchproxy.jobs.runner import Failure, OnProgress, quiet, spread
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.writing.concerns import in_order
+from fetchproxy.observability.health import in_order
 
 FAULT_SCHEMA = (
     "topic string, partition int, object_key string, byte_position bigint, offset bigint, "

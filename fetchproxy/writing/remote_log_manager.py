@@ -26,12 +26,13 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
 from fetchproxy.metadata.leader_views import ClusterLeaderLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Kind
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.loop import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
@@ -159,9 +160,11 @@ class RemoteLogManager:
             config.rlm_process_interval_ms, config.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
-        self._discovery = TopicDiscovery(cluster, config.topics, config.discovery_interval_ms)
-        self._discovery_error: str | None = None
         self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
+        self._discovery = TopicDiscovery(
+            cluster, config.topics, config.discovery_interval_ms, self.concerns.health
+        )
+        self._discovery_error: str | None = None
         self._expirer = Expirer(
             config,
             rsm,
@@ -403,7 +406,7 @@ class RemoteLogManager:
         except Exception as error:
             # The top of a background loop: one partition's defect must not end the others' archive.
             log.exception("partition_process_crashed", topic=tip.topic, partition=tip.partition)
-            partition.last_error = repr(error)
+            partition.failed(repr(error))
             kept = self._schedule.failed(tip, loop.time())
         else:
             partition.note_success(self._wall_clock_ms())
@@ -595,10 +598,10 @@ async def _or_stop(
     try:
         await work
     except LogTruncated as error:
-        concerns.hold(Concern.PARTITION_STOPPED, tip, str(error))
+        concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
         stopped.append(error)
     else:
-        concerns.release(Concern.PARTITION_STOPPED, tip)
+        concerns.release(Kind.PARTITION_STOPPED, tip)
 
 
 async def _archive(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -20,6 +20,7 @@ from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CONNECTION_BUFFERS_BYTES, CONNECTIONS, LIMITS_REACHED
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
@@ -195,6 +196,10 @@ class GatewayServer:
         self._own_tasks: list[asyncio.Task[None]] = []
         self._acceptor: TlsAcceptor | None = None
         self._server: asyncio.Server | None = None
+
+    def conditions(self, now: float) -> Iterable[Condition]:
+        """Readers that wait. Never blocks."""
+        return self._parts.held.conditions()
 
     async def __aenter__(self) -> Self:
         if self._parts.records is not None:
