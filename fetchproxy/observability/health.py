@@ -126,7 +126,7 @@ MEANINGS: Mapping[str, Meaning] = {
         Level.ERROR,
         "",
         "the brokers refuse the proxy's own credentials: nothing is archived; clients are relayed",
-        "correct the `cluster.sasl_` keys or the user on the brokers",
+        "correct the credentials in `[cluster]`, or the user on the brokers",
     ),
     Kind.ARCHIVER_DISK_FAILING: Meaning(
         Level.ERROR,
@@ -186,13 +186,13 @@ MEANINGS: Mapping[str, Meaning] = {
     Kind.TOPIC_DELETION_STOPPED: Meaning(
         Level.ERROR,
         "",
-        "deleted topics keep their archive, as too many are gone at once",
-        "check `cluster.bootstrap`; it may be another cluster",
+        "deleted topics keep their archive, as this may be another cluster with the same id",
+        "check `cluster.bootstrap`; if they were deleted, set `archive.topic_deletion=delete-all`",
     ),
     Kind.REPLACED_SEGMENT_KEPT: Meaning(
         Level.WARNING,
         "partition",
-        "a segment that another has replaced is not deleted, as the other is damaged",
+        "a replaced segment is not deleted, as what replaces it is damaged or incomplete",
         "`fetchproxy verify`",
     ),
     Kind.RETENTION_STEP_ANNOUNCED: Meaning(
@@ -204,7 +204,7 @@ MEANINGS: Mapping[str, Meaning] = {
     Kind.RETENTION_CLOCK_DOUBTED: Meaning(
         Level.WARNING,
         "partition",
-        "retention by time waits, as this machine's clock and the store's differ",
+        "retention by time waits, as this machine's clock is ahead of records or of the store",
         "set the clock right",
     ),
     Kind.LOCAL_RETENTION_REFUSED: Meaning(
