@@ -217,7 +217,8 @@ class OwnArchive:
             "runs fetchproxy restore"
         )
         found = Condition(Kind.PARTITIONS_UNKNOWN, what)
-        self._health.report(found, partitions=len(unknown), first=str(unknown[0]))
+        first = str(unknown[0])
+        self._health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
 
     async def _check_none_expected(self, places: KnownPlaces) -> None:
         if self._config.metadata.manager == "topic" and list(await self._rlmm.list_partitions()):

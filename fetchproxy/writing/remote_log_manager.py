@@ -123,6 +123,8 @@ _DISCOVERY_JITTER = 0.1
 class RemoteLogManager:
     """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation."""
 
+    _discovery_error: str | None = None
+
     def __init__(
         self,
         config: ArchiveConfig,
@@ -161,10 +163,8 @@ class RemoteLogManager:
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
         self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
-        self._discovery = TopicDiscovery(
-            cluster, config.topics, config.discovery_interval_ms, self.concerns.health
-        )
-        self._discovery_error: str | None = None
+        health, every_ms = self.concerns.health, config.discovery_interval_ms
+        self._discovery = TopicDiscovery(cluster, config.topics, every_ms, health)
         self._expirer = Expirer(
             config,
             rsm,
