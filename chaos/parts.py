@@ -27,7 +27,7 @@ from chaos.plan import ARCHIVERS, BROKERS, PROXIES
 from fetchproxy.cli.segments import SegmentRow, read_archive
 from fetchproxy.config.schema import Config, MetadataConfig, StoreConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.writing.concerns import Concern
+from fetchproxy.observability.health import Kind
 from lab import limited
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
@@ -284,7 +284,7 @@ class Parts:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
-        stopped = [one.what for one in concerns if one.concern == Concern.PARTITION_STOPPED]
+        stopped = [one.what for one in concerns if one.kind == Kind.PARTITION_STOPPED]
         return rows, stopped
 
     def archived(self, topic: str | None = None) -> dict[str, set[int]]:

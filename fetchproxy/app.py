@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -35,6 +35,7 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
 from fetchproxy.reading.limits import ReadingLimits
@@ -54,6 +55,7 @@ from fetchproxy.serving.standalone.server import ArchiveOnlyServer
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.tls.contexts import (
     RELOAD_INTERVAL_MS,
     ReloadingContext,
@@ -66,6 +68,7 @@ from fetchproxy.writing.index_refresh import open_local_indexes
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.partition_archiver import deleted_at, until
 from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
 
@@ -96,6 +99,7 @@ class Parts:
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
     own_archive: OwnArchive
+    health: Health
     random: random.Random
     serves: bool
     listener_tls: ReloadingContext | None = None
@@ -111,7 +115,10 @@ class Parts:
     def __post_init__(self) -> None:
         warnings = SparingWarnings(asyncio.get_running_loop().time)
         self.brokers = BrokerWatch(self.cluster)
+        for source in (self.conditions, self.brokers.conditions, self.cluster.conditions):
+            self.health.watch(source)
         self.views = LeaderViews(self.rlmm, ClusterLeaderLog(self.cluster), warnings)
+        self.health.watch(self.views.conditions)
 
     def is_archiving(self, tip: TopicIdPartition) -> bool:
         return self.manager is not None and self.manager.manages(tip)
@@ -129,32 +136,42 @@ class Parts:
             return "archive-only"
         return "serve" if self.serves else "archive"
 
-    def missing(self) -> list[str]:
-        waits = self.serves and self.gateway is None
-        listener = [f"gateway listener {self.config.gateway.listen}"] if waits else []
-        return [*listener, *self.brokers.missing()]
-
-    def headlines(self) -> list[str]:
-        manager = self.manager
-        own = () if manager is None else manager.watch.disk.sentences()
-        own_key = None if manager is None else manager.told.key
-        others = [] if self.positions is None else self.positions.headlines(own_key)
-        return [*self.brokers.headlines(), *self.own_archive.headlines(), *own, *others]
-
     def listeners(self) -> list[str]:
         if self.gateway is None:
             return []
         host = self.config.gateway.listen.rpartition(":")[0]
         return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
 
-    def fault(self, tip: TopicIdPartition) -> str | None:
-        problems = self.rlmm.problems(tip)
-        if problems:
-            return f"{len(problems)} unreadable metadata objects; {problems[0].what}"
-        if self.views.begins_again(tip):
-            return f"the log of {tip} begins again: fetchproxy resolve {tip}"
-        refused = {} if self.manager is None else self.manager.refused_topics
-        return f"not archived: {refused[tip.topic]}" if tip.topic in refused else None
+    @property
+    def own_key(self) -> str | None:
+        return None if self.manager is None else self.manager.told.key
+
+    def conditions(self, now: float) -> Iterator[Condition]:
+        """Of parts that come and go, and those that have no Health of the process."""
+        if self.serves and self.gateway is None:
+            listener = f"gateway listener {self.config.gateway.listen}"
+            what = f"The gateway does not listen at {self.config.gateway.listen} yet"
+            yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing=listener)
+        if isinstance(self.gateway, GatewayServer):
+            yield from self.gateway.conditions(now)
+        for failing in self.rsm.health.conditions(now):
+            words, deleted_in_ms = self._consequences(failing.subject)
+            yield replace(failing, what=f"{failing.what}. {words}", until=deleted_at(deleted_in_ms))
+
+    def _consequences(self, operation: str) -> tuple[str, int | None]:
+        """Of a store operation that fails; and when the brokers begin to delete."""
+        if operation == StoreOperation.DELETE:
+            return "Copies and reads go on; nothing is deleted from the archive.", None
+        words = []
+        if self.serves and operation != StoreOperation.WRITE:
+            tail = "" if self.config.archive_only.enabled else "Tail reads go on; "
+            readers = "readers of the archive" if tail else "Readers"
+            words.append(f"{tail}{readers} are held back and keep their place.")
+        if self.manager is None:
+            return " ".join(words), None
+        least_ms = self.manager.watch.least_deleted_in_ms()
+        words.append(f"Nothing is being archived; {until(least_ms, 'what is not archived')}.")
+        return " ".join(words), least_ms
 
     def work(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
         return None if self.manager is None else self.manager.status_of(tip)
@@ -193,6 +210,8 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
             config.metadata.metadata_read_max_ms,
             asyncio.get_running_loop().time,
             parts.gathered_from if archives else None,
+            parts.health,
+            lambda: parts.own_key,
         ) as parts.positions,
         _gateway(parts, parts.positions) as gateway,
         asyncio.TaskGroup() as tasks,
@@ -242,7 +261,11 @@ async def run_archiver(
         _open_parts(config, limits, serves=False, writes=True, create=create) as parts,
         _console(parts) as collector,
         ArchiverPositions(
-            parts.rsm, config.metadata.metadata_read_max_ms, asyncio.get_running_loop().time
+            parts.rsm,
+            config.metadata.metadata_read_max_ms,
+            asyncio.get_running_loop().time,
+            health=parts.health,
+            own_key=lambda: parts.own_key,
         ) as parts.positions,
         asyncio.TaskGroup() as tasks,
     ):
@@ -280,11 +303,15 @@ async def _open_parts(
         Cluster(config.cluster, tls=upstream) as cluster,
         metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
     ):
-        own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=writes, create=create)
+        health = Health()
+        own = OwnArchive(
+            config, rsm, rlmm, cluster, uuid4, archives=writes, create=create, health=health
+        )
         await own.at_start()
         spare_collections()
+        rng = random.Random()
         yield Parts(
-            config, limits, rsm, rlmm, cluster, own, random.Random(), serves, listener, upstream
+            config, limits, rsm, rlmm, cluster, own, health, rng, serves, listener, upstream
         )
 
 
@@ -311,15 +338,12 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         return
     around = Surroundings(
         mode=parts.mode,
-        missing=parts.missing,
+        health=parts.health,
         listeners=parts.listeners,
-        fault=parts.fault,
+        brokers=parts.brokers.status,
         work=parts.work,
         archiver=parts.archiver,
-        manages=parts.is_archiving,
         concerns=parts.concerns,
-        headlines=parts.headlines,
-        brokers=parts.brokers.status,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(
@@ -383,6 +407,7 @@ async def _watch_process(parts: Parts) -> None:
             tasks.create_task(give_back_freed_memory(glibc_allocator()))
             tasks.create_task(publish_event_loop_time())
             tasks.create_task(parts.rsm.health.run())
+            tasks.create_task(parts.health.run())
             if not parts.config.archive_only.enabled:
                 tasks.create_task(parts.brokers.run())
 

@@ -20,18 +20,18 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, Offsets
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
     FINISHED,
     NotHeld,
-    Offsets,
     look_at_offsets,
     metadata_in_words,
     offsets_in_words,
 )
-from fetchproxy.writing.concerns import Finding, in_no_segment
+from fetchproxy.writing.concerns import in_no_segment
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Completeness:
     faults: list[Fault] = field(default_factory=list)
     gaps: list[RecordedGap] = field(default_factory=list)
     not_known: list[NotKnown] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Condition] = field(default_factory=list)
 
 
 class CompletenessCheck:

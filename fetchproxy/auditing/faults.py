@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.observability.health import Condition
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.writing.concerns import Finding
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,7 +75,7 @@ class VerifyReport:
     orphans: tuple[Orphan, ...] = ()
     segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
     not_known: tuple[NotKnown, ...] = ()
-    concerns: tuple[Finding, ...] = ()  # what there is to know of it; no faults
+    concerns: tuple[Condition, ...] = ()  # what there is to know of it; no faults
 
     @property
     def clean(self) -> bool:

@@ -23,8 +23,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Kind
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import Concern
 from fetchproxy.writing.log_truncation import LogTruncation
 
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -177,7 +177,7 @@ async def resolve(
         again = plan_showing_again(view, segments) if answer is Answer.KEEP else None
         if again is None:
             if not dry_run:
-                await rsm.concerns.delete_concern(tip, Concern.PARTITION_STOPPED)
+                await rsm.concerns.delete_concern(tip, Kind.PARTITION_STOPPED)
             raise ResolutionRefused(f"{tip}: the leader's log is the archive's; nothing waits")
         plan = again
     if dry_run:
@@ -192,7 +192,7 @@ async def resolve(
         await rlmm.put_log_history(tip, plan.history)
     if plan.log_start is not None:
         await rlmm.raise_log_start_offset(tip, plan.log_start)
-    await rsm.concerns.delete_concern(tip, Concern.PARTITION_STOPPED)
+    await rsm.concerns.delete_concern(tip, Kind.PARTITION_STOPPED)
     return plan
 
 

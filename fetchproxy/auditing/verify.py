@@ -21,12 +21,12 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, in_order
 from fetchproxy.segments.check import TxnCheck, epoch_at, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import Finding, in_order
 
 # The same work for many partitions, some of them at once.
 
@@ -185,7 +185,7 @@ class _Run:
     faults: list[Fault] = field(default_factory=list)
     orphans: list[Orphan] = field(default_factory=list)
     not_known: list[NotKnown] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Condition] = field(default_factory=list)
     # Offsets of segments of which only the metadata are missing.
     lost: dict[TopicIdPartition, list[tuple[int, int]]] = field(default_factory=dict)
 

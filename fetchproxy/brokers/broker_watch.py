@@ -7,16 +7,14 @@ no longer; it is still asked, and counted as away, until it has been gone for lo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-import structlog
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import BROKERS_KNOWN, BROKERS_REACHABLE
-
-log = structlog.get_logger(__name__)
 
 # With cluster.connect_max_ms and request_max_ms a silent broker is known of within 15 s.
 LOOK_INTERVAL_S = 2.0
@@ -53,6 +51,7 @@ class BrokerWatch:
         self._brokers: dict[HostPort, _Broker] = {}
         self._ever_named: set[HostPort] = set()  # by the cluster
         self._none_since: float | None = None
+        self._health = Health()
 
     async def run(self) -> None:
         """For ever."""
@@ -86,10 +85,6 @@ class BrokerWatch:
             if now - broker.named_at < FORGOTTEN_AFTER_S and address not in strange
         }
 
-    def missing(self) -> tuple[str, ...]:
-        """What keeps new clients from being served."""
-        return () if self._none_since is None else ("brokers: none answers",)
-
     def status(self) -> BrokersStatus:
         away = [a for a, broker in self._brokers.items() if broker.away_since is not None]
         none_for_s = None
@@ -98,23 +93,25 @@ class BrokerWatch:
         error = self._brokers[away[0]].error if away else None
         return BrokersStatus(len(self._brokers), tuple(map(str, away)), none_for_s, error)
 
-    def headlines(self) -> tuple[str, ...]:
-        status = self.status()
-        if status.none_for_s is not None:
-            return (
-                "No broker answers: until one does clients are not served, and nothing is archived "
-                f"({status.last_error})",
-            )
-        if not status.away:
-            return ()
-        number = len(status.away)
-        which = f"Broker {status.away[0]}" if number == 1 else f"Brokers {', '.join(status.away)}"
-        verb = "does" if number == 1 else "do"
-        whose = "it leads" if number == 1 else "they lead"
-        return (
-            f"{which} {verb} not answer; {status.known - number} of {status.known} do: partitions "
-            f"that {whose} are neither served nor archived until others lead them",
+    def conditions(self, now: float) -> Iterable[Condition]:
+        """Where none answers, that says it all."""
+        none = self._health.reported(Kind.BROKERS_AWAY)
+        return self._health.all(now) if none is None else (none,)
+
+    def _none_answers(self, since: float) -> Condition:
+        what = (
+            "No broker answers: until one does clients are not served, and nothing is archived "
+            f"({self.status().last_error})"
         )
+        return Condition(Kind.BROKERS_AWAY, what, missing="brokers: none answers", since=since)
+
+    def _one_is_away(self, address: HostPort, since: float) -> Condition:
+        known, away = len(self._brokers), len(self.status().away)
+        what = (
+            f"Broker {address} does not answer; {known - away} of {known} do: partitions that it "
+            "leads are neither served nor archived until others lead them"
+        )
+        return Condition(Kind.BROKER_AWAY, what, str(address), since=since)
 
     async def _ask(self, address: HostPort, broker: _Broker) -> None:
         try:
@@ -136,14 +133,12 @@ class BrokerWatch:
         broker.error = str(error)
         if broker.away_since is None and broker.counts:
             broker.away_since = asyncio.get_running_loop().time()
-            log.warning("broker_away", address=str(address), error=broker.error)
+            away = self._one_is_away(address, broker.away_since)
+            self._health.report(away, error=broker.error)
         self._publish()
 
     def _answered(self, address: HostPort, broker: _Broker) -> None:
-        if broker.away_since is not None:
-            away_for_s = round(asyncio.get_running_loop().time() - broker.away_since, 1)
-            log.info("broker_back", address=str(address), away_for_s=away_for_s)
-            broker.away_since = None
+        broker.away_since = None
         broker.answered = True
         self._publish()
 
@@ -151,12 +146,16 @@ class BrokerWatch:
         reachable = sum(b.answered and b.away_since is None for b in self._brokers.values())
         BROKERS_KNOWN.set(len(self._brokers))
         BROKERS_REACHABLE.set(reachable)
-        now = asyncio.get_running_loop().time()
-        if all(broker.away_since is not None for broker in self._brokers.values()):
-            if self._none_since is None and self._brokers:
-                self._none_since = now
-                addresses = ", ".join(map(str, self._brokers))
-                log.error("brokers_away", addresses=addresses, error=self.status().last_error)
-        elif self._none_since is not None:
-            log.info("brokers_back", away_for_s=round(now - self._none_since, 1))
+        away = [(a, b.away_since) for a, b in self._brokers.items() if b.away_since is not None]
+        self._health.keep(
+            Kind.BROKER_AWAY, [self._one_is_away(address, since) for address, since in away]
+        )
+        if len(away) < len(self._brokers):
             self._none_since = None
+            self._health.clear(Kind.BROKERS_AWAY)
+        elif away:
+            if self._none_since is None:
+                self._none_since = asyncio.get_running_loop().time()
+            addresses, error = ", ".join(map(str, self._brokers)), self.status().last_error
+            none = self._none_answers(self._none_since)
+            self._health.report(none, addresses=addresses, error=error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Self, TypeVar
 from uuid import UUID
@@ -36,6 +36,7 @@ from fetchproxy.model import (
     TopicIdPartition,
     is_topic_name,
 )
+from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context
 
@@ -93,6 +94,10 @@ class Cluster:
         """Why the brokers do not take the proxy's own credentials; None: they do, or were not
         asked yet."""
         return None if self._sasl is None else self._sasl.refusal
+
+    def conditions(self, now: float) -> Iterable[Condition]:
+        """What is wrong with the proxy's own credentials. Never blocks."""
+        return () if self._sasl is None else self._sasl.health.all(now)
 
     # --- brokers and topics ---
     async def brokers(self) -> dict[int, BrokerAddress]:

@@ -28,6 +28,7 @@ from fetchproxy.brokers.messages import (
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort, is_loopback, parse_bootstrap, secret_from
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
 from fetchproxy.runtime.flights import SingleFlight
 
@@ -244,6 +245,7 @@ class SaslCredentials:
         self.mechanism: str = config.sasl_mechanism or ""
         self._tokens = _token_source(config)
         self._refused: tuple[AuthenticationRefused, float] | None = None  # when: loop seconds
+        self.health = Health()
         if self._tokens is None:
             self._password()
 
@@ -288,13 +290,13 @@ class SaslCredentials:
 
     def note_refusal(self, error: AuthenticationRefused) -> None:
         CLUSTER_AUTHENTICATION_REFUSALS.inc()
-        if self._refused is None:  # once, until it is over
-            log.error("cluster_authentication_refused", mechanism=self.mechanism, error=str(error))
+        refused = Kind.CLUSTER_AUTHENTICATION_REFUSED
+        said = Condition(refused, f"The proxy's own credentials are refused: {error}")
+        self.health.report(said, mechanism=self.mechanism)
         self._refused = (error, asyncio.get_running_loop().time())
 
     def note_success(self) -> None:
-        if self._refused is not None:
-            log.info("cluster_authentication_recovered", mechanism=self.mechanism)
+        self.health.clear(Kind.CLUSTER_AUTHENTICATION_REFUSED)
         self._refused = None
 
     def _password(self) -> str:

@@ -21,11 +21,12 @@ from fetchproxy.config.schema import Config
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.writing.archive_health import partition_health, with_stored
-from fetchproxy.writing.concerns import Finding, read_concerns
+from fetchproxy.writing.concerns import read_concerns
 
 AsJson = Annotated[
     bool,
@@ -91,10 +92,10 @@ def segments(
 
 async def read_archive(
     config: Config, topic: str | None
-) -> tuple[list[SegmentRow], tuple[Finding, ...]]:
+) -> tuple[list[SegmentRow], tuple[Condition, ...]]:
     """By topic, partition and offset. Raises RemoteStorageError, ConfigError."""
     rows: list[SegmentRow] = []
-    findings: list[Finding] = []
+    findings: list[Condition] = []
     rsm = open_store(options.store_url(config), config.store)
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
         for tip in await rlmm.list_partitions():

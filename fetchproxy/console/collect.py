@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-
-import structlog
+from typing import NamedTuple
 
 from fetchproxy import __version__
 from fetchproxy.brokers.broker_watch import BrokersStatus
@@ -46,27 +45,27 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
 )
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
+from fetchproxy.observability.health import (
+    Condition,
+    Health,
+    Kind,
+    counts,
+    headlines,
+    missing,
+    publish_gauges,
+    worst_first,
+)
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import (
-    ArchiverConcerns,
-    Finding,
-    StoredConcern,
-    headlines,
-    in_order,
-    publish_gauges,
-    read_concerns,
-)
+from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcern, read_concerns
 from fetchproxy.writing.leadership import LeadershipState
-from fetchproxy.writing.status import PartitionArchiveStatus, trouble
-
-log = structlog.get_logger(__name__)
+from fetchproxy.writing.status import PartitionArchiveStatus
 
 # Making one anew takes some 50 µs.
 LINES_AT_ONCE = 20
 # In an outage there may be one for each of very many partitions; sorting these takes long.
-FINDINGS_ON_THE_LOOP_MAX = 50
+CONDITIONS_ON_THE_LOOP_MAX = 50
 
 ALL_PARTITIONS = Asked()
 
@@ -77,24 +76,19 @@ Archiver = tuple[LeadershipState, tuple[int, int], Mapping[str, str]]
 class Surroundings:
     """What only the process as a whole knows; called at each status, so none may block.
 
-    `fault`: what is wrong with the archive of a partition, in words. `work`: what this process' own
-    archiver does with it. `archiver`: how it stands to others, how many partitions it leads and
-    follows, and the topics that it refuses, with the reason; None where there is none. `manages`:
-    whether it has a partition, as leader or follower; then that partition's gauges are its own.
-    `concerns`: what that archiver wants seen to. `headlines`: what keeps the process from brokers
-    and archive.
+    `health`: all that is wrong, but what the store says of the archive, which the collector adds.
+    `work`: what this process' own archiver does with a partition, None: it has not got it.
+    `archiver`: how it stands to others, how many partitions it leads and follows, and the topics
+    that it refuses, with the reason; None where there is none. `concerns`: what it has decided.
     """
 
     mode: str
-    missing: Callable[[], Iterable[str]]
-    listeners: Callable[[], Iterable[str]]
-    fault: Callable[[TopicIdPartition], str | None]
+    health: Health
+    listeners: Callable[[], Iterable[str]] = tuple
+    brokers: Callable[[], BrokersStatus] = BrokersStatus
     work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tip: None
     archiver: Callable[[], Archiver | None] = lambda: None
-    manages: Callable[[TopicIdPartition], bool] = lambda tip: False
     concerns: Callable[[], ArchiverConcerns | None] = lambda: None
-    headlines: Callable[[], Iterable[str]] = tuple
-    brokers: Callable[[], BrokersStatus] = BrokersStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +97,23 @@ class _Shown:
 
     view: PartitionView | None
     edges: LogEdges | None
-    fault: str | None
     status: PartitionStatus
 
-    def is_of(self, view: PartitionView | None, edges: LogEdges | None, fault: str | None) -> bool:
+    def is_of(self, view: PartitionView | None, edges: LogEdges | None) -> bool:
         """Also where the view was read again, and nothing had changed."""
         same = view is self.view or (
             view is not None and self.view is not None and is_same_archive(view, self.view)
         )
-        return same and edges == self.edges and fault == self.fault
+        return same and edges == self.edges
+
+
+class _Found(NamedTuple):
+    """All conditions, the worst first, and what is made of them."""
+
+    conditions: tuple[Condition, ...]
+    headlines: tuple[str, ...]
+    missing: tuple[str, ...]
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,27 +155,26 @@ class StatusCollector:
         self._probed: TopicIdPartition | None = None  # the smallest: listed soonest
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._stored: list[StoredConcern] = []
-        self._health = PartitionsHealth(rsm.records, rlmm)
+        self._partitions = PartitionsHealth(rsm.records, rlmm)
         self._archive_up: bool | None = None
-        self._archive_failing_since = 0.0
-        self._archive_error: str | None = None
+        self._health = surroundings.health
+        self._health.watch(self._of_the_archive)
 
     async def __call__(self, asked: Asked = ALL_PARTITIONS) -> Status:
-        findings = await self._findings()
-        table = PartitionTable(asked, findings)
+        now = asyncio.get_running_loop().time()
+        found = await self._found(now)
+        table = PartitionTable(asked, found.conditions)
         await asyncio.sleep(0)
         if asked != NO_PARTITIONS:
             await self._fill(table)
-        waiting = headlines(findings)
-        await asyncio.sleep(0)
-        concerns = table.concerns_of_rows(findings)
+        shown = table.conditions_shown(found.conditions)
         await asyncio.sleep(0)
         return Status(
             version=__version__,
             mode=self._around.mode,
             bootstrap="" if self._cluster is None else self._config.cluster.bootstrap,
-            uptime_seconds=round(asyncio.get_running_loop().time() - self._started_at, 1),
-            missing=tuple(self._around.missing()),
+            uptime_seconds=round(now - self._started_at, 1),
+            missing=found.missing,
             listeners=tuple(self._around.listeners()),
             store=self._store_status(),
             relay=counters.relay(self._config.gateway.connections_max),
@@ -188,15 +189,10 @@ class StatusCollector:
                 for e in self._events.newest_first()
             ),
             archiver=self._archiver(),
-            headlines=(
-                *map(mask_text, self._around.headlines()),
-                *waiting,
-                *counters.held_readers(),
-            ),
+            headlines=found.headlines,
             brokers=self._around.brokers(),
-            concerns=concerns,
-            concerns_total=len(findings),
-            cluster_refusal=None if self._cluster is None else self._cluster.refusal,
+            conditions=tuple([one.as_json_at(now) async for one in each_of(shown, LINES_AT_ONCE)]),
+            condition_counts=found.counts,
         )
 
     async def run(self) -> None:
@@ -227,10 +223,10 @@ class StatusCollector:
             edges_s = self._limits.refresh_interval_ms / 1000
             await self._cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
         async for tip in each_of(self._tips, LINES_AT_ONCE):
-            self._partition_line(tip, self._around.fault(tip))  # for the gauges
+            self._partition_line(tip)  # for the gauges
         if all_of_it:
-            await self._look_at_health()
-        publish_gauges(await self._findings())
+            await self._look_at_partitions()
+        publish_gauges(self._health.all(asyncio.get_running_loop().time()))
 
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
@@ -252,9 +248,9 @@ class StatusCollector:
         async for tip in each_of(tips):
             await self._rlmm.refresh(tip, not_older_than)
 
-    async def _look_at_health(self) -> None:
+    async def _look_at_partitions(self) -> None:
         try:
-            await self._health.look(self._tips, self._has_holes)
+            await self._partitions.look(self._tips, self._has_holes)
         except RemoteStorageError as error:
             self._note_archive(error)
 
@@ -262,13 +258,16 @@ class StatusCollector:
         """As its line on the page says."""
         return tip in self._shown and bool(self._shown[tip].status.gaps)
 
-    async def _findings(self) -> tuple[Finding, ...]:
-        """With no secret of a URL in it."""
+    def _of_the_archive(self, now: float) -> Iterator[Condition]:
         own = self._around.concerns() or ArchiverConcerns()
-        every = [*own.merged(self._stored), *self._health.findings()]
-        if len(every) <= FINDINGS_ON_THE_LOOP_MAX:
-            return _shown_in_order(every)
-        return await asyncio.to_thread(_shown_in_order, every)
+        yield from own.merged(self._stored, now)
+        yield from self._partitions.conditions()
+
+    async def _found(self, now: float) -> _Found:
+        every = list(self._health.all(now))
+        if len(every) <= CONDITIONS_ON_THE_LOOP_MAX:
+            return _in_words(every)
+        return await asyncio.to_thread(_in_words, every)
 
     async def _probe_archive(self, now: float) -> None:
         try:
@@ -306,18 +305,15 @@ class StatusCollector:
         ]
 
     def _note_archive(self, error: RemoteStorageError | None) -> None:
+        """Where the store itself fails, that says it all."""
+        self._archive_up = error is None
         now = asyncio.get_running_loop().time()
-        if error is None:
-            if self._archive_up is False:
-                failed_for_s = round(now - self._archive_failing_since, 1)
-                log.info("archive_listing_recovered", failed_for_s=failed_for_s)
-            self._archive_up = True
-            return
-        self._archive_error = f"{type(error).__name__}: {error}"
-        if self._archive_up is not False:
-            self._archive_failing_since = now
-            log.warning("archive_listing_failing", error=self._archive_error)
-        self._archive_up = False
+        store_fails = any(one.up is False for one in self._rsm.health.status(now).values())
+        if error is None or store_fails:
+            self._health.clear(Kind.ARCHIVE_LISTING_FAILING)
+        else:
+            what = f"The archive cannot be listed: {type(error).__name__}: {error}"
+            self._health.report(Condition(Kind.ARCHIVE_LISTING_FAILING, what))
 
     def _store_status(self) -> StoreStatus:
         """The archive may be out of reach for other reasons too: it is not there, or another's."""
@@ -329,9 +325,10 @@ class StatusCollector:
             for operation, status in self._rsm.health.status(now).items()
         }
         failing = [status for status in operations.values() if status.up is False]
-        if not failing and self._archive_up is False:
-            for_s = round(now - self._archive_failing_since, 1)
-            failing = [OperationStatus(False, for_s, _masked(self._archive_error))]
+        listing = self._health.reported(Kind.ARCHIVE_LISTING_FAILING)
+        if not failing and listing is not None:
+            for_s = round(now - (listing.since or now), 1)
+            failing = [OperationStatus(False, for_s, mask_text(listing.what))]
         url = mask_text(self._config.store.url or "")
         if failing:
             worst = max(failing, key=lambda status: status.failing_seconds)
@@ -343,10 +340,7 @@ class StatusCollector:
     async def _fill(self, table: PartitionTable) -> None:
         async for tip in each_of(self._tips, LINES_AT_ONCE):
             now = asyncio.get_running_loop().time()
-            doing = self._around.work(tip)
-            told = None if doing is None else trouble(doing, self._config.archive, now)
-            line = self._partition_line(tip, told or self._around.fault(tip))
-            table.add(with_work(line, doing, now))
+            table.add(with_work(self._partition_line(tip), self._around.work(tip), now))
 
     def _archiver(self) -> ArchiverStatus | None:
         found = self._around.archiver()
@@ -356,14 +350,13 @@ class StatusCollector:
         masked = {topic: mask_text(reason) for topic, reason in refused.items()}
         return archiver_status(leads, replace(leadership, error=_masked(leadership.error)), masked)
 
-    def _partition_line(self, tip: TopicIdPartition, fault: str | None) -> PartitionStatus:
+    def _partition_line(self, tip: TopicIdPartition) -> PartitionStatus:
         view = self._rlmm.view(tip)
         edges = None if self._cluster is None else self._cluster.cached_log_edges(tip)
         shown = self._shown.get(tip)
-        if shown is None or not shown.is_of(view, edges, fault):
-            shown = _Shown(view, edges, fault, partition_status(tip, view, edges, _masked(fault)))
-            self._shown[tip] = shown
-            if not self._around.manages(tip):
+        if shown is None or not shown.is_of(view, edges):
+            shown = self._shown[tip] = _Shown(view, edges, partition_status(tip, view, edges))
+            if self._around.work(tip) is None:
                 _set_gauges(shown.status)
         return shown.status
 
@@ -383,8 +376,10 @@ def _by_name_if_new(
     return None if found == known.keys() else sorted(found, key=_by_name)
 
 
-def _shown_in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(replace(one, what=mask_text(one.what)) for one in in_order(findings))
+def _in_words(conditions: Iterable[Condition]) -> _Found:
+    """With no secret of a URL in it."""
+    found = worst_first(replace(one, what=mask_text(one.what)) for one in conditions)
+    return _Found(found, headlines(found), missing(found), dict(counts(found)))
 
 
 def _masked(text: str | None) -> str | None:

@@ -22,6 +22,7 @@ from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import HostPort, is_loopback, parse_host_port
 from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
 from fetchproxy.errors import ConfigError
+from fetchproxy.observability.health import Kind
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
 
@@ -263,8 +264,9 @@ class _Answers:
         status = await self._source(NO_PARTITIONS)
         missing = status.missing
         answer: dict[str, object] = {"ready": not missing, "missing": list(missing)}
-        if status.cluster_refusal is not None:
-            answer["cluster_refusal"] = status.cluster_refusal
+        for one in status.conditions:
+            if one["kind"] == Kind.CLUSTER_AUTHENTICATION_REFUSED:
+                answer["cluster_refusal"] = one["what"]
         return web.json_response(answer, status=503 if missing else 200)
 
     async def metrics(self, request: web.Request) -> web.Response:

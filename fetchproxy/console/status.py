@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import structlog
 from prometheus_client.metrics import MetricWrapperBase
 
 from fetchproxy.brokers.broker_watch import BrokersStatus
@@ -14,10 +13,16 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import FIRST_HISTORY, LogEdges, TopicIdPartition
 from fetchproxy.observability import metrics
+from fetchproxy.observability.health import (
+    Condition,
+    Health,
+    Kind,
+    Level,
+    first_of_each_kind,
+)
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.writing.archive_health import partition_health
-from fetchproxy.writing.concerns import ON_RECORD, Concern, Finding, in_order
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
@@ -38,7 +43,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """`archived` are ranges without a hole, `gaps` the holes: what each is `Status.concerns` says.
+    """`archived` are ranges without a hole, `gaps` the holes: what each is `Status.conditions` say.
 
     What is not known is None, never 0.
 
@@ -65,13 +70,12 @@ class PartitionStatus:
     copy_seconds: float | None = None
     retention_used: float | None = None
     deleted_in_seconds: int | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """All partitions of a topic. `faulty`: with an error, a concern or a loss. `lag_offsets` and
-    `size_bytes` are sums, `deleted_in_seconds` is the least."""
+    """All partitions of a topic. `faulty`: with a condition that is not on record. `lag_offsets`
+    and `size_bytes` are sums, `deleted_in_seconds` is the least."""
 
     topic: str
     partitions: int = 0
@@ -168,12 +172,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`missing` names what stands between this process and readiness; empty: ready.
+    """`conditions`, as JSON objects, the worst first: those of the process, of the partitions that
+    are shown, and the first of each kind. `condition_counts` are of all, by kind.
 
-    `cluster_refusal` is what the brokers said of the proxy's own credentials; None: nothing bad.
-    `archiver` is None where this process does not archive. `concerns`: what there is to see to, or
-    to know, of the partitions asked for; `headlines`: of all those that wait for a person,
-    one sentence a kind, and of readers that wait. `partitions`: as asked for, those with a fault
+    `missing` names what stands between this process and readiness (empty: ready), `headlines` has
+    one sentence for each kind that waits for a person: both are made of the conditions. `archiver`
+    is None where this process does not archive. `partitions`: as asked for, those with a fault
     first, then by topic and partition; `topics` and the totals are of all that there are.
     """
 
@@ -190,14 +194,13 @@ class Status:
     partitions: tuple[PartitionStatus, ...]
     events: tuple[Event, ...]
     brokers: BrokersStatus = field(default_factory=BrokersStatus)
-    cluster_refusal: str | None = None
     archiver: ArchiverStatus | None = None
     headlines: tuple[str, ...] = ()
-    concerns: tuple[Finding, ...] = ()
+    conditions: tuple[dict[str, str | int | float | bool | None], ...] = ()
+    condition_counts: dict[str, int] = field(default_factory=dict)
     topics: tuple[TopicStatus, ...] = ()
     partitions_total: int = 0
     partitions_matching: int = 0
-    concerns_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,18 +268,6 @@ def _values(metric: MetricWrapperBase, labels: dict[str, str]) -> Iterator[float
                 yield sample.value
 
 
-def held_readers() -> tuple[str, ...]:
-    """A headline, where there are any."""
-    count = _total(metrics.HELD_PARTITIONS)
-    if not count:
-        return ()
-    of = "1 partition" if count == 1 else f"{count} partitions"
-    return (
-        f"readers of {of} wait for the archiver: the brokers have deleted what they ask for, and "
-        "it is not archived yet",
-    )
-
-
 # The partitions of a status: which of them are shown, in which order, and all of them by topic.
 #
 # Pure. Lines come one by one, by topic and partition, so that whoever makes them can breathe.
@@ -295,10 +286,12 @@ class _Rows:
 
 
 class PartitionTable:
-    def __init__(self, asked: Asked, findings: Iterable[Finding]) -> None:
+    def __init__(self, asked: Asked, conditions: Iterable[Condition]) -> None:
         self._name_part = asked.name_part.lower()
         self._rows_max = asked.rows_max
-        self._told = {(f.topic, f.partition) for f in findings if f.concern not in ON_RECORD}
+        self._told = {
+            (one.topic, one.partition) for one in conditions if one.level != Level.ON_RECORD
+        }
         self._faulty = _Rows(asked.rows_max, [])
         self._others = _Rows(asked.rows_max, [])
         self._topics: dict[str, TopicStatus] = {}
@@ -317,12 +310,17 @@ class PartitionTable:
         """Those with a fault first."""
         return tuple([*self._faulty.lines, *self._others.lines][: self._rows_max])
 
-    def concerns_of_rows(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """Of the partitions that are shown, and of the archive as a whole."""
+    def conditions_shown(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+        """Of the partitions that are shown and of all else, and the first of each kind."""
         if self._rows_max is None and not self._name_part:
-            return findings
+            return conditions
         shown = {(row.topic, row.partition) for row in self.rows()}
-        return tuple(f for f in findings if f.topic is None or (f.topic, f.partition) in shown)
+        first = set(map(id, first_of_each_kind(conditions)))
+        return tuple(
+            one
+            for one in conditions
+            if one.partition is None or id(one) in first or (one.topic, one.partition) in shown
+        )
 
     def topics(self) -> tuple[TopicStatus, ...]:
         """Those with a fault first, then by name."""
@@ -330,8 +328,8 @@ class PartitionTable:
         return tuple(sorted(every, key=lambda topic: (not topic.faulty, topic.topic)))
 
     def _is_faulty(self, line: PartitionStatus) -> bool:
-        told = (line.topic, line.partition) in self._told
-        return told or line.error is not None
+        place = (line.topic, line.partition)
+        return place in self._told or (line.topic, None) in self._told
 
     def _count(self, line: PartitionStatus, faulty: bool) -> None:
         before = self._topics.get(line.topic) or TopicStatus(line.topic)
@@ -350,7 +348,7 @@ class PartitionTable:
 
 
 def partition_status(
-    tip: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None, error: str | None
+    tip: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None
 ) -> PartitionStatus:
     """`view` or `edges` is None where nothing is known; then nothing is said of it either."""
     gaps = () if view is None else tuple(OffsetRange(first, last) for first, last in view.gaps())
@@ -368,7 +366,6 @@ def partition_status(
         margin_offsets=(
             None if edges is None or archive_end is None else archive_end - edges.log_start_offset
         ),
-        error=error,
     )
 
 
@@ -433,8 +430,6 @@ def lag_offsets(archive_end: int | None, edges: LogEdges) -> int:
 # that has not fallen. Where the archive has to end is a small object; it is read once for each
 # partition after the start, and when an end has fallen, as when the newest segments are gone.
 
-log = structlog.get_logger(__name__)
-
 # Of very many partitions the others follow at the next looks.
 STATED_ENDS_READ_MAX = 200
 _PARTITIONS_AT_ONCE = 20
@@ -444,19 +439,20 @@ class PartitionsHealth:
     def __init__(self, records: PartitionRecords, rlmm: RemoteLogMetadataManager) -> None:
         self._records = records
         self._rlmm = rlmm
-        self._looked: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
+        self._looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
+        self._health = Health()
         self._sound_ends: dict[TopicIdPartition, int] = {}
         self._reads_left = 0
 
-    def findings(self) -> Iterable[Finding]:
-        return (one for _, found in self._looked.values() for one in found)
+    def conditions(self) -> Iterable[Condition]:
+        return self._health.all(0.0)
 
     async def look(
         self, tips: Sequence[TopicIdPartition], has_holes: Callable[[TopicIdPartition], bool]
     ) -> None:
         """At each once, while its archive stays the same. Raises RemoteStorageError: what was found
         before stands."""
-        looked: dict[TopicIdPartition, tuple[PartitionView, list[Finding]]] = {}
+        looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
         async for tip in each_of(tips, _PARTITIONS_AT_ONCE):
             view, before = self._rlmm.view(tip), self._looked.get(tip)
@@ -471,15 +467,21 @@ class PartitionsHealth:
                 or await self._may_end_early(tip, view)
             ):
                 looked[tip] = view, await partition_health(self._records, self._rlmm, tip)
-        before_all, self._looked = set(self._missing()), looked
-        _log_changes(before_all, set(self._missing()))
+        self._looked = looked
+        self._note({one for _, found in looked.values() for one in found})
         if len(self._sound_ends) > len(tips):
             kept = set(tips)
             self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in kept}
 
-    def _missing(self) -> Iterable[Finding]:
-        """What nobody has said in a log: the rest did whoever copied or read."""
-        return (f for f in self.findings() if f.concern == Concern.ARCHIVED_OFFSETS_MISSING)
+    def _note(self, found: set[Condition]) -> None:
+        """Nobody has logged offsets that are missing; the rest did whoever copied or read."""
+        to_log = Kind.ARCHIVED_OFFSETS_MISSING
+        for gone in set(self.conditions()) - found:
+            over = self._health.clear if gone.kind == to_log else self._health.forget
+            over(gone.kind, gone)
+        for one in found:
+            begin = self._health.report if one.kind == to_log else self._health.hold
+            begin(one, one)
 
     async def _may_end_early(self, tip: TopicIdPartition, view: PartitionView) -> bool:
         end, sound = view.log_end_offset or 0, self._sound_ends.get(tip)
@@ -498,13 +500,6 @@ class PartitionsHealth:
             return True
         self._sound_ends[tip] = end
         return False
-
-
-def _log_changes(before: set[Finding], now: set[Finding]) -> None:
-    for one in in_order(now - before):
-        log.error(one.concern, topic=one.topic, partition=one.partition, error=one.what)
-    for one in in_order(before - now):
-        log.info(f"{one.concern}_no_more", topic=one.topic, partition=one.partition)
 
 
 def is_same_archive(view: PartitionView, before: PartitionView) -> bool:

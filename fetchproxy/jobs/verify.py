@@ -29,9 +29,10 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import in_order
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.writing.archive_health import with_stored
-from fetchproxy.writing.concerns import in_order, read_concerns
+from fetchproxy.writing.concerns import read_concerns
 
 FAULT_SCHEMA = (
     "topic string, partition int, object_key string, byte_position bigint, offset bigint, "

@@ -30,6 +30,7 @@ import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import ARCHIVERS_HEARD, ARCHIVERS_SILENT
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import pieces
@@ -160,7 +161,7 @@ class ArchiverPositions:
     """What all archivers say. An async context manager that owns its reads of the store.
 
     `here` tells of an archiver in this process: its word is newer than any object of the store.
-    None: there will be none.
+    None: there will be none. `own_key` is that archiver's: what it says is known here already.
     """
 
     def __init__(
@@ -169,7 +170,11 @@ class ArchiverPositions:
         read_max_ms: int,
         clock: Callable[[], float],
         here: Callable[[TopicIdPartition], int | None] | None = None,
+        health: Health | None = None,
+        own_key: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._health = health or Health()
+        self._own_key = own_key
         self._rsm = rsm
         self._read_max_ms = read_max_ms
         self._clock = clock
@@ -209,12 +214,6 @@ class ArchiverPositions:
             with suppress(RemoteStorageError):  # counted by the store
                 await self.refresh(self._clock())
             await asyncio.sleep(LOOK_INTERVAL_S)
-
-    def headlines(self, own_key: str | None = None) -> list[str]:
-        """What keeps archivers from archiving, but the one with `own_key`. Never blocks."""
-        others = [texts for key, texts in self.status.troubles.items() if key != own_key]
-        troubles = dict.fromkeys(text for texts in others for text in texts)
-        return [*troubles, *map(self._in_words, self.status.silent.values())]
 
     def _in_words(self, silent: SilentArchiver) -> str:
         count = silent.partitions
@@ -282,17 +281,23 @@ class ArchiverPositions:
         return said
 
     def _note(self, status: ArchiversStatus) -> None:
-        before, self.status = self.status, status
+        self.status = status
         ARCHIVERS_HEARD.set(status.heard)
         ARCHIVERS_SILENT.set(len(status.silent))
-        for key, silent in status.silent.items():
-            if key not in before.silent:
-                silent_s = round(self._clock() - silent.since, 1)
-                log.warning(
-                    "archiver_silent", key=key, silent_s=silent_s, partitions=silent.partitions
-                )
-        for key in before.silent.keys() - status.silent.keys():
-            log.info("archiver_silent_no_more", key=key)
+        own = self._own_key()
+        # A full disk is all that archivers say. Two on one disk say it once.
+        others = {texts: key for key, texts in status.troubles.items() if texts and key != own}
+        disk = Kind.ARCHIVER_DISK_FAILING
+        self._health.keep(
+            disk, [Condition(disk, "; ".join(texts), key) for texts, key in others.items()]
+        )
+        self._health.keep(
+            Kind.ARCHIVER_SILENT,
+            [
+                Condition(Kind.ARCHIVER_SILENT, self._in_words(one), key, since=one.since)
+                for key, one in status.silent.items()
+            ],
+        )
 
 
 def _unchanged(known: _Said, began_at: float, apart_s: float) -> _Said:

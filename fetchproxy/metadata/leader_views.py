@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fetchproxy.brokers.cluster import Cluster
@@ -31,6 +31,7 @@ from fetchproxy.model import (
     LogEdges,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.flights import Gathering, SingleFlight, Tell
 from fetchproxy.runtime.loop import chosen, pieces
@@ -278,6 +279,13 @@ class LeaderViews(PartitionViews):
         """The leader that was asked last has nothing of the archive. Never blocks."""
         checked = self._checked.get(tip)
         return checked is not None and checked.begins_again
+
+    def conditions(self, now: float) -> Iterator[Condition]:
+        """Logs that begin again. Never blocks."""
+        for tip, checked in self._checked.items():
+            if checked.begins_again:
+                what = f"the log of {tip} begins again: fetchproxy resolve {tip}"
+                yield of_partition(Kind.LOG_BEGINS_AGAIN, tip, what)
 
     def wants_check(self, tip: TopicIdPartition) -> bool:
         """Another leader is known than the one that was asked, or none was asked. Never blocks."""

@@ -516,16 +516,17 @@ ARCHIVE_REFUSED_TOPICS = gauge(
     "fetchproxy_archive_refused_topics",
     "Topics that archive.topics matches and that cannot be archived; the log says why",
 )
-ARCHIVE_CONCERNS = gauge(
-    "fetchproxy_archive_concerns",
-    "What there is to see to, or to know, in the whole archive, by its name in the log, in verify, "
-    "segments and /api/status. Each process says it of the whole archive: take the maximum",
-    "concern",
+CONDITIONS = gauge(
+    "fetchproxy_conditions",
+    "What is wrong or on record now, by its name in the log, /api/status, verify and segments. "
+    "Each process counts those of the whole archive: take the maximum",
+    "kind",
+    "level",
 )
-ARCHIVE_CONCERN_OFFSETS = gauge(
-    "fetchproxy_archive_concern_offsets",
+CONDITION_OFFSETS = gauge(
+    "fetchproxy_condition_offsets",
     "Offsets that these are about: lost, missing, put aside, announced; 0 of those about none",
-    "concern",
+    "kind",
 )
 ARCHIVE_TRUNCATED_OFFSETS = counter(
     "fetchproxy_archive_truncated_offsets",

@@ -20,6 +20,7 @@ from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind, SourceOptions
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
@@ -36,7 +37,6 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
-from fetchproxy.writing.archive_health import Offsets
 from protocol.apis import WireError
 from protocol.record_batch import first_record_at_or_after, walk
 

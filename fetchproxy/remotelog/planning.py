@@ -17,10 +17,11 @@ from fetchproxy.model import (
     RemoteLogSegmentId,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.archive_health import Held, NotHeld, Offsets, look_at_offsets, not_held
+from fetchproxy.writing.archive_health import Held, NotHeld, look_at_offsets, not_held
 from fetchproxy.writing.concerns import in_no_segment
 from fetchproxy.writing.published import read_finished_offsets
 

@@ -100,7 +100,7 @@ class CollectedObjects:
 
 @dataclass(frozen=True, slots=True)
 class ConcernObject:
-    """`tip` None: it is of the archive as a whole. `name`: one of `concerns.Concern`, or newer."""
+    """`tip` None: it is of the archive as a whole. `name`: one of `health.Kind`, or newer."""
 
     tip: TopicIdPartition | None
     name: str

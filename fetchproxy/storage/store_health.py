@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import structlog
-
 from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
 from fetchproxy.model import ByteRange
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import STORE_FAILING_SECONDS, STORE_UP
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -31,10 +30,8 @@ from fetchproxy.storage.stores.object_store import (
 # working one. A request that is not answered at all fails when it has been silent for
 # SILENT_AFTER_S.
 
-log = structlog.get_logger(__name__)
-
-# Shorter troubles show in the metrics alone: one throttled request is no news for a log.
-LOGGED_AFTER_S = 1.0
+# Shorter troubles show in the metrics alone: one throttled request is no news.
+REPORTED_AFTER_S = 1.0
 # Small objects, ranges and listings are answered in less by any store that works. As the console
 # looks each 5 s, a store that falls silent is named within 15 s.
 SILENT_AFTER_S = 8.0
@@ -48,6 +45,10 @@ class StoreOperation(StrEnum):
     READ = "read"
     WRITE = "write"
     DELETE = "delete"
+
+    @property
+    def requests(self) -> str:
+        return {"list": "listings", "delete": "deletions"}.get(self.value, f"{self.value}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,14 @@ class Request:
 
 
 class OperationHealth:
-    def __init__(self, operation: StoreOperation) -> None:
+    def __init__(self, operation: StoreOperation, health: Health | None = None) -> None:
         self.operation = operation
+        self._health = health or Health()
         self.waiting: dict[Request, None] = {}  # for an answer, oldest first
         self._failing_since: float | None = None
         self._last_failure_at = float("-inf")
         self._last_success_at = float("-inf")
         self._last_error: str | None = None
-        self._logged = False
 
     @property
     def failing_since(self) -> float | None:
@@ -95,11 +96,8 @@ class OperationHealth:
     def succeeded(self, now: float) -> None:
         self._last_success_at = now
         if self._failing_since is not None:
-            if self._logged:
-                failed_for_s = round(now - self._failing_since, 3)
-                log.info("store_recovered", operation=self.operation, failed_for_s=failed_for_s)
             self._failing_since = None
-            self._logged = False
+            self._health.clear(Kind.STORE_FAILING, self.operation.value, now)
             STORE_UP.labels(self.operation).set(1)
             STORE_FAILING_SECONDS.labels(self.operation).set(0)
 
@@ -135,10 +133,13 @@ class OperationHealth:
         if self._failing_since is None:
             self._failing_since = max(began_at, self._last_success_at)
             STORE_UP.labels(self.operation).set(0)
-        if not self._logged and now - self._failing_since >= LOGGED_AFTER_S:
-            self._logged = True
-            log.warning("store_failing", operation=self.operation, error=error)
+        if now - self._failing_since >= REPORTED_AFTER_S:
+            self._health.report(self._condition(error, self._failing_since), error=error)
         STORE_FAILING_SECONDS.labels(self.operation).set(now - self._failing_since)
+
+    def _condition(self, error: str, since: float) -> Condition:
+        what = f"The store's {self.operation.requests} have been failing: {error}"
+        return Condition(Kind.STORE_FAILING, what, self.operation.value, since=since)
 
     @contextmanager
     def asked(self, *, may_take_long: bool = False) -> Iterator[Request]:
@@ -163,13 +164,18 @@ class StoreHealth:
     """Of one store. What it shows is kept right by `run`, also while nobody asks the store."""
 
     def __init__(self) -> None:
-        self._of = {operation: OperationHealth(operation) for operation in StoreOperation}
+        self._health = Health()
+        self._of = {one: OperationHealth(one, self._health) for one in StoreOperation}
 
     def __getitem__(self, operation: StoreOperation) -> OperationHealth:
         return self._of[operation]
 
     def status(self, now: float) -> dict[StoreOperation, OperationStatus]:
         return {operation: health.status(now) for operation, health in self._of.items()}
+
+    def conditions(self, now: float) -> Iterable[Condition]:
+        """Of what has been failing for a second and more."""
+        return self._health.all(now)
 
     def look(self, now: float) -> None:
         for health in self._of.values():

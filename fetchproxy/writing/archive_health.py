@@ -20,12 +20,11 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, Offsets, in_order
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.writing.concerns import (
-    Finding,
     StoredConcern,
-    in_order,
     lost,
     missing,
     not_known,
@@ -39,8 +38,6 @@ from fetchproxy.writing.published import read_finished_offsets
 # A raised log start has deleted all below it. From `recorded_from` on, up to the end that was
 # stated, every offset was archived or is on record as a gap. Below `recorded_from` there are no
 # records: nobody can tell whether an offset there is lost.
-
-Offsets = tuple[int, int]  # first and last, both inclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,7 @@ async def _look(
     return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
 
 
-def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Finding]:
+def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Condition]:
     return [
         *(lost(tip, *offsets) for offsets in found.gaps),
         *(missing(tip, *offsets) for offsets in found.missing),
@@ -211,7 +208,7 @@ def metadata_in_words(
     view: PartitionView,
     problems: Sequence[MetadataProblem],
     segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
-) -> list[Finding]:
+) -> list[Condition]:
     """What needs no look at the store. `segments` is asked only where something was put aside."""
     found = [unreadable(view.tip, len(problems), problems[0].what)] if problems else []
     if view.history == FIRST_HISTORY:
@@ -224,16 +221,16 @@ def metadata_in_words(
 
 
 def with_stored(
-    findings: Iterable[Finding], stored: Iterable[StoredConcern], topic: str | None
-) -> tuple[Finding, ...]:
+    findings: Iterable[Condition], stored: Iterable[StoredConcern], topic: str | None
+) -> tuple[Condition, ...]:
     """And what archivers have said; `topic`: of this one alone, None: of the archive."""
-    said = [s.finding for s in stored if topic is None or s.finding.topic == topic]
+    said = [s.condition for s in stored if topic is None or s.condition.topic == topic]
     return in_order([*findings, *said])
 
 
 async def partition_health(
     records: PartitionRecords, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
-) -> list[Finding]:
+) -> list[Condition]:
     """All that the store tells of a partition. Raises RemoteStorageError."""
 
     async def refresh() -> PartitionView:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-import structlog
-
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.messages import RETRIABLE
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID, TopicIdPartition
+from fetchproxy.observability.health import Health, Kind, of_topic
 from fetchproxy.observability.metrics import ARCHIVE_REFUSED_TOPICS
 
 # Which topics are archived, and why one is not. Pure.
@@ -55,8 +54,6 @@ def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
 # `TopicDiscovery.look()` is called at an interval by the manager; between two looks the last
 # answer stands, as brokers that are away say nothing about topics.
 
-log = structlog.get_logger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
@@ -71,7 +68,10 @@ class Discovered:
 
 
 class TopicDiscovery:
-    def __init__(self, cluster: Cluster, pattern: str, interval_ms: int) -> None:
+    def __init__(
+        self, cluster: Cluster, pattern: str, interval_ms: int, health: Health | None = None
+    ) -> None:
+        self._health = health or Health()
         self._cluster = cluster
         self._pattern = pattern
         self._interval_ms = interval_ms
@@ -118,8 +118,12 @@ class TopicDiscovery:
         return refusal(topic, config)
 
     def _publish(self, refused: dict[str, str]) -> None:
-        for name, reason in refused.items():
-            if self._refused.get(name) != reason:
-                log.error("topic_refused", topic=name, error=reason)
+        self._health.keep(
+            Kind.TOPIC_REFUSED,
+            [
+                of_topic(Kind.TOPIC_REFUSED, name, f"{name} is not archived: {why}")
+                for name, why in refused.items()
+            ],
+        )
         self._refused = refused
         ARCHIVE_REFUSED_TOPICS.set(len(refused))

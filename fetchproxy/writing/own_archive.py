@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
 )
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.retention import effective_retention
@@ -84,6 +85,11 @@ RETRY_PAUSE_S = 1.0
 # An archive that went away is noticed by its writer within this; one small read each time.
 LOOK_INTERVAL_S = 30.0
 
+_OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
+    Kind.ARCHIVE_MISSING: ArchiveMissing,
+    Kind.ARCHIVE_MISMATCH: ArchiveMismatch,
+}
+
 
 class OwnArchive:
     """One for each process; `run` is its task. `archives`: this process writes to it."""
@@ -98,7 +104,9 @@ class OwnArchive:
         *,
         archives: bool,
         create: bool = False,
+        health: Health | None = None,
     ) -> None:
+        self._health = health or Health()
         self._config = config
         self._rsm = rsm
         self._rlmm = rlmm
@@ -109,11 +117,6 @@ class OwnArchive:
         self._create = create
         self._failure: RemoteStorageError | ClusterError | None = None
         self.confirmed = asyncio.Event()
-
-    def headlines(self) -> tuple[str, ...]:
-        """What a person has to see to."""
-        missing = isinstance(self._failure, ArchiveMissing | ArchiveMismatch)
-        return (str(self._failure),) if missing else ()
 
     async def confirm(self) -> None:
         """Returns when the archive is known to be there and our own.
@@ -170,6 +173,8 @@ class OwnArchive:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             await self._try(self._rsm.identity.check_still_there)
+            if self._health.reported(Kind.PARTITIONS_UNKNOWN):
+                await self._try(self._tell)
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
         """What may pass is kept as the failure."""
@@ -178,11 +183,22 @@ class OwnArchive:
         except (RemoteStorageError, ClusterError) as error:
             if isinstance(error, ArchiveMismatch) and not self.confirmed.is_set():
                 raise
-            if str(error) != str(self._failure):
-                log.warning(_event(error), error=str(error))
-            self._failure = error
+            self._note(error)
         else:
-            self._failure = None
+            self._note(None)
+
+    def _note(self, error: RemoteStorageError | ClusterError | None) -> None:
+        """That store or brokers do not answer whoever asks them reports; here it is logged."""
+        for kind, of_it in _OF_THE_ARCHIVE.items():
+            self._health.keep(
+                kind, [Condition(kind, str(error))] if isinstance(error, of_it) else []
+            )
+        of_the_archive = isinstance(error, tuple(_OF_THE_ARCHIVE.values()))
+        if error is not None and not of_the_archive and str(error) != str(self._failure):
+            away = isinstance(error, RemoteStorageError)
+            event = "store_unreachable" if away else "brokers_unreachable"
+            log.warning(event, error=str(error))
+        self._failure = error
 
     async def _tell(self) -> None:
         """What else the first reader would find out."""
@@ -192,14 +208,17 @@ class OwnArchive:
         partitions = set(await self._rlmm.list_partitions())
         log.info("archive_found", partitions=len(partitions))
         unknown = [tip for tip in stored if tip not in partitions]
-        if unknown:
-            # Reads of these fail, and nothing is archived of them, until somebody has acted.
-            log.error(
-                "partitions_unknown_to_metadata_topic",
-                partitions=len(unknown),
-                first=str(unknown[0]),
-                remedy="fetchproxy restore",
-            )
+        if not unknown:
+            self._health.clear(Kind.PARTITIONS_UNKNOWN)
+            return
+        what = (
+            f"the metadata topic does not know {len(unknown)} partitions of the store, such as "
+            f"{unknown[0]}: reads of them fail, and nothing of them is archived, until somebody "
+            "runs fetchproxy restore"
+        )
+        found = Condition(Kind.PARTITIONS_UNKNOWN, what)
+        first = str(unknown[0])
+        self._health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
 
     async def _check_none_expected(self, places: KnownPlaces) -> None:
         if self._config.metadata.manager == "topic" and list(await self._rlmm.list_partitions()):
@@ -249,13 +268,6 @@ class OwnArchive:
                     f"{found.log_start_offset}, and with local_retention that may be in an archive "
                     "alone. Is the place right? To begin anew there, give --create"
                 )
-
-
-def _event(error: RemoteStorageError | ClusterError) -> str:
-    if isinstance(error, ArchiveMissing):
-        return "archive_missing"
-    away = isinstance(error, RemoteStorageError)
-    return "store_unreachable" if away else "brokers_unreachable"
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:

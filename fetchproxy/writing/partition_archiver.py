@@ -27,10 +27,11 @@ from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import EpochStart, TopicIdPartition
+from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS, ARCHIVER_DISK_FAILING
 from fetchproxy.segments.contents import GatheredSegment
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import CopyProgress, SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
@@ -55,50 +56,68 @@ class DiskTroubles:
     """
 
     def __init__(
-        self, spool_dir: Path | None, deleted_in_ms: Callable[[TopicIdPartition], int | None]
+        self,
+        spool_dir: Path | None,
+        deleted_in_ms: Callable[[TopicIdPartition], int | None],
+        health: Health | None = None,
     ) -> None:
+        self._health = health or Health()
         self._where = f"{socket.gethostname()}, {spool_dir or tempfile.gettempdir()}"
         self._deleted_in_ms = deleted_in_ms
         self._failing: dict[TopicIdPartition, str] = {}
         ARCHIVER_DISK_FAILING.set(0)
 
     def failed(self, tip: TopicIdPartition, error: OSError) -> None:
-        if not self._failing:
-            log.error("archiver_disk_failing", where=self._where, error=str(error))
         self._failing[tip] = error.strerror or str(error)
         ARCHIVER_DISK_FAILING.set(len(self._failing))
+        self.look()
 
     def over(self, tip: TopicIdPartition) -> None:
         """It was archived, or is archived here no more."""
         if self._failing.pop(tip, None) is None:
             return
         ARCHIVER_DISK_FAILING.set(len(self._failing))
-        if not self._failing:
-            log.info("archiver_disk_recovered", where=self._where)
+        self.look()
 
-    def sentences(self) -> tuple[str, ...]:
-        """One, or none. Never blocks."""
+    def look(self) -> None:
+        """When the brokers begin to delete changes while nothing happens."""
+        kind = Kind.ARCHIVER_DISK_FAILING
         if not self._failing:
-            return ()
+            self._health.clear(kind, self._where)
+            return
         first = next(iter(self._failing))
         count = len(self._failing)
         which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
         known = [ms for ms in map(self._deleted_in_ms, self._failing) if ms is not None]
-        return (
+        least_ms = min(known, default=None)
+        what = (
             f"The archiver's disk fails ({self._where}: {self._failing[first]}): until it has "
-            f"room again {which} not archived; {until(min(known, default=None))}",
+            f"room again {which} not archived; {until(least_ms)}"
         )
+        self._health.report(Condition(kind, what, self._where, until=deleted_at(least_ms)))
+
+    def sentences(self) -> tuple[str, ...]:
+        """One, or none. Never blocks."""
+        said = self._health.reported(Kind.ARCHIVER_DISK_FAILING, self._where)
+        return () if said is None else (said.what,)
 
 
-def until(deleted_in_ms: int | None) -> str:
+def deleted_at(deleted_in_ms: int | None) -> float | None:
+    """Loop time (s)."""
+    if deleted_in_ms is None:
+        return None
+    return asyncio.get_running_loop().time() + deleted_in_ms / 1000
+
+
+def until(deleted_in_ms: int | None, what: str = "it") -> str:
     """In whole minutes, so that it is not another sentence at each look."""
     if deleted_in_ms is None:
-        return "no time is known at which the brokers delete it"
+        return f"no time is known at which the brokers delete {what}"
     minutes = -(-deleted_in_ms // 60_000)
     if minutes <= 0:
-        return "the brokers are deleting it"
+        return f"the brokers are deleting {what}"
     span = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    return f"the brokers begin to delete it in about {span}"
+    return f"the brokers begin to delete {what} in about {span}"
 
 
 def for_people(disk: DiskTroubles, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
@@ -585,7 +604,8 @@ class ManagedPartition:
         self.given_up = isinstance(error, CompactedLog)
         self.last_error = str(error)
         self.stopped = True
-        self.concerns.hold(Concern.PARTITION_STOPPED, self.tip, str(error))
+        self.concerns.hold(Kind.PARTITION_STOPPED, self.tip, str(error))
+        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
 
     def note_failure(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
@@ -602,7 +622,13 @@ class ManagedPartition:
             partition=self.tip.partition,
             error=message,
         )
+        self.failed(message)
+
+    def failed(self, message: str) -> None:
+        """Whoever calls it has logged it."""
         self.last_error = message
+        failing = of_partition(Kind.PARTITION_FAILING, self.tip, message)
+        self.concerns.health.hold(failing, self.tip)
 
     def note_success(self, now_ms: int) -> None:
         if self.last_error is not None:
@@ -613,17 +639,18 @@ class ManagedPartition:
                 partition=self.tip.partition,
             )
         self.stopped = False
+        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
         self.disk.over(self.tip)
         if self.steps.leads:
-            self.concerns.release(Concern.PARTITION_STOPPED, self.tip)
+            self.concerns.release(Kind.PARTITION_STOPPED, self.tip)
         else:  # what its leader says of it stands
-            self.concerns.forget(self.tip, Concern.PARTITION_STOPPED)
+            self.concerns.forget(self.tip, Kind.PARTITION_STOPPED)
         self.last_error = None
         self.last_success_ms = now_ms
 
     async def drop(self) -> None:
         """Another archiver's from now on, or nobody's."""
-        self.concerns.forget(self.tip, Concern.PARTITION_STOPPED)
+        self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.PARTITION_FAILING)
         self.disk.over(self.tip)
         log.info("partition_unassigned", topic=self.tip.topic, partition=self.tip.partition)
         await self.steps.release()

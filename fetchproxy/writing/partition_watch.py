@@ -15,6 +15,7 @@ import structlog
 
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Kind, of_partition
 from fetchproxy.observability.metrics import (
     ARCHIVE_LEADER_PARTITIONS,
     ARCHIVE_OLDEST_COPY_SECONDS,
@@ -22,8 +23,8 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_STALLED_COPIES,
 )
 from fetchproxy.writing import margin
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
-from fetchproxy.writing.partition_archiver import DiskTroubles
+from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.partition_archiver import DiskTroubles, deleted_at
 from fetchproxy.writing.status import STALLED_SHARE, PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
@@ -40,7 +41,7 @@ class _Watched:
     waiting_since_ms: int | None = None  # since when there is something above that archive end
     margin: margin.Margin = margin.NOT_LOOKED_AT
     since: tuple[int, float] | None = None  # epoch ms and used share, when it came to that end
-    stalled: UUID | None = None  # the copy of which that was said
+    stalled: UUID | None = None  # the copy that was reported
 
 
 def margin_in_words(status: PartitionArchiveStatus, used: float) -> str:
@@ -68,7 +69,9 @@ class PartitionWatch:
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._warn_share = config.margin_warn_share
         self._watched: dict[TopicIdPartition, _Watched] = {}
-        self.disk = DiskTroubles(config.spool_dir, lambda tip: self.margin(tip).deleted_in_ms)
+        self.disk = DiskTroubles(
+            config.spool_dir, lambda tip: self.margin(tip).deleted_in_ms, concerns.health
+        )
 
     def margin(self, tip: TopicIdPartition) -> margin.Margin:
         """As last looked at."""
@@ -78,7 +81,12 @@ class PartitionWatch:
     def forget(self, tip: TopicIdPartition) -> None:
         """The partition is managed here no more."""
         self._watched.pop(tip, None)
-        self._concerns.forget(tip, Concern.ARCHIVE_MARGIN_SMALL, Concern.UNARCHIVED_RECORDS_DELETED)
+        self._concerns.forget(
+            tip,
+            Kind.ARCHIVE_MARGIN_SMALL,
+            Kind.UNARCHIVED_RECORDS_DELETED,
+            Kind.SEGMENT_COPY_STALLED,
+        )
         place = (tip.topic, str(tip.partition))
         if place in ARCHIVE_RETENTION_USED_SHARE._metrics:
             ARCHIVE_RETENTION_USED_SHARE.remove(*place)
@@ -103,31 +111,46 @@ class PartitionWatch:
             copy_s = status.copy_seconds(now)
             if copy_s is not None:
                 ages.append(copy_s)
-                self._look_at_copy(status, watched, copy_s)
+            self._look_at_copy(status, watched, copy_s)
             self._look_at_margin(status, watched, now_ms)
             self._look_at_losses(status)
+        self.disk.look()
         ARCHIVE_LEADER_PARTITIONS.set(leading)
         ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
         ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
 
     def _look_at_copy(
-        self, status: PartitionArchiveStatus, watched: _Watched, age_s: float
+        self, status: PartitionArchiveStatus, watched: _Watched, age_s: float | None
     ) -> None:
-        copy = status.copy
-        assert copy is not None  # looked at by the caller
-        if age_s < self._stalled_after_s or watched.stalled == copy.segment_id:
+        health, kind, copy = self._concerns.health, Kind.SEGMENT_COPY_STALLED, status.copy
+        if watched.stalled is not None and (copy is None or copy.segment_id != watched.stalled):
+            watched.stalled = None
+            health.clear(kind, status.tip)
+        if copy is None or age_s is None or age_s < self._stalled_after_s:
             return
         watched.stalled = copy.segment_id
-        log.warning(
-            "segment_copy_stalled",
-            topic=status.topic,
-            partition=status.partition,
+        ended_after_s = self._stalled_after_s / STALLED_SHARE
+        health.report(
+            of_partition(
+                kind,
+                status.tip,
+                f"a copy has been under way for {int(age_s // 10) * 10} s; it is ended after "
+                f"{int(ended_after_s)} s",
+                since=copy.started_at,
+                until=copy.started_at + ended_after_s,
+            ),
+            status.tip,
             segment_id=str(copy.segment_id),
             base_offset=copy.base_offset,
             size_bytes=copy.size_bytes,
             since_s=round(age_s, 1),
-            ended_after_s=self._stalled_after_s / STALLED_SHARE,
+            ended_after_s=ended_after_s,
         )
+
+    def least_deleted_in_ms(self) -> int | None:
+        """When the brokers begin to delete what is not archived, of any partition."""
+        known = [watched.margin.deleted_in_ms for watched in self._watched.values()]
+        return min((ms for ms in known if ms is not None), default=None)
 
     def _look_at_margin(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
@@ -137,7 +160,7 @@ class PartitionWatch:
             status.broker_retention, age_ms=age_ms, unarchived_bytes=status.unarchived_bytes
         )
         watched.margin = margin.Margin(used, self._deleted_in_ms(watched, used, now_ms))
-        tip, small = status.tip, Concern.ARCHIVE_MARGIN_SMALL
+        tip, small = status.tip, Kind.ARCHIVE_MARGIN_SMALL
         if used is None:
             self._concerns.release(small, tip)
             return
@@ -147,6 +170,7 @@ class PartitionWatch:
                 small,
                 tip,
                 margin_in_words(status, used),
+                until=deleted_at(watched.margin.deleted_in_ms),
                 retention_used=round(used, 3),
                 lag_offsets=status.lag_offsets,
                 margin_offsets=status.margin_offsets,
@@ -164,7 +188,7 @@ class PartitionWatch:
         return margin.deleted_in_ms(used, since, now_ms - at_ms)
 
     def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
-        deleted = Concern.UNARCHIVED_RECORDS_DELETED
+        deleted = Kind.UNARCHIVED_RECORDS_DELETED
         if status.lost is None:
             self._concerns.release(deleted, status.tip)
         else:

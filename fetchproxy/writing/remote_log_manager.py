@@ -26,12 +26,13 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
 from fetchproxy.metadata.leader_views import ClusterLeaderLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Kind
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.loop import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
@@ -129,6 +130,8 @@ _DISCOVERY_JITTER = 0.1
 class RemoteLogManager:
     """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation."""
 
+    _discovery_error: str | None = None
+
     def __init__(
         self,
         config: ArchiveConfig,
@@ -168,9 +171,10 @@ class RemoteLogManager:
             config.rlm_process_interval_ms, config.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
-        self._discovery = TopicDiscovery(cluster, config.topics, limits.discovery_interval_ms)
-        self._discovery_error: str | None = None
         self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
+        self._discovery = TopicDiscovery(
+            cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
+        )
         settings = self._discovery.topic_config
         self._expirer, self._local_retention = _retention(
             config, cluster, rsm, rlmm, settings, wall_clock_ms, self.concerns, limits
@@ -405,7 +409,7 @@ class RemoteLogManager:
         except Exception as error:
             # The top of a background loop: one partition's defect must not end the others' archive.
             log.exception("partition_process_crashed", topic=tip.topic, partition=tip.partition)
-            partition.last_error = repr(error)
+            partition.failed(repr(error))
             kept = self._schedule.failed(tip, loop.time())
         else:
             partition.note_success(self._wall_clock_ms())
@@ -605,10 +609,10 @@ async def _or_stop(
     try:
         await work
     except LogTruncated as error:
-        concerns.hold(Concern.PARTITION_STOPPED, tip, str(error))
+        concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
         stopped.append(error)
     else:
-        concerns.release(Concern.PARTITION_STOPPED, tip)
+        concerns.release(Kind.PARTITION_STOPPED, tip)
 
 
 async def _archive(

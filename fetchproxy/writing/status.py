@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability.metrics import (
@@ -171,20 +170,6 @@ def _bytes_per_offset(view: PartitionView | None) -> float | None:
         return None
     last = view.segments[-1]
     return last.segment_size_bytes / (last.end_offset - last.start_offset + 1)
-
-
-def trouble(status: PartitionArchiveStatus, config: ArchiveConfig, now: float) -> str | None:
-    """What an operator should know of the partition, in words; `now` is loop time (s)."""
-    if status.last_error is not None:
-        return status.last_error
-    copy_s = status.copy_seconds(now)
-    if copy_s is not None and copy_s >= STALLED_SHARE * config.copy_max_ms / 1000:
-        since_s = int(copy_s // 10) * 10
-        return (
-            f"a copy has been under way for {since_s} s; it is ended after "
-            f"{config.copy_max_ms // 1000} s"
-        )
-    return None
 
 
 def publish(status: PartitionArchiveStatus) -> None:

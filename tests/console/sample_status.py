@@ -18,7 +18,16 @@ from fetchproxy.console.status import (
     TopicStatus,
 )
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.writing.concerns import Finding, lost
+from fetchproxy.observability.health import (
+    Condition,
+    Kind,
+    counts,
+    headlines,
+    missing,
+    of_partition,
+    worst_first,
+)
+from fetchproxy.writing.concerns import lost
 
 PARTITIONS = (
     PartitionStatus(
@@ -58,25 +67,39 @@ PARTITIONS = (
         log_end_offset=9_871,
         lag_offsets=758,
         margin_offsets=-287,
-        error="copy of 9113…9399 is impossible: the broker has deleted them",
     ),
     PartitionStatus(topic="telemetry", partition=0, log_start_offset=0, log_end_offset=0),
 )
 
-STEP = Finding(
-    "retention_step_announced",
-    "orders",
-    1,
+ORDERS_1 = TopicIdPartition(UUID(int=1), "orders", 1)
+STEP = of_partition(
+    Kind.RETENTION_STEP_ANNOUNCED,
+    ORDERS_1,
     "orders-1: retention will hide 82 % of the archive, all below offset 1480000, at "
     "2026-03-01 09:00 UTC; to stop it, set the retention or the clock right before then",
-    0,
-    1_479_999,
+    (0, 1_479_999),
+    since=100.0,
+    until=90_000.0,
 )
+FAILING = of_partition(
+    Kind.PARTITION_FAILING,
+    TopicIdPartition(UUID(int=2), "payments.settled.v2", 0),
+    "copy of 9113…9399 is impossible: the broker has deleted them",
+    since=900.0,
+)
+GAP = lost(ORDERS_1, 420_001, 500_000)
+NOW = 1_000.0
+
+
+def shown(*conditions: Condition) -> tuple[dict[str, str | int | float | bool | None], ...]:
+    return tuple(one.as_json_at(NOW) for one in worst_first(conditions))
+
 
 STATUS = Status(
     archiver=ArchiverStatus("group", "stable", leads=3, follows=1, members=2),
-    headlines=(STEP.what,),
-    concerns=(STEP, lost(TopicIdPartition(UUID(int=1), "orders", 1), 420_001, 500_000)),
+    headlines=headlines([STEP, FAILING, GAP]),
+    conditions=shown(STEP, FAILING, GAP),
+    condition_counts=dict(counts([STEP, FAILING, GAP])),
     version="0.1.0",
     mode="serve",
     bootstrap="kafka-1:9092,kafka-2:9092",
@@ -101,18 +124,39 @@ STATUS = Status(
     events=(
         Event("2026-11-20T10:22:31.104Z", "info", "catch", 4,
               {"topic": "orders", "partition": "0"}),
-        Event("2026-11-20T10:21:02.500Z", "warning", "store_recovered", 1,
+        Event("2026-11-20T10:21:02.500Z", "warning", "store_failing_no_more", 1,
               {"failed_seconds": "72.4"}),
         Event("2026-11-20T10:19:50.110Z", "error", "store_failing", 1,
               {"error": "Connection refused by archive.example:9000"}),
     ),
 )  # fmt: skip
 
+REFUSED = "get_range: Connection refused by archive.example:9000"
+OUTAGE = (
+    Condition(
+        Kind.GATEWAY_NOT_LISTENING,
+        "The gateway does not listen at 127.0.0.1:9193 yet",
+        missing="gateway listener 127.0.0.1:9193",
+        since=990.0,
+    ),
+    Condition(
+        Kind.STORE_FAILING,
+        f"The store's reads have been failing: {REFUSED}. Tail reads go on; readers of the archive "
+        "are held back and keep their place.",
+        "read",
+        since=NOW - 192.3,
+    ),
+    STEP,
+    FAILING,
+    GAP,
+)
+
 STATUS_IN_OUTAGE = replace(
     STATUS,
-    store=StoreStatus(
-        "s3://archive/kafka", False, 192.3, "get_range: Connection refused by archive.example:9000"
-    ),
-    missing=("gateway listener 127.0.0.1:9193",),
+    store=StoreStatus("s3://archive/kafka", False, 192.3, REFUSED),
+    conditions=shown(*OUTAGE),
+    condition_counts=dict(counts(OUTAGE)),
+    headlines=headlines(worst_first(OUTAGE)),
+    missing=missing(OUTAGE),
     remote_reads=replace(STATUS.remote_reads, corrupt_chunks=1),
 )

@@ -12,6 +12,7 @@ import pytest
 from memory_object_store import MemoryObjectStore
 from prometheus_client import generate_latest
 from test_console_partitions import TIP, segment
+from test_partition_watch import LAGGING
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
@@ -26,11 +27,13 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability import metrics
+from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import RecentEvents
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.storage.stores.object_store import StoredObject
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.status import PartitionArchiveStatus
 
 CONFIG = Config(
     cluster=ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200),
@@ -67,8 +70,8 @@ class Process:
 
     def __init__(self) -> None:
         self.store = FailingStore()
-        self.faults: dict[TopicIdPartition, str] = {}
-        self.managed: set[TopicIdPartition] = set()
+        self.health = Health()
+        self.work: dict[TopicIdPartition, PartitionArchiveStatus] = {}
         self.concerns = ArchiverConcerns()
         self.events = RecentEvents(clock=lambda: "now")
         self.exits = AsyncExitStack()
@@ -81,10 +84,9 @@ class Process:
         cluster = await self.exits.enter_async_context(Cluster(CONFIG.cluster))
         around = Surroundings(
             mode="serve",
-            missing=lambda: ["listener"],
+            health=self.health,
             listeners=lambda: ["127.0.0.1:9192"],
-            fault=self.faults.get,
-            manages=self.managed.__contains__,
+            work=self.work.get,
             concerns=lambda: self.concerns,
         )
         self.collector = StatusCollector(
@@ -114,6 +116,8 @@ def _gauges_given_back() -> Iterator[None]:
 
 
 async def test_before_the_first_look_nothing_is_claimed(process: Process) -> None:
+    waiting = Condition(Kind.GATEWAY_NOT_LISTENING, "it does not listen", missing="listener")
+    process.health.report(waiting)
     status = await process.collector()
     assert status.partitions == ()
     assert status.store.up is None
@@ -133,7 +137,7 @@ async def test_archived_ranges_are_shown_without_brokers(process: Process) -> No
 
 
 async def test_gauges_of_what_the_archiver_manages_are_the_archivers(process: Process) -> None:
-    process.managed.add(segment(0, 9).topic_id_partition)
+    process.work[TIP] = LAGGING
     await process.archive(segment(0, 9))
     await process.collector.look()
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 9),)
@@ -145,8 +149,11 @@ async def test_what_the_process_learns_itself_is_shown_without_a_look(process: P
     await process.collector.look()
     await process.archive(segment(10, 19))
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 19),)
-    process.faults[TIP] = "copy failed: password=hunter2"
-    assert (await process.collector()).partitions[0].error == "copy failed: password=•••"
+    failing = of_partition(Kind.PARTITION_FAILING, TIP, "copy failed: password=hunter2")
+    process.concerns.health.hold(failing, TIP)
+    [shown] = (await process.collector()).conditions
+    assert (shown["kind"], shown["what"]) == (failing.kind, "copy failed: password=•••")
+    assert (await process.collector()).headlines == (), "it is tried again"
 
 
 async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> None:
@@ -197,7 +204,7 @@ async def test_an_outage_of_one_operation_counts_at_once_and_is_named(
 async def test_what_an_operator_has_to_see_to_is_a_headline(process: Process) -> None:
     assert (await process.collector()).headlines == ()
     process.concerns.hold(
-        Concern.LOCAL_TRIMMING_STOPPED,
+        Kind.LOCAL_TRIMMING_STOPPED,
         TIP,
         "nothing is trimmed: https://user:hunter2@store/x is missing",
     )
@@ -205,7 +212,7 @@ async def test_what_an_operator_has_to_see_to_is_a_headline(process: Process) ->
     [headline] = status.headlines
     assert "nothing is trimmed" in headline
     assert "hunter2" not in headline
-    assert [concern.what for concern in status.concerns] == [headline]
+    assert [one["what"] for one in status.conditions] == [headline]
 
 
 async def test_a_deleted_partition_goes(process: Process) -> None:

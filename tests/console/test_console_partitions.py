@@ -42,7 +42,7 @@ def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
 
 def test_ranges_are_cut_at_recorded_gaps() -> None:
     view = build_view(TIP, [segment(5, 9), segment(10, 19), segment(30, 39)], 0.0)
-    status = partition_status(TIP, view, LogEdges(35, 60, 55), None)
+    status = partition_status(TIP, view, LogEdges(35, 60, 55))
     assert status.archived == (OffsetRange(5, 19), OffsetRange(30, 39))
     assert status.gaps == (OffsetRange(20, 29),)
     assert (status.segments, status.size_bytes) == (3, 300)
@@ -52,24 +52,23 @@ def test_ranges_are_cut_at_recorded_gaps() -> None:
 
 
 def test_what_is_not_known_is_not_zero() -> None:
-    status = partition_status(TIP, None, None, "no answer")
+    status = partition_status(TIP, None, None)
     assert status.archived == ()
     assert (status.lag_offsets, status.margin_offsets) == (None, None)
     assert (status.log_start_offset, status.log_end_offset) == (None, None)
-    assert status.error == "no answer"
     view = build_view(TIP, [segment(0, 9)], 0.0)
-    assert partition_status(TIP, view, None, None).lag_offsets is None
+    assert partition_status(TIP, view, None).lag_offsets is None
 
 
 def test_an_empty_archive_lags_by_the_whole_log() -> None:
-    status = partition_status(TIP, build_view(TIP, [], 0.0), LogEdges(100, 160, 150), None)
+    status = partition_status(TIP, build_view(TIP, [], 0.0), LogEdges(100, 160, 150))
     assert status.lag_offsets == 50
     assert status.margin_offsets is None
 
 
 def test_what_the_broker_has_deleted_is_loss_and_not_lag() -> None:
     view = build_view(TIP, [segment(0, 9)], 0.0)
-    assert partition_status(TIP, view, LogEdges(15, 30, 30), None).margin_offsets == -5
+    assert partition_status(TIP, view, LogEdges(15, 30, 30)).margin_offsets == -5
     assert lag_offsets(10, LogEdges(15, 30, 30)) == 15
     assert lag_offsets(40, LogEdges(15, 30, 30)) == 0
 
@@ -90,7 +89,7 @@ LEADS = PartitionArchiveStatus(
 
 
 def test_what_the_archiver_does_is_in_the_line() -> None:
-    line = partition_status(TIP, None, None, None)
+    line = partition_status(TIP, None, None)
     assert with_work(line, None, 103.0) is line
     leader = with_work(line, LEADS, 103.0)
     assert (leader.role, leader.copy_seconds, leader.retention_used) == ("leader", 3.0, 0.1235)

@@ -15,12 +15,13 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from sample_status import STATUS, STATUS_IN_OUTAGE
+from sample_status import STATUS, STATUS_IN_OUTAGE, shown
 
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.console.server import ITEMS_A_STEP, METRICS_A_STEP, SECURITY_HEADERS, ConsoleServer
 from fetchproxy.console.status import Asked, Status
 from fetchproxy.errors import ConfigError
+from fetchproxy.observability.health import Condition, Kind
 
 
 class Source:
@@ -77,7 +78,8 @@ async def test_a_failing_store_does_not_make_it_unready(
 async def test_refused_credentials_are_shown_and_do_not_make_it_unready(
     http: aiohttp.ClientSession, source: Source
 ) -> None:
-    source.status = replace(STATUS_IN_OUTAGE, missing=(), cluster_refusal="user 'p': refused")
+    refused = Condition(Kind.CLUSTER_AUTHENTICATION_REFUSED, "user 'p': refused")
+    source.status = replace(STATUS_IN_OUTAGE, missing=(), conditions=shown(refused))
     async with http.get("/readyz") as answer:
         assert answer.status == 200
         assert (await answer.json())["cluster_refusal"] == "user 'p': refused"

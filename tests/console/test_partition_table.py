@@ -6,25 +6,26 @@ from uuid import UUID
 
 from fetchproxy.console.status import Asked, PartitionStatus, PartitionTable, TopicStatus
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.writing.concerns import Concern, finding, lost
+from fetchproxy.observability.health import Condition, Kind, of_partition, of_topic
+from fetchproxy.writing.concerns import lost
 
 
 def tip(topic: str, partition: int) -> TopicIdPartition:
     return TopicIdPartition(UUID(int=1), topic, partition)
 
 
-FINDINGS = (
-    finding(Concern.PARTITION_STOPPED, tip("orders", 7), "it begins again"),
+CONDITIONS = (
+    of_partition(Kind.PARTITION_STOPPED, tip("orders", 7), "it begins again"),
+    of_partition(Kind.PARTITION_FAILING, tip("orders", 4_999), "the store is away"),
     lost(tip("orders", 3), 0, 9),  # on record: nobody has to act
 )
 
 
 def filled(asked: Asked) -> PartitionTable:
-    table = PartitionTable(asked, FINDINGS)
+    table = PartitionTable(asked, CONDITIONS)
     for topic in ("audit", "orders"):
         for partition in range(5_000):
-            error = "away" if (topic, partition) == ("orders", 4_999) else None
-            table.add(PartitionStatus(topic, partition, lag_offsets=2, size_bytes=3, error=error))
+            table.add(PartitionStatus(topic, partition, lag_offsets=2, size_bytes=3))
     return table
 
 
@@ -55,8 +56,22 @@ def test_all_by_topic_whatever_was_asked_for() -> None:
     )
 
 
-def test_concerns_are_of_what_is_shown() -> None:
-    of_all = finding(Concern.TOPIC_DELETION_STOPPED, None, "the archive of another cluster")
-    found = (*FINDINGS, of_all)
-    assert filled(Asked()).concerns_of_rows(found) == found
-    assert filled(Asked(rows_max=2)).concerns_of_rows(found) == (FINDINGS[0], of_all)
+def test_conditions_are_of_what_is_shown_and_one_of_each_kind() -> None:
+    stopped, failing, gap = CONDITIONS
+    process = Condition(Kind.TOPIC_DELETION_STOPPED, "the archive of another cluster")
+    refused = of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")
+    another = of_partition(Kind.PARTITION_FAILING, tip("orders", 4_000), "the store is away")
+    found = (process, refused, stopped, failing, another, gap)
+    assert filled(Asked()).conditions_shown(found) == found
+    of_row = filled(Asked(rows_max=1, name_part="orders-7")).conditions_shown(found)
+    assert of_row == (process, refused, stopped, failing, gap)
+
+
+def test_all_partitions_of_a_refused_topic_have_a_fault() -> None:
+    table = PartitionTable(Asked(), [of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")])
+    for topic in ("audit", "orders"):
+        table.add(PartitionStatus(topic, 0))
+    assert [(topic.topic, topic.faulty) for topic in table.topics()] == [
+        ("audit", 1),
+        ("orders", 0),
+    ]

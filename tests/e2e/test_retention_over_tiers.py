@@ -270,11 +270,11 @@ def test_the_brokers_keep_what_the_store_has_lost(
         time.sleep(1)
         assert broker_start(kafka_server, name) == 0
         assert len(proxy.logged("local_trimming_stopped")) == 1
-        place = ("fetchproxy_archive_concerns", "local_trimming_stopped")
+        place = ("fetchproxy_conditions", "local_trimming_stopped")
         wait_for("the gauge, at the next look", lambda: proxy.metric(*place) == 1)
-        [concern] = json.loads(proxy.get("/api/status"))["concerns"]
-        assert (concern["concern"], concern["topic"]) == ("local_trimming_stopped", name)
-        assert concern["what"] == headline
+        [told] = [one for one in json.loads(proxy.get("/api/status"))["conditions"] if one["waits"]]
+        assert (told["kind"], told["topic"]) == ("local_trimming_stopped", name)
+        assert told["what"] == headline
         # What was lost is put back.
         shutil.copytree(away, folder, dirs_exist_ok=True)
         wait_for("the trimming", lambda: broker_start(kafka_server, name) > COUNT)

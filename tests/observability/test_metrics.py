@@ -5,7 +5,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 from fetchproxy.observability import metrics
-from fetchproxy.observability.document import main
+from fetchproxy.observability.document import main, with_conditions
+from fetchproxy.observability.health import MEANINGS, Kind
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -15,6 +16,15 @@ def test_the_table_on_disk_is_the_generated_one(tmp_path: Path) -> None:
     generated = (tmp_path / "metrics.md").read_text(encoding="utf-8")
     on_disk = (DOCS / "metrics.md").read_text(encoding="utf-8")
     assert on_disk == generated, "run python -m fetchproxy.observability.document"
+
+
+def test_every_kind_of_condition_is_in_the_operations_page() -> None:
+    page = (DOCS / "operations.md").read_text(encoding="utf-8")
+    assert page == with_conditions(page), "run python -m fetchproxy.observability.document"
+    for kind in Kind:
+        assert f"| `{kind}` |" in page
+        assert MEANINGS[kind].means
+        assert MEANINGS[kind].remedy
 
 
 def test_every_registered_metric_is_in_the_table() -> None:

@@ -9,6 +9,7 @@ import pytest
 from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
+from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.archive_reading import ArchiveReading, plan_input
 from fetchproxy.remotelog.options import parse_options
 from fetchproxy.remotelog.planning import ALL_OFFSETS, DataLoss, Holes, holes_of
@@ -20,7 +21,7 @@ from fetchproxy.segments.description import (
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.writing.archive_health import NotHeld, Offsets
+from fetchproxy.writing.archive_health import NotHeld
 
 
 @pytest.fixture

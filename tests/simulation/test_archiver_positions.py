@@ -29,6 +29,7 @@ from fetchproxy.metadata.archiver_positions import (
     encode_positions,
 )
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Health, headlines
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.published import PublishedPositions
 
@@ -40,14 +41,21 @@ class World:
     def __init__(self) -> None:
         self.store = FaultyObjectStore(MemoryObjectStore(), Random(1))
         self.rsm = RemoteStorageManager(self.store, "archive")
+        self.health = Health()
+        self.own_key: str | None = None
 
     @asynccontextmanager
     async def reader(
         self, here: Callable[[TopicIdPartition], int | None] = lambda tip: None
     ) -> AsyncIterator[ArchiverPositions]:
         clock = asyncio.get_running_loop().time
-        async with ArchiverPositions(self.rsm, READ_MAX_MS, clock, here) as positions:
+        async with ArchiverPositions(
+            self.rsm, READ_MAX_MS, clock, here, self.health, lambda: self.own_key
+        ) as positions:
             yield positions
+
+    def headlines(self) -> list[str]:
+        return list(headlines(self.health.conditions(asyncio.get_running_loop().time())))
 
     @asynccontextmanager
     async def archiver(
@@ -291,15 +299,15 @@ def test_one_that_is_killed_is_named_within_15_s_until_it_is_back(killed_after_s
         async with watched(world) as reader:
             async with world.archiver({T0: 100, T1: 5}) as task:
                 await asyncio.sleep(killed_after_s)
-                assert reader.headlines() == []
+                assert world.headlines() == []
                 await world.kill(task)
             assert await silent_after(reader) < 14
-            (sentence,) = reader.headlines()
+            (sentence,) = world.headlines()
             assert "its 2 partitions are not archived" in sentence
             assert reader.status.heard == 0
             async with world.archiver({T0: 100, T1: 5}, number=2):
                 await asyncio.sleep(2 * LOOK_INTERVAL_S)
-                assert (reader.status.heard, reader.headlines()) == (1, [])
+                assert (reader.status.heard, world.headlines()) == (1, [])
 
     run_virtual(main)
 
@@ -307,13 +315,13 @@ def test_one_that_is_killed_is_named_within_15_s_until_it_is_back(killed_after_s
 def test_none_is_named_that_writes_slowly_or_whose_partitions_another_has() -> None:
     async def main() -> None:
         world = World()
-        async with watched(world) as reader, world.archiver({T0: 100}, number=2):
+        async with watched(world), world.archiver({T0: 100}, number=2):
             async with world.archiver({T0: 90}) as task:
                 await world.kill(task)
             world.store.faults = Faults(latency_s_min=0.9, latency_s_max=0.9)
             for _ in range(200):
                 await asyncio.sleep(1)
-                assert reader.headlines() == []
+                assert world.headlines() == []
 
     run_virtual(main)
 
@@ -325,7 +333,7 @@ def test_none_is_named_in_an_outage_nor_after_it(outage_s: int, faults: Faults) 
 
     async def main() -> None:
         world = World()
-        async with watched(world) as reader, world.archiver({T0: 100}):
+        async with watched(world), world.archiver({T0: 100}):
             for _ in range(10):
                 await asyncio.sleep(7.3)
                 world.store.faults = faults
@@ -333,7 +341,7 @@ def test_none_is_named_in_an_outage_nor_after_it(outage_s: int, faults: Faults) 
                 world.store.faults = NO_FAULTS
                 for _ in range(150):
                     await asyncio.sleep(0.1)
-                    assert reader.headlines() == []
+                    assert world.headlines() == []
 
     run_virtual(main)
 
@@ -344,17 +352,19 @@ def test_what_an_archiver_says_is_shown_elsewhere() -> None:
         told = PublishedPositions(
             world.rsm, UUID(int=1), lambda: [T0], lambda tip: 100, lambda topics: said[0]
         )
-        async with watched(world) as reader:
+        async with watched(world):
             task = asyncio.create_task(told.run())
             await asyncio.sleep(1 + LOOK_INTERVAL_S)
-            assert reader.headlines() == ["The disk fails"]
-            assert reader.headlines(told.key) == [], "by itself it says it itself"
+            assert world.headlines() == ["The disk fails"]
+            world.own_key = told.key
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            assert world.headlines() == [], "by itself it says it itself"
             said[0] = ForPeople((), "the brokers delete nothing")
             await asyncio.sleep(2 + LOOK_INTERVAL_S)
-            assert reader.headlines() == []
+            assert world.headlines() == []
             await world.kill(task)
             await asyncio.sleep(MISSED_AFTER_S + 2 * LOOK_INTERVAL_S)
-            (sentence,) = reader.headlines()
+            (sentence,) = world.headlines()
             assert sentence.endswith("its partition is not archived; the brokers delete nothing")
 
     run_virtual(main)

@@ -28,9 +28,9 @@ from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, KiB, Metadata
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability import metrics
+from fetchproxy.observability.health import Kind
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
-from fetchproxy.writing.concerns import Concern
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.status import PartitionArchiveStatus
 
@@ -64,8 +64,8 @@ class Outage:
     def status(self) -> PartitionArchiveStatus:
         return self.manager.status()[0]
 
-    def held(self, concern: Concern) -> list[str]:
-        return [f.what for f in self.manager.concerns.findings() if f.concern == concern]
+    def held(self, kind: Kind) -> list[str]:
+        return [one.what for one in self.manager.concerns.conditions() if one.kind == kind]
 
     def logged(self, *events: str) -> list[Any]:
         return [entry for entry in self.entries if entry["event"] in events]
@@ -140,10 +140,10 @@ def gauge(metric: Any, partition: int = 0) -> float:
 
 def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> None:
     async def main(here: Outage) -> None:
-        assert here.manager.concerns.findings() == ()
+        assert here.manager.concerns.conditions() == ()
         here.store.full = True
         began = now()
-        while not here.held(Concern.ARCHIVE_MARGIN_SMALL):
+        while not here.held(Kind.ARCHIVE_MARGIN_SMALL):
             await asyncio.sleep(1)
             assert now() < began + RETENTION_S
         warned = now() - began
@@ -158,12 +158,12 @@ def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> 
         status = here.status()
         assert status.lost is not None
         assert status.lost[1] + 1 == pytest.approx(here.logs[0].start_offset, abs=100)
-        assert len(here.held(Concern.UNARCHIVED_RECORDS_DELETED)) == PARTITIONS
+        assert len(here.held(Kind.UNARCHIVED_RECORDS_DELETED)) == PARTITIONS
         assert len(here.logged("unarchived_records_deleted")) == PARTITIONS
         here.store.full = False
         await asyncio.sleep(2 * RETENTION_S)
         assert here.status().lost is None
-        assert here.manager.concerns.findings() == ()
+        assert here.manager.concerns.conditions() == ()
         assert len(here.logged("archive_gap")) == PARTITIONS
 
     run_outage(tmp_path, main)

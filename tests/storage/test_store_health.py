@@ -64,8 +64,8 @@ def test_a_short_trouble_is_not_logged_a_long_one_once() -> None:
         for second in range(5):
             tracker.failed(20.0 + second, began_at=20.0, error=ERROR)
         tracker.succeeded(30.0)
-    assert [entry["event"] for entry in logs] == ["store_failing", "store_recovered"]
-    assert logs[1]["failed_for_s"] == 10.0
+    assert [entry["event"] for entry in logs] == ["store_failing", "store_failing_no_more"]
+    assert logs[1]["lasted_s"] == 10.0
 
 
 def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() -> None:
@@ -85,7 +85,7 @@ def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() ->
             assert tracker.failing_since == began_at
             request.answered()
             assert tracker.status(loop.time()).up
-        assert [entry["event"] for entry in logs] == ["store_failing", "store_recovered"]
+        assert [entry["event"] for entry in logs] == ["store_failing", "store_failing_no_more"]
         with tracker.asked(may_take_long=True):
             await asyncio.sleep(100 * SILENT_AFTER_S)
             tracker.look(loop.time())

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,12 @@ from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogHistory
+from fetchproxy.observability.health import MEANINGS, Condition, Health, Kind, Level
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores.object_store import StoreClock
-from fetchproxy.writing.concerns import ON_RECORD, ArchiverConcerns, Concern, Finding, read_concerns
+from fetchproxy.writing.concerns import ArchiverConcerns, read_concerns
 from fetchproxy.writing.margin import UNLIMITED
 from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
@@ -232,7 +233,7 @@ def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
 
 async def shown(config: Config) -> Status:
     """By the page of a proxy that archives nothing."""
-    nothing = Surroundings("serve", tuple, tuple, lambda tip: None)
+    nothing = Surroundings("serve", Health())
     assert config.store.url is not None
     async with (
         open_store(config.store.url, config.store) as rsm,
@@ -243,12 +244,19 @@ async def shown(config: Config) -> Status:
         return await collector()
 
 
-def gauge(name: str, concern: str) -> float | None:
-    return REGISTRY.get_sample_value(name, {"concern": concern})
+def gauge(kind: str) -> float | None:
+    name, level = "fetchproxy_conditions", MEANINGS[kind].level
+    return REGISTRY.get_sample_value(name, {"kind": kind, "level": level})
 
 
 def test_each_concern_is_brought_about_here() -> None:
-    assert MADE.keys() == set(Concern)
+    told_by_the_store = {Kind(name) for name in MADE}
+    of_partitions = {kind for kind, one in MEANINGS.items() if one.subject == "partition"} - {
+        Kind.LOG_BEGINS_AGAIN,
+        Kind.PARTITION_FAILING,
+        Kind.SEGMENT_COPY_STALLED,
+    }
+    assert told_by_the_store == of_partitions | {Kind.TOPIC_DELETION_STOPPED}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -262,27 +270,31 @@ def test_all_places_say_the_same(
     report = verify(Here(), config).report
     _, listed = asyncio.run(read_archive(config, None))
     assert report.concerns == listed
-    [said] = [found for found in listed if found.concern == name]
+    [said] = [found for found in listed if found.kind == name]
     assert (said.first_offset, said.last_offset) == offsets
     assert report.clean == (name not in FAULTS)
     if name in SAID_IN_THE_LOG:
         [event] = [e for e in logs if e["event"] == name]
-        assert (event["error"], event["log_level"]) == (said.what, "error")
+        assert (event["error"], event["log_level"]) == (said.what, said.level)
     print_summary(report)
     assert f"{name}: {said.what}" in capsys.readouterr().out.splitlines()
-    assert json.loads(json.dumps(report_json(report)))["concerns"] == [asdict(f) for f in listed]
+    assert json.loads(json.dumps(report_json(report)))["concerns"] == [
+        found.as_json() for found in listed
+    ]
     _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
 
 
-def _page_and_metrics_say(said: Finding, listed: tuple[Finding, ...], status: Status) -> None:
-    assert said in status.concerns
-    assert set(status.concerns) <= set(listed)
-    waits = [found.what for found in listed if found.concern not in ON_RECORD]
+def _page_and_metrics_say(said: Condition, listed: tuple[Condition, ...], status: Status) -> None:
+    shown = [{name: one[name] for name in said.as_json()} for one in status.conditions]
+    assert said.as_json() in shown
+    assert all(one in [found.as_json() for found in listed] for one in shown)
+    waits = [found.what for found in listed if found.meaning.waits]
     assert set(status.headlines) <= set(waits)
-    assert (said.what in status.headlines) == (said.concern not in ON_RECORD)
-    assert gauge("fetchproxy_archive_concerns", said.concern) == 1
-    assert gauge("fetchproxy_archive_concern_offsets", said.concern) == said.offsets
-    assert b"fetchproxy_archive_concerns{" in generate_latest(REGISTRY)
+    assert (said.what in status.headlines) == (said.level != Level.ON_RECORD)
+    assert status.condition_counts[said.kind] == gauge(said.kind) == 1
+    offsets = REGISTRY.get_sample_value("fetchproxy_condition_offsets", {"kind": said.kind})
+    assert offsets == said.offsets
+    assert b"fetchproxy_conditions{" in generate_latest(REGISTRY)
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -301,7 +313,7 @@ def test_newest_segments_that_are_gone_are_told_by_the_page_too(tmp_path: Path, 
     config = folder_of(asyncio.run(newest_gone()), tmp_path)
     _, listed = asyncio.run(read_archive(config, None))
     [said] = listed
-    assert (said.concern, said.last_offset) == ("archived_offsets_missing", 29)
+    assert (said.kind, said.last_offset) == ("archived_offsets_missing", 29)
     report = verify(Here(), config).report
     assert report.concerns == listed
     assert not report.clean
@@ -315,10 +327,10 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
     async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
         health = PartitionsHealth(planted.rsm.records, rlmm)
 
-        async def look() -> list[Finding]:
+        async def look() -> list[Condition]:
             await rlmm.refresh(TIP, asyncio.get_running_loop().time())
             await health.look([TIP], lambda tip: False)
-            return list(health.findings())
+            return list(health.conditions())
 
         assert await look() == []
         reads = stated_ends_read()
@@ -330,14 +342,15 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
         with capture_logs() as logs:
             for _ in range(2):
                 [said] = await look()
-                assert (said.concern, said.first_offset) == ("archived_offsets_missing", 30)
+                assert (said.kind, said.first_offset) == ("archived_offsets_missing", 30)
             await rlmm.raise_log_start_offset(TIP, 40)
             assert await look() == [], "deleted on purpose"
         place = {"topic": TIP.topic, "partition": TIP.partition}
-        assert [e for e in logs if e["event"].startswith("archived_offsets_missing")] == [
-            {"event": said.concern, "log_level": "error", "error": said.what, **place},
-            {"event": f"{said.concern}_no_more", "log_level": "info", **place},
-        ]
+        began, ended = [e for e in logs if e["event"].startswith("archived_offsets_missing")]
+        assert began == {"event": said.kind, "log_level": "error", "error": said.what, **place}
+        assert (
+            ended.items() >= {"event": f"{said.kind}_no_more", "log_level": "info", **place}.items()
+        )
 
 
 def stated_ends_read() -> float:
@@ -355,8 +368,8 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
     assert verify(Here(), config).report.concerns == ()
     assert asyncio.run(read_archive(config, None))[1] == ()
     status = asyncio.run(shown(config))
-    assert (status.concerns, status.headlines) == ((), ())
-    assert [gauge("fetchproxy_archive_concerns", name) for name in Concern] == [0] * len(Concern)
+    assert (status.conditions, status.headlines, status.missing) == ((), (), ())
+    assert [gauge(kind) for kind in Kind] == [0] * len(Kind)
 
 
 async def test_what_is_over_leaves_the_store() -> None:
@@ -366,14 +379,14 @@ async def test_what_is_over_leaves_the_store() -> None:
     for began, went_on in ((True, False), (True, True)):
         first = ArchiverConcerns(objects)
         with capture_logs():
-            first.hold(Concern.PARTITION_STOPPED, TIP, "it stands")
+            first.hold(Kind.PARTITION_STOPPED, TIP, "it stands")
         await first.publish()
         assert [found.name for found in await objects.list_concerns()] == ["partition_stopped"]
         second = first if went_on else ArchiverConcerns(objects)
         await second.publish()
         assert len(await objects.list_concerns()) == began, "nothing was looked at yet"
         with capture_logs():
-            second.release(Concern.PARTITION_STOPPED, TIP)
+            second.release(Kind.PARTITION_STOPPED, TIP)
         await second.publish()
         assert await objects.list_concerns() == []
 
@@ -383,8 +396,8 @@ async def test_a_deleted_partition_has_no_concerns() -> None:
     await planted.add([batch(0)])
     concerns = ArchiverConcerns(planted.rsm.concerns)
     with capture_logs():
-        concerns.hold(Concern.PARTITION_STOPPED, TIP, "it stands")
-        concerns.hold(Concern.TOPIC_DELETION_STOPPED, None, "of the archive")
+        concerns.hold(Kind.PARTITION_STOPPED, TIP, "it stands")
+        concerns.hold(Kind.TOPIC_DELETION_STOPPED, None, "of the archive")
     await concerns.publish()
     await planted.rsm.forget_partition(TIP)
     assert [found.tip for found in await planted.rsm.concerns.list_concerns()] == [None]
@@ -397,7 +410,7 @@ async def test_what_is_known_is_not_read_again() -> None:
     concerns = ArchiverConcerns(objects)
     with capture_logs():
         for tip in tips:
-            concerns.hold(Concern.PARTITION_STOPPED, tip, "it stands")
+            concerns.hold(Kind.PARTITION_STOPPED, tip, "it stands")
     await concerns.publish()
     reads = "fetchproxy_store_request_seconds_count"
     known = await read_concerns(objects)
@@ -405,12 +418,12 @@ async def test_what_is_known_is_not_read_again() -> None:
     before = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
     assert await read_concerns(objects, known) == known
     with capture_logs():
-        concerns.hold(Concern.PARTITION_STOPPED, tips[3], "it stands, and otherwise")
-        concerns.release(Concern.PARTITION_STOPPED, tips[4])
+        concerns.hold(Kind.PARTITION_STOPPED, tips[3], "it stands, and otherwise")
+        concerns.release(Kind.PARTITION_STOPPED, tips[4])
     await concerns.publish()
     again = await read_concerns(objects, known)
     assert len(again) == 39
-    assert [one.finding.what for one in again if one.subject == tips[3]] == [
+    assert [one.condition.what for one in again if one.subject == tips[3]] == [
         "it stands, and otherwise"
     ]
     after = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})

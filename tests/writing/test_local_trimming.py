@@ -22,8 +22,9 @@ from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfi
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import headlines
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.writing.concerns import ArchiverConcerns, headlines
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.limits import WritingLimits
 from lab.limited import section_and_limits
@@ -248,14 +249,14 @@ async def test_not_where_the_store_has_lost_what_was_copied(
             await world.local.trim(TIP)
             await asyncio.sleep(0.01)
         assert world.broker.deletions == 0
-        [headline] = headlines(world.concerns.findings())
+        [headline] = headlines(world.concerns.conditions())
         assert said in headline
         assert key in headline
         # Mended, it goes on by itself.
         await world.store.put(key, before)
         await world.local.trim(TIP)
         assert world.broker.deletions == 1
-        assert headlines(world.concerns.findings()) == ()
+        assert headlines(world.concerns.conditions()) == ()
 
 
 async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
@@ -264,4 +265,4 @@ async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
         with pytest.raises(RemoteStorageError):
             await world.local.trim(TIP)
         assert world.broker.deletions == 0
-        assert headlines(world.concerns.findings()) == ()
+        assert headlines(world.concerns.conditions()) == ()

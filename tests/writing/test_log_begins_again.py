@@ -21,7 +21,8 @@ from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import LogBeginsAgain, ResolutionRefused
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern, read_concerns
+from fetchproxy.observability.health import Kind
+from fetchproxy.writing.concerns import ArchiverConcerns, read_concerns
 from fetchproxy.writing.deletion.local_retention import trim_target
 from fetchproxy.writing.deletion.retention import Retention, plan_removals
 from fetchproxy.writing.partition_archiver import PartitionArchiver
@@ -187,7 +188,7 @@ async def begun_again(
     concerns = ArchiverConcerns(here.rsm.concerns)
     with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain) as stopped:
         await process(archiver)
-    concerns.hold(Concern.PARTITION_STOPPED, TIP, str(stopped.value))
+    concerns.hold(Kind.PARTITION_STOPPED, TIP, str(stopped.value))
     await concerns.publish()
     return archiver, served
 

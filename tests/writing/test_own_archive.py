@@ -20,6 +20,7 @@ from fetchproxy.config.schema import Config, StoreConfig
 from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Health, headlines
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from fetchproxy.storage.attached_topics import open_archive
@@ -45,6 +46,10 @@ class Process(NamedTuple):
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
+    health: Health
+
+    def headlines(self) -> tuple[str, ...]:
+        return headlines(self.health.conditions(asyncio.get_running_loop().time()))
 
 
 @asynccontextmanager
@@ -55,8 +60,11 @@ async def process(config: Config, *, create: bool = False) -> AsyncIterator[Proc
         Cluster(config.cluster) as cluster,
         metadata_manager(config, rsm, cluster, lambda: 0) as rlmm,
     ):
-        own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=archives, create=create)
-        yield Process(own, rsm, rlmm, cluster)
+        health = Health()
+        own = OwnArchive(
+            config, rsm, rlmm, cluster, uuid4, archives=archives, create=create, health=health
+        )
+        yield Process(own, rsm, rlmm, cluster, health)
 
 
 def written_topic(kafka: KafkaServer, name: str, *, forgotten: int = 0) -> None:
@@ -180,15 +188,15 @@ async def test_a_reader_waits_for_the_archive(kafka_server: KafkaServer, tmp_pat
             await one.rsm.list_partitions()
         running = tasks.create_task(one.own.run())
         async with asyncio.timeout(60):
-            while not one.own.headlines():  # noqa: ASYNC110 - it knows no events
+            while not one.headlines():  # noqa: ASYNC110 - it knows no events
                 await asyncio.sleep(0.02)
-        assert "there is no archive" in one.own.headlines()[0]
+        assert "there is no archive" in one.headlines()[0]
         written_topic(kafka_server, "own-awaited")
         async with process(configured(kafka_server, tmp_path, "own-awaited")) as writing:
             await writing.own.confirm()
         async with asyncio.timeout(60):
             await one.own.confirmed.wait()
-        assert one.own.headlines() == ()
+        assert one.headlines() == ()
         running.cancel()
 
 

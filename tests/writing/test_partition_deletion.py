@@ -23,10 +23,11 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, metadata_partition
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.observability.health import headlines
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.records import encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, headlines
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.partition_deletion import (
     ClusterTopics,
     PartitionDeletion,
@@ -323,13 +324,13 @@ async def test_a_cluster_that_was_formatted_anew_with_its_id(
                 for _ in range(3):
                     await deletion.look()
             assert before <= world.store.objects()
-            [headline] = headlines(concerns.findings())
+            [headline] = headlines(concerns.conditions())
             assert "none of the 2 topics" in headline
             assert "archive.topic_deletion=delete-all" in headline
         # A person's word.
         async with world.process(topic_deletion="delete-all", concerns=concerns) as deletion:
             await deletion.look()
-        assert headlines(concerns.findings()) == ()
+        assert headlines(concerns.conditions()) == ()
         logs = [world.planted.key(s, SegmentFile.LOG) for s in world.planted.segments]
         assert not set(logs[:4]) & world.store.objects()
 
@@ -345,7 +346,7 @@ async def test_kept_by_a_persons_word_for_good() -> None:
         async with world.process(concerns=concerns) as deletion:
             for _ in range(3):
                 await deletion.look()
-        assert headlines(concerns.findings()) == ()
+        assert headlines(concerns.conditions()) == ()
         assert before <= world.store.objects()
 
 
@@ -357,10 +358,10 @@ async def test_it_shows_itself_again() -> None:
         async with world.process(concerns=concerns) as deletion:
             world.broker.topics = WIPED
             await deletion.look()
-            assert len(headlines(concerns.findings())) == 1
+            assert len(headlines(concerns.conditions())) == 1
             world.broker.topics = (ALIVE, OTHER)
             await deletion.look()
-            assert headlines(concerns.findings()) == ()
+            assert headlines(concerns.conditions()) == ()
         assert world.store.objects() == before
 
 

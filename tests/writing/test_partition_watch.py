@@ -21,7 +21,7 @@ from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import CopyProgress
 from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, broker_retention, retention_used
 from fetchproxy.writing.partition_watch import PartitionWatch
-from fetchproxy.writing.status import PartitionArchiveStatus, publish, trouble, withdraw
+from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 3)
 HOUR = 3_600_000
@@ -90,7 +90,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
     assert logs[0]["log_level"] == "error"
     assert seen.margin(TIP).used == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
-    assert [str(found) for found in concerns.findings()] == [
+    assert [str(found) for found in concerns.conditions()] == [
         "archive_margin_small: orders-3: what is not archived, from offset 100 on, has used up "
         "70 % of the brokers' retention; at 100 % they delete it"
     ]
@@ -100,7 +100,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
         await seen.look([status], 0.0, 1_009 * HOUR)
     assert [e["event"] for e in logs] == ["archive_margin_small_no_more", "archive_margin_small"]
     seen.forget(TIP)
-    assert concerns.findings() == ()
+    assert concerns.conditions() == ()
     assert ("orders", "3") not in ARCHIVE_RETENTION_USED_SHARE._metrics
 
 
@@ -135,18 +135,26 @@ async def test_without_limits_nothing_is_said() -> None:
 
 
 async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
-    seen = watch()
+    concerns = ArchiverConcerns()
+    seen = watch(concerns)
     copy = CopyProgress(UUID(int=9), base_offset=100, size_bytes=5, started_at=1_000.0)
     status = replace(LAGGING, broker_retention=UNLIMITED, copy=copy)
     with capture_logs() as logs:
-        for now in (1_010.0, 1_029.0, 1_030.0, 1_059.0):
+        for now in (1_010.0, 1_029.0):
+            await seen.look([status], now, 0)
+        assert concerns.conditions() == ()
+        for now in (1_030.0, 1_047.0, 1_059.0):
             await seen.look([status], now, 0)
     assert [(e["event"], e["since_s"], e["ended_after_s"]) for e in logs] == [
         ("segment_copy_stalled", 30.0, 60.0)
     ]
+    [shown] = concerns.conditions()
+    assert shown.what == "a copy has been under way for 50 s; it is ended after 60 s"
+    assert (shown.since, shown.until) == (1_000.0, 1_060.0)
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 59
     assert ARCHIVE_STALLED_COPIES._value.get() == 1
     await seen.look([replace(status, copy=None)], 1_061.0, 0)
+    assert concerns.conditions() == ()
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 0
     assert ARCHIVE_STALLED_COPIES._value.get() == 0
 
@@ -168,15 +176,3 @@ def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
     name = "kafka_server_brokertopicmetrics_remotecopyerrors_total"
     assert REGISTRY.get_sample_value(name, {"topic": "never-counted"}) == 0
     withdraw(tip)
-
-
-def test_trouble_in_words() -> None:
-    config = ArchiveConfig(copy_max_ms=60_000, margin_warn_share=0.5)
-    copy = CopyProgress(UUID(int=9), base_offset=100, size_bytes=5, started_at=1_000.0)
-    copying = replace(LAGGING, copy=copy)
-    assert trouble(copying, config, 1_029.0) is None
-    assert trouble(copying, config, 1_047.0) == (
-        "a copy has been under way for 40 s; it is ended after 60 s"
-    )
-    failing = replace(copying, last_error="the store is away")
-    assert trouble(failing, config, 1_047.0) == "the store is away"

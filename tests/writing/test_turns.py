@@ -28,16 +28,16 @@ from confluent_kafka import Producer
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Kind
 from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_ENDED
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing import remote_log_manager as module
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.leadership import Leadership, LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, SegmentSource, Spool
-from fetchproxy.writing.status import trouble
 from lab.limited import section_and_limits
 from lab.mock_cluster import MockCluster
 
@@ -180,7 +180,7 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
         led, followed, *_ = await tips(cluster, TOPIC)
         before = ArchiverConcerns(archive.rsm.concerns)
         for tip in (led, followed):
-            before.hold(Concern.PARTITION_STOPPED, tip, "as the one before has said")
+            before.hold(Kind.PARTITION_STOPPED, tip, "as the one before has said")
         await before.publish()
         async with managed(cluster, archive, GivenLeadership(0)) as manager:
             await until(manager, archived_up_to(TOPIC, {0: 50}))
@@ -223,10 +223,10 @@ async def test_who_lost_the_leadership_while_it_gathered_begins_no_copy(
 
 
 async def test_a_copy_that_hangs_is_shown_and_ended(
-    mock_cluster: MockCluster, tmp_path: Path
+    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(mock_cluster, 100)
-    config = ArchiveConfig(topics=TOPIC, copy_max_ms=3_000)
+    monkeypatch.setattr(module, "WATCH_INTERVAL_S", 0.05)
     store = StubbornStore(tmp_path / "store", create=True)
     async with (
         open_archive(store) as archive,
@@ -236,13 +236,11 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
         ),
     ):
         await until_true(lambda: not store.hangs)
-        loop = asyncio.get_running_loop()
-        told: set[str | None] = set()
+        told: set[str] = set()
 
         def ended() -> bool:
-            statuses = [s for s in manager.status() if s.copy is not None or s.last_error]
-            told.update(trouble(s, config, loop.time()) for s in statuses)
-            return any("took over 3000 ms" in (s.last_error or "") for s in statuses)
+            told.update(one.what for one in manager.concerns.conditions())
+            return any("took over 3000 ms" in what for what in told)
 
         await until_true(ended)
         assert "a copy has been under way for 0 s; it is ended after 3 s" in told

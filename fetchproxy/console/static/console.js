@@ -52,44 +52,13 @@ function banner(id, className, title, detail) {
   setText($(`${id}-detail`), detail);
 }
 
-// --- store, readiness ------------------------------------------------------------------------------
-const NAMES = { list: "listings", read: "reads", write: "writes", delete: "deletions" };
-
-// What it means, and until when there is no harm: by what fails, and by what this process does.
-function consequences(failing, status) {
-  const texts = [];
-  const all = failing.length === 0;
-  if (status.mode !== "archive" && (all || failing.includes("read") || failing.includes("list"))) {
-    texts.push(status.mode === "serve" ? "Tail reads go on; readers of the archive are held back and keep their place."
-      : "Readers are held back and keep their place.");
-  }
-  if (status.archiver && failing.join() !== "delete") {
-    const left = status.topics.map((t) => t.deleted_in_seconds).filter((s) => s !== null);
-    const least = left.length ? Math.min(...left) : null;
-    texts.push("Nothing is being archived; " + (least === null ? "no time is known at which the brokers delete it."
-      : least > 0 ? `the brokers begin to delete what is not archived in about ${span(Math.ceil(least / 60) * 60)}.`
-        : "the brokers are deleting what is not archived."));
-  }
-  if (failing.join() === "delete") texts.push("Copies and reads go on; nothing is deleted from the archive.");
-  return texts.join(" ");
-}
-
-function drawStore(status) {
-  const store = status.store;
-  if (store.up === null) {
-    banner("store", "", "The store has not been asked yet", store.url);
-  } else if (store.up) {
-    banner("store", "good", "The store answers", store.url);
-  } else {
-    // Whole seconds only every five, so that a screen reader is not told each second.
-    const since = store.failing_seconds < 60 ? Math.floor(store.failing_seconds / 5) * 5 : store.failing_seconds;
-    const failing = Object.entries(store.operations).filter(([, one]) => one.up === false).map(([name]) => name);
-    const what = failing.length === 0 || failing.length === 4 ? "The store"
-      : `The store's ${failing.map((name) => NAMES[name]).join(" and ")}`;
-    banner("store", "bad", `${what} ${what === "The store" ? "has" : "have"} been failing for ${span(since)}`,
-      `${consequences(failing, status)} ${store.url}` +
-      (store.last_error ? ` — ${store.last_error}` : ""));
-  }
+// --- what is wrong ---------------------------------------------------------------------------------
+// While it fails, conditions say it.
+function drawStore({ store, conditions }) {
+  const fails = conditions.some((c) => ["store_failing", "archive_listing_failing"].includes(c.kind));
+  $("store").hidden = fails;
+  if (store.up === null) banner("store", "", "The store has not been asked yet", store.url);
+  else banner("store", "good", "The store answers", store.url);
 }
 
 function drawMissing(missing) {
@@ -97,18 +66,30 @@ function drawMissing(missing) {
   setText($("missing"), `Not ready yet: ${missing.join(", ")}`);
 }
 
-function drawHeadlines(headlines) {
-  const node = $("headlines");
-  const key = JSON.stringify(headlines);
-  node.hidden = headlines.length === 0;
+// In steps, so that a screen reader does not say it each second.
+const rough = (seconds) => span(seconds).replace(/ 0 (s|min|h)$/, "");
+const past = (seconds) => rough(Math.floor(seconds / (seconds < 60 ? 5 : 60)) * (seconds < 60 ? 5 : 60));
+const left = (seconds) => (seconds > 0 ? `time left: ${rough(Math.ceil(seconds / 60) * 60)}` : "no time left");
+
+// One for each kind that waits for somebody: the worst of it, how many more there are, what to do.
+function drawConditions({ conditions, condition_counts: numbers }) {
+  const node = $("conditions");
+  const first = new Map();
+  conditions.filter((c) => c.waits).forEach((c) => { if (!first.has(c.kind)) first.set(c.kind, c); });
+  const lines = [...first.values()].map((c) => ({
+    className: `banner ${c.level === "error" ? "bad" : "warn"}`,
+    what: c.what + (numbers[c.kind] > 1 ? ` (${count(numbers[c.kind] - 1)} more such)` : ""),
+    rest: [c.kind, c.since_s === null ? "" : `for ${past(c.since_s)}`, c.until_s === null ? "" : left(c.until_s),
+      `to do: ${c.remedy}`].filter(Boolean).join(" · "),
+  }));
+  const key = JSON.stringify(lines);
   if (node.dataset.key === key) return;
   node.dataset.key = key;
-  node.replaceChildren(...headlines.map((text) => make("p", "", text)));
-}
-
-function drawRefusal(refusal) {
-  $("refusal").hidden = refusal === null;
-  setText($("refusal"), `The proxy's own credentials are refused: ${refusal}`);
+  node.replaceChildren(...lines.map(({ className, what, rest }) => {
+    const line = make("div", className);
+    line.append(make("strong", "", what), " ", make("span", "", rest));
+    return line;
+  }));
 }
 
 // --- figures ---------------------------------------------------------------------------------------
@@ -249,12 +230,11 @@ function row(p) {
 }
 
 // What there is to know of a partition, by its names in log, metrics and commands.
-function faults(p, concerns) {
-  const texts = concerns.map((c) => `${c.concern}: ${c.what}`);
+function faults(p, conditions) {
+  const texts = conditions.map((c) => `${c.kind}: ${c.what}`);
   if (p.margin_offsets !== null && p.margin_offsets < 0 && !p.gaps.length) {
     texts.push("The brokers have deleted offsets that are not archived.");
   }
-  if (p.error && !concerns.some((c) => c.what === p.error)) texts.push(p.error);
   if (!texts.length) return [];
   const tr = make("tr", "fault");
   const td = make("td");
@@ -264,10 +244,11 @@ function faults(p, concerns) {
   return [tr];
 }
 
-function byPartition(concerns) {
+// A partition's name, or a topic's, to what is wrong with it.
+function byPlace(conditions) {
   const found = new Map();
-  concerns.forEach((c) => {
-    const name = `${c.topic}-${c.partition}`;
+  conditions.filter((c) => c.topic !== null).forEach((c) => {
+    const name = c.partition === null ? c.topic : `${c.topic}-${c.partition}`;
     found.set(name, [...(found.get(name) ?? []), c]);
   });
   return found;
@@ -295,16 +276,16 @@ function drawTopics(topics) {
   if (rest.length) list.append(make("li", "quiet", `${count(rest.length)} more topics, ${which}`));
 }
 
-function drawPartitions({ partitions, concerns, partitions_total: total, partitions_matching: matching }) {
+function drawPartitions({ partitions, conditions, partitions_total: total, partitions_matching: matching }) {
   const wanted = $("filter").value.trim().toLowerCase();
   const shown = partitions;
-  const key = JSON.stringify([wanted, partitions, concerns]);
+  const told = byPlace(conditions);
+  const of = (p) => [...(told.get(`${p.topic}-${p.partition}`) ?? []), ...(told.get(p.topic) ?? [])];
+  const key = JSON.stringify([wanted, partitions, shown.map((p) => of(p).map((c) => c.what))]);
   const body = $("partitions");
   if (body.dataset.key !== key) {
     body.dataset.key = key;
-    const told = byPartition(concerns);
-    body.replaceChildren(...shown
-      .flatMap((p) => [row(p), ...faults(p, told.get(`${p.topic}-${p.partition}`) ?? [])]));
+    body.replaceChildren(...shown.flatMap((p) => [row(p), ...faults(p, of(p))]));
   }
   const empty = $("no-partitions");
   const more = matching - shown.length;
@@ -343,8 +324,7 @@ function draw(now) {
     (status.listeners.length ? ` · clients ${status.listeners.join(", ")}` : "") + ` · up ${span(status.uptime_seconds)}`);
   drawStore(status);
   drawMissing(status.missing);
-  drawRefusal(status.cluster_refusal);
-  drawHeadlines(status.headlines);
+  drawConditions(status);
   drawTiles(now, previous);
   drawTopics(status.topics);
   drawPartitions(status);

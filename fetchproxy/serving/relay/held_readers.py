@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
+from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import (
     HELD_PARTITIONS,
     LIMITS_REACHED,
@@ -190,6 +191,15 @@ class HeldReaders:
         async for where, held in each_of(list(self._held.items())):
             for reader in [r for r, at in held.readers.items() if at < oldest]:
                 self._remove(where, reader)
+
+    def conditions(self) -> Iterator[Condition]:
+        if count := self._waiting():
+            of = "1 partition" if count == 1 else f"{count} partitions"
+            yield Condition(
+                Kind.READERS_HELD,
+                f"readers of {of} wait for the archiver: the brokers have deleted what they ask "
+                "for, and it is not archived yet",
+            )
 
     def _waiting(self) -> int:
         """Partitions with a reader that waits for the archiver, by whatever name it asks."""

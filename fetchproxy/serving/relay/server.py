@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,7 @@ from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
@@ -182,6 +183,10 @@ class GatewayServer:
         self._stack = AsyncExitStack()
         self._own_tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
+
+    def conditions(self, now: float) -> Iterable[Condition]:
+        """Readers that wait. Never blocks."""
+        return self._fetches.held.conditions()
 
     def _shared_by_fetches(
         self, config: Config, limits: ServingLimits, rng: random.Random

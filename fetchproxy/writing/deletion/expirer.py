@@ -28,6 +28,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Kind
 from fetchproxy.observability.metrics import (
     REMOTE_DELETE_ERRORS,
     REMOTE_DELETE_LAG_BYTES,
@@ -42,7 +43,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.archive_objects import RetentionObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
     OrphanWatch,
@@ -176,12 +177,12 @@ class RetentionBrake:
         if self._known.get(tip) is not None:
             await self._objects.delete_retention_step(tip)
         self._known[tip] = None
-        self._concerns.release(Concern.RETENTION_STEP_ANNOUNCED, tip)
+        self._concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tip)
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
         self._known.pop(tip, None)
-        self._concerns.forget(tip, Concern.RETENTION_STEP_ANNOUNCED)
+        self._concerns.forget(tip, Kind.RETENTION_STEP_ANNOUNCED)
 
     async def _announced(self, tip: TopicIdPartition) -> Announcement | None:
         if tip not in self._known:
@@ -202,7 +203,7 @@ class RetentionBrake:
         percent = round(100 * hidden_share(view, announced.offset))
         due = _utc(announced.at_ms + self._grace_ms)
         self._concerns.hold(
-            Concern.RETENTION_STEP_ANNOUNCED,
+            Kind.RETENTION_STEP_ANNOUNCED,
             tip,
             f"{tip}: retention will hide {percent} % of the archive, all below offset "
             f"{announced.offset}, at {due}; to stop it, set the retention or the clock right "
@@ -437,7 +438,7 @@ class Expirer:
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
-        self._concerns.forget(tip, Concern.REPLACED_SEGMENT_KEPT, Concern.RETENTION_CLOCK_DOUBTED)
+        self._concerns.forget(tip, Kind.REPLACED_SEGMENT_KEPT, Kind.RETENTION_CLOCK_DOUBTED)
         self._brake.forget(tip)
         if self._partitions.pop(tip, None) is not None:
             for gauge in _GAUGES:
@@ -472,10 +473,10 @@ class Expirer:
         if start != by_bytes and self._config.retention_step_grace_ms > 0:
             doubt = self._witness.doubt(now_ms, await self._rsm.retention.store_clock_ms())
         if doubt is None or not doubt.sure:
-            self._concerns.release(Concern.RETENTION_CLOCK_DOUBTED, view.tip)
+            self._concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
             return start, doubt is not None
         sentence = f"{view.tip}: retention by time waits, as {doubt.what}; set the clock right"
-        self._concerns.hold(Concern.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
+        self._concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
         return by_bytes, False
 
     async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
@@ -545,7 +546,7 @@ class Expirer:
                 return True
         tip = segment.topic_id_partition
         self._concerns.hold(
-            Concern.REPLACED_SEGMENT_KEPT,
+            Kind.REPLACED_SEGMENT_KEPT,
             tip,
             f"{tip}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
             f"{segment.end_offset} is not deleted: {why}; run fetchproxy verify",
@@ -575,7 +576,7 @@ class Expirer:
         """All that may go was looked at: what was wrong before is mended."""
         partition = self._partitions.get(tip)
         if partition is None or not partition.orphan_kept:
-            self._concerns.release(Concern.REPLACED_SEGMENT_KEPT, tip)
+            self._concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
 
     def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
         waits_ms = [self._limits.retention_check_interval_ms]
@@ -660,7 +661,7 @@ class Expirer:
         if damage is not None:
             partition.orphan_kept = True
             self._concerns.hold(
-                Concern.REPLACED_SEGMENT_KEPT,
+                Kind.REPLACED_SEGMENT_KEPT,
                 view.tip,
                 f"{view.tip}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "
                 f"deleted, as the segment with its offsets is damaged: {damage}; run "

@@ -22,9 +22,10 @@ from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.expirer import SegmentLooks
 from fetchproxy.writing.deletion.retention import (
     Retention,
@@ -123,7 +124,7 @@ class LocalRetention:
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
-        self._concerns.forget(tip, Concern.LOCAL_TRIMMING_STOPPED)
+        self._concerns.forget(tip, Kind.LOCAL_TRIMMING_STOPPED)
         if self._due_at.pop(tip, None) is None:
             return
         if all(other.topic != tip.topic for other in self._due_at):
@@ -147,7 +148,7 @@ class LocalRetention:
         else:
             self._allow(tip.topic)
             if not retention.trims_locally:
-                self._concerns.release(Concern.LOCAL_TRIMMING_STOPPED, tip)
+                self._concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
             if retention.trims_locally and await self._trim(tip, retention, loop_s, now_ms):
                 self._due_at[tip] = loop_s
                 return
@@ -199,7 +200,7 @@ class LocalRetention:
             damage = await self._looks.damage([segment])
             if damage is not None:
                 self._concerns.hold(
-                    Concern.LOCAL_TRIMMING_STOPPED,
+                    Kind.LOCAL_TRIMMING_STOPPED,
                     tip,
                     f"the brokers keep their records of {tip}: the archive should have them and "
                     f"has not, {damage}; run fetchproxy verify",
@@ -208,7 +209,7 @@ class LocalRetention:
                 return None
             if loop.time() > enough_at:
                 return segment.end_offset + 1
-        self._concerns.release(Concern.LOCAL_TRIMMING_STOPPED, tip)
+        self._concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
         return target
 
     async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
@@ -219,12 +220,12 @@ class LocalRetention:
         return told is not None and told.end.epoch == epoch and told.end.end_offset >= target
 
     def _refuse(self, topic: str, reason: str) -> None:
-        if self._refused.get(topic) != reason:
-            log.error("local_retention_refused", topic=topic, error=reason)
         self._refused[topic] = reason
+        refused = of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, self.refusal(topic) or "")
+        self._concerns.health.report(refused)
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))
 
     def _allow(self, topic: str) -> None:
-        if self._refused.pop(topic, None) is not None:
-            log.info("local_retention_allowed", topic=topic)
+        self._refused.pop(topic, None)
+        self._concerns.health.clear(Kind.LOCAL_RETENTION_REFUSED, topic)
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))

@@ -21,11 +21,12 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Kind
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
 from fetchproxy.segments.description import Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, Concern
+from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
 
@@ -214,7 +215,7 @@ class PartitionDeletion:
             before = replace(before, alive=before.alive | denied)
         elif doubt := doubt_of_cluster(before, alive, denied, archived):
             self._concerns.hold(
-                Concern.TOPIC_DELETION_STOPPED,
+                Kind.TOPIC_DELETION_STOPPED,
                 None,
                 f"the archive of deleted topics stays: {doubt}, so this may be another cluster "
                 f"with the id {cluster_id}; if they were deleted, set "
@@ -223,7 +224,7 @@ class PartitionDeletion:
             )
             return frozenset()
         after = moved_on(before, alive, denied, archived)
-        self._concerns.release(Concern.TOPIC_DELETION_STOPPED, None)
+        self._concerns.release(Kind.TOPIC_DELETION_STOPPED, None)
         await self._note(cluster_id, before, after)
         for topic_id in denied - after.gone - self._kept:
             log.warning("archived_topic_kept", topic_id=str(topic_id))

@@ -1,0 +1,534 @@
+"""The one truth of health: what is wrong, since when, until when, and what to do about it.
+
+A part reports a `Condition` when something begins to be wrong and clears it when that is over;
+each of the two is logged once, here. Page, `/api/status`, `/readyz`, `/metrics` and the commands
+read conditions and have no words of their own. A kind has one name in all these places (`Kind`);
+its level and its remedy stand in `MEANINGS`, and the table of docs/operations.md is made of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+import structlog
+
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.metrics import CONDITION_OFFSETS, CONDITIONS
+
+log = structlog.get_logger(__name__)
+
+PUBLISH_INTERVAL_S = 1.0
+
+Subject = TopicIdPartition | None  # None: the archive as a whole
+Offsets = tuple[int, int]  # first and last, both inclusive
+
+
+class Level(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    ON_RECORD = "on record"  # nobody has to act: it stays as it is
+
+
+class Kind(StrEnum):
+    """The value is the name everywhere: event, label of the metric, object, line, JSON."""
+
+    # This process, and what it depends on.
+    BROKERS_AWAY = "brokers_away"
+    STORE_FAILING = "store_failing"
+    ARCHIVE_MISSING = "archive_missing"
+    ARCHIVE_MISMATCH = "archive_mismatch"
+    ARCHIVE_LISTING_FAILING = "archive_listing_failing"
+    PARTITIONS_UNKNOWN = "partitions_unknown_to_metadata_topic"
+    CLUSTER_AUTHENTICATION_REFUSED = "cluster_authentication_refused"
+    ARCHIVER_DISK_FAILING = "archiver_disk_failing"
+    ARCHIVER_SILENT = "archiver_silent"
+    BROKER_AWAY = "broker_away"
+    READERS_HELD = "readers_held"
+    GATEWAY_NOT_LISTENING = "gateway_not_listening"
+    # An archiver alone knows these. It also keeps them in the store, for other processes.
+    UNARCHIVED_RECORDS_DELETED = "unarchived_records_deleted"
+    ARCHIVE_MARGIN_SMALL = "archive_margin_small"
+    PARTITION_STOPPED = "partition_stopped"
+    LOCAL_TRIMMING_STOPPED = "local_trimming_stopped"
+    TOPIC_DELETION_STOPPED = "topic_deletion_stopped"
+    REPLACED_SEGMENT_KEPT = "replaced_segment_kept"
+    RETENTION_STEP_ANNOUNCED = "retention_step_announced"
+    RETENTION_CLOCK_DOUBTED = "retention_clock_doubted"
+    # Of its own archiver's work alone.
+    LOCAL_RETENTION_REFUSED = "local_retention_refused"
+    LOG_BEGINS_AGAIN = "log_begins_again"
+    PARTITION_FAILING = "partition_process_failed"
+    SEGMENT_COPY_STALLED = "segment_copy_stalled"
+    TOPIC_REFUSED = "topic_refused"
+    # The archive itself tells these, to whoever looks.
+    ARCHIVED_OFFSETS_MISSING = "archived_offsets_missing"
+    SEGMENT_METADATA_UNREADABLE = "segment_metadata_unreadable"
+    ARCHIVE_GAP = "archive_gap"
+    ARCHIVED_OFFSETS_NOT_KNOWN = "archived_offsets_not_known"
+    SEGMENTS_PUT_ASIDE = "segments_put_aside"
+
+
+class Meaning(NamedTuple):
+    """`subject`: what a condition of the kind is about, and that field's name in the log; "" for
+    the process. `waits`: somebody has to act, so it stands at the top of the page; else it stands
+    where it belongs."""
+
+    level: Level
+    subject: str
+    means: str
+    remedy: str
+    waits: bool = True
+
+
+MEANINGS: Mapping[str, Meaning] = {
+    Kind.BROKERS_AWAY: Meaning(
+        Level.ERROR,
+        "",
+        "no broker answers: clients are not served and nothing is archived; `/readyz` is 503",
+        "start the brokers, or correct `cluster.bootstrap`",
+    ),
+    Kind.STORE_FAILING: Meaning(
+        Level.ERROR,
+        "operation",
+        "the store's listings, reads, writes or deletions fail, or are not answered for 8 s",
+        "mend the store or the way to it; fetchproxy goes on by itself",
+    ),
+    Kind.ARCHIVE_MISSING: Meaning(
+        Level.ERROR,
+        "",
+        "there is no archive at `store.url`",
+        "correct `store.url`, mount the folder, or give `--create` for a new archive",
+    ),
+    Kind.ARCHIVE_MISMATCH: Meaning(
+        Level.ERROR,
+        "",
+        "the archive belongs to another cluster, or is set up in another way",
+        "correct `store.url`, `cluster.bootstrap` or the `metadata` keys, then restart",
+    ),
+    Kind.ARCHIVE_LISTING_FAILING: Meaning(
+        Level.ERROR,
+        "",
+        "the page cannot learn what the archive holds: it shows what was known before",
+        "see the error; with `metadata.manager = topic` look at the metadata topic too",
+    ),
+    Kind.PARTITIONS_UNKNOWN: Meaning(
+        Level.ERROR,
+        "",
+        "the store has partitions that the metadata topic does not know: their reads fail",
+        "`fetchproxy restore`",
+    ),
+    Kind.CLUSTER_AUTHENTICATION_REFUSED: Meaning(
+        Level.ERROR,
+        "",
+        "the brokers refuse the proxy's own credentials: nothing is archived; clients are relayed",
+        "correct the credentials in `[cluster]`, or the user on the brokers",
+    ),
+    Kind.ARCHIVER_DISK_FAILING: Meaning(
+        Level.ERROR,
+        "archiver",
+        "an archiver's disk is full or fails: its partitions are not archived",
+        "free space at `archive.spool_dir`, or replace the disk",
+    ),
+    Kind.ARCHIVER_SILENT: Meaning(
+        Level.ERROR,
+        "archiver",
+        "an archiver was killed, or cannot write to the store: its partitions are not archived",
+        "start it again",
+    ),
+    Kind.BROKER_AWAY: Meaning(
+        Level.WARNING,
+        "address",
+        "a broker does not answer; others do",
+        "start it; one that was taken out of the cluster is forgotten after an hour",
+    ),
+    Kind.READERS_HELD: Meaning(
+        Level.WARNING,
+        "",
+        "readers wait for records that the brokers have deleted and that are not archived yet",
+        "see what keeps the archiver",
+    ),
+    Kind.GATEWAY_NOT_LISTENING: Meaning(
+        Level.WARNING,
+        "",
+        "clients cannot connect yet; `/readyz` is 503",
+        "wait: it reads the archive first; with `--archive-only` the store has to answer",
+        waits=False,
+    ),
+    Kind.UNARCHIVED_RECORDS_DELETED: Meaning(
+        Level.ERROR,
+        "partition",
+        "the brokers have deleted records that are not archived, and may delete more",
+        "raise the brokers' retention, and see what keeps the archiver",
+    ),
+    Kind.ARCHIVE_MARGIN_SMALL: Meaning(
+        Level.ERROR,
+        "partition",
+        "the brokers may soon delete what is not archived",
+        "raise the brokers' retention, or see what keeps the archiver",
+    ),
+    Kind.PARTITION_STOPPED: Meaning(
+        Level.ERROR,
+        "partition",
+        "nothing is archived or deleted: the log begins again, was cut, or was compacted",
+        "`fetchproxy resolve`",
+    ),
+    Kind.LOCAL_TRIMMING_STOPPED: Meaning(
+        Level.ERROR,
+        "partition",
+        "the brokers keep what local retention would delete, as the archive lacks some of it",
+        "`fetchproxy verify`; put back what is missing",
+    ),
+    Kind.TOPIC_DELETION_STOPPED: Meaning(
+        Level.ERROR,
+        "",
+        "deleted topics keep their archive, as this may be another cluster with the same id",
+        "check `cluster.bootstrap`; if they were deleted, set `archive.topic_deletion=delete-all`",
+    ),
+    Kind.REPLACED_SEGMENT_KEPT: Meaning(
+        Level.WARNING,
+        "partition",
+        "a replaced segment is not deleted, as what replaces it is damaged or incomplete",
+        "`fetchproxy verify`",
+    ),
+    Kind.RETENTION_STEP_ANNOUNCED: Meaning(
+        Level.WARNING,
+        "partition",
+        "retention is about to delete a large part of the archive",
+        "correct retention or clock before the time that it names; nothing if it is intended",
+    ),
+    Kind.RETENTION_CLOCK_DOUBTED: Meaning(
+        Level.WARNING,
+        "partition",
+        "retention by time waits, as this machine's clock is ahead of records or of the store",
+        "set the clock right",
+    ),
+    Kind.LOCAL_RETENTION_REFUSED: Meaning(
+        Level.ERROR,
+        "topic",
+        "the brokers keep the topic's records, as they might delete them before they are archived",
+        "set `retention.ms=-1` and `retention.bytes=-1` on the topic",
+    ),
+    Kind.LOG_BEGINS_AGAIN: Meaning(
+        Level.ERROR,
+        "partition",
+        "the leader's log has nothing of the archive",
+        "`fetchproxy resolve`",
+        waits=False,
+    ),
+    Kind.PARTITION_FAILING: Meaning(
+        Level.WARNING,
+        "partition",
+        "the archiver's last turn at the partition failed",
+        "see the error; it tries again by itself",
+        waits=False,
+    ),
+    Kind.SEGMENT_COPY_STALLED: Meaning(
+        Level.WARNING,
+        "partition",
+        "a copy has used up half of `archive.copy_max_ms`",
+        "see whether the store takes writes",
+        waits=False,
+    ),
+    Kind.TOPIC_REFUSED: Meaning(
+        Level.ERROR,
+        "topic",
+        "`archive.topics` matches the topic, and it cannot be archived",
+        "leave it out of `archive.topics`, or change the topic as the reason says",
+        waits=False,
+    ),
+    Kind.ARCHIVED_OFFSETS_MISSING: Meaning(
+        Level.ERROR,
+        "partition",
+        "offsets were archived, and no segment has them any more",
+        "find out what deletes in the store; put the objects back",
+    ),
+    Kind.SEGMENT_METADATA_UNREADABLE: Meaning(
+        Level.ERROR,
+        "partition",
+        "metadata of a segment cannot be read: its offsets are not served",
+        "`fetchproxy verify --repair`",
+    ),
+    Kind.ARCHIVE_GAP: Meaning(
+        Level.ON_RECORD,
+        "partition",
+        "offsets were lost before they could be copied",
+        "nothing brings them back; see why the archiver was late",
+        waits=False,
+    ),
+    Kind.ARCHIVED_OFFSETS_NOT_KNOWN: Meaning(
+        Level.ON_RECORD,
+        "partition",
+        "offsets are in no segment, and nothing is on record of them: an older archive",
+        "nothing",
+        waits=False,
+    ),
+    Kind.SEGMENTS_PUT_ASIDE: Meaning(
+        Level.ON_RECORD,
+        "partition",
+        "segments are of another history of the log, by `resolve --new-history`",
+        "nothing; `fetchproxy resolve --keep` shows them again",
+        waits=False,
+    ),
+}
+# What a newer program has left in the store.
+_NEWER = Meaning(Level.ERROR, "partition", "", "a newer fetchproxy knows it: update this one")
+_SEVERITY = {kind: place for place, kind in enumerate(MEANINGS)}
+_LEVELS = list(Level)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing to know; its fields are the JSON names in all places.
+
+    `kind` is one of Kind, or a newer program's. `what` is a plain sentence. `topic` and `partition`
+    are None where it is of none; offsets are both inclusive. `missing` names what the process lacks
+    to be ready; "" where it is ready all the same. `since` and `until` are loop times (s): when it
+    began, and when harm is done if nobody acts; None: not known.
+    """
+
+    kind: str
+    what: str
+    subject: str = ""
+    topic: str | None = None
+    partition: int | None = None
+    first_offset: int | None = None
+    last_offset: int | None = None
+    missing: str = ""
+    since: float | None = field(default=None, compare=False)
+    until: float | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+    @property
+    def meaning(self) -> Meaning:
+        return MEANINGS.get(self.kind, _NEWER)
+
+    @property
+    def level(self) -> Level:
+        return self.meaning.level
+
+    @property
+    def remedy(self) -> str:
+        """In plain text."""
+        return self.meaning.remedy.replace("`", "")
+
+    @property
+    def offsets(self) -> int:
+        if self.first_offset is None or self.last_offset is None:
+            return 0
+        return self.last_offset - self.first_offset + 1
+
+    def as_json(self) -> dict[str, str | int | float | bool | None]:
+        """Of what is true at any time, for commands."""
+        return {
+            "kind": self.kind,
+            "level": self.level.value,
+            "subject": self.subject,
+            "topic": self.topic,
+            "partition": self.partition,
+            "first_offset": self.first_offset,
+            "last_offset": self.last_offset,
+            "what": self.what,
+            "remedy": self.remedy,
+        }
+
+    def as_json_at(self, now: float) -> dict[str, str | int | float | bool | None]:
+        """For a running process; `now` is loop time (s)."""
+        return self.as_json() | {
+            "waits": self.meaning.waits,
+            "missing": self.missing,
+            "since_s": None if self.since is None else round(now - self.since, 1),
+            "until_s": None if self.until is None else round(self.until - now, 1),
+        }
+
+
+def of_partition(
+    kind: str,
+    about: Subject,
+    what: str,
+    offsets: Offsets | None = None,
+    *,
+    since: float | None = None,
+    until: float | None = None,
+) -> Condition:
+    first, last = offsets or (None, None)
+    if about is None:
+        return Condition(kind, what, "", None, None, first, last, "", since, until)
+    place = str(about), about.topic, about.partition
+    return Condition(kind, what, *place, first, last, "", since, until)
+
+
+def of_topic(kind: str, topic: str, what: str) -> Condition:
+    return Condition(kind, what, topic, topic)
+
+
+Source = Callable[[float], Iterable[Condition]]
+
+
+class Health:
+    """What is wrong now. Nothing here blocks, and nothing is decided by it.
+
+    `about` says what a condition is about where its `subject` is not exact enough: two topics may
+    have had one name.
+    """
+
+    def __init__(self) -> None:
+        self._reported: dict[str, dict[Hashable, Condition]] = {}
+        self._sources: list[Source] = []
+
+    # --- for the parts ---
+    def report(self, condition: Condition, about: Hashable = None, **fields: object) -> None:
+        """Logged when it begins, with `fields`; `what` may change from call to call."""
+        if self.hold(condition, about):
+            _say(condition, fields)
+
+    def hold(self, condition: Condition, about: Hashable = None) -> bool:
+        """As `report`, where the part itself logs it. True: it begins."""
+        of_kind = self._reported.setdefault(condition.kind, {})
+        about = condition.subject if about is None else about
+        before = of_kind.get(about)
+        if condition.since is None:
+            since = asyncio.get_running_loop().time() if before is None else before.since
+            condition = replace(condition, since=since)
+        of_kind[about] = condition
+        return before is None
+
+    def clear(self, kind: str, about: Hashable = "", now: float | None = None) -> bool:
+        """It is over (`now`: at that loop time), or was not. True: it was reported."""
+        over = self._reported.get(kind, {}).pop(about, None)
+        if over is not None:
+            log.info(f"{kind}_no_more", **_place(over), **_lasted(over, now))
+        return over is not None
+
+    def forget(self, kind: str, about: Hashable = "") -> None:
+        """It is over and nothing is said, as another process sees to it, or the part says it."""
+        self._reported.get(kind, {}).pop(about, None)
+
+    def keep(self, kind: str, conditions: Iterable[Condition]) -> None:
+        """These are all of that kind."""
+        found = {one.subject: one for one in conditions}
+        for gone in self._reported.get(kind, {}).keys() - found.keys():
+            self.clear(kind, gone)
+        for one in found.values():
+            self.report(one)
+
+    def watch(self, source: Source) -> None:
+        """Asked at each look for what changes while nothing happens; it logs for itself."""
+        self._sources.append(source)
+
+    # --- for whoever shows it ---
+    def reported(self, kind: str, about: Hashable = "") -> Condition | None:
+        return self._reported.get(kind, {}).get(about)
+
+    def all(self, now: float) -> Iterator[Condition]:
+        """In no order, as there may be very many; `now` is loop time (s)."""
+        for of_kind in self._reported.values():
+            yield from of_kind.values()
+        for source in self._sources:
+            yield from source(now)
+
+    def conditions(self, now: float) -> tuple[Condition, ...]:
+        """The worst first."""
+        return worst_first(self.all(now))
+
+    async def run(self) -> None:
+        """Keep the gauges right, for ever."""
+        while True:
+            publish_gauges(self.all(asyncio.get_running_loop().time()))
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
+
+
+def _say(condition: Condition, fields: Mapping[str, object]) -> None:
+    write = {Level.ERROR: log.error, Level.WARNING: log.warning}.get(condition.level, log.info)
+    write(str(condition.kind), **{**_place(condition), "error": condition.what, **fields})
+
+
+def _place(condition: Condition) -> dict[str, object]:
+    if condition.partition is not None:
+        return {"topic": condition.topic, "partition": condition.partition}
+    return {condition.meaning.subject: condition.subject} if condition.subject else {}
+
+
+def _lasted(condition: Condition, now: float | None) -> dict[str, object]:
+    if condition.since is None:
+        return {}
+    now = asyncio.get_running_loop().time() if now is None else now
+    return {"lasted_s": round(now - condition.since, 1)}
+
+
+# --- what the places that show conditions have in common: pure ---
+def in_order(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    """By place, then offset, each once; what is of no partition comes first."""
+    return tuple(sorted(set(conditions), key=_by_place))
+
+
+def worst_first(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    """Each once: by level, then what keeps the process from being ready, then kind and place."""
+
+    def worst(one: Condition) -> tuple[int, bool, int, tuple[str, int, int, str, str]]:
+        severity = _SEVERITY.get(one.kind, len(_SEVERITY))
+        return _LEVELS.index(one.level), not one.missing, severity, _by_place(one)
+
+    return tuple(sorted(set(conditions), key=worst))
+
+
+def _by_place(one: Condition) -> tuple[str, int, int, str, str]:
+    partition = -1 if one.partition is None else one.partition
+    first = -1 if one.first_offset is None else one.first_offset
+    return one.topic or "", partition, first, one.kind, one.what
+
+
+def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
+    found: dict[str, Condition] = {}
+    for one in conditions:
+        found.setdefault(one.kind, one)
+    return list(found.values())
+
+
+def counts(conditions: Iterable[Condition]) -> Counter[str]:
+    """By kind."""
+    return Counter(one.kind for one in conditions)
+
+
+def headlines(conditions: Sequence[Condition]) -> tuple[str, ...]:
+    """What waits for somebody: one sentence a kind, and how many more there are of it."""
+    waiting = [one for one in conditions if one.meaning.waits]
+    number = counts(waiting)
+    return tuple(
+        one.what + (f" ({number[one.kind] - 1} more such)" if number[one.kind] > 1 else "")
+        for one in first_of_each_kind(waiting)
+    )
+
+
+def missing(conditions: Iterable[Condition]) -> tuple[str, ...]:
+    """What stands between the process and readiness; empty: it is ready."""
+    return tuple(one.missing for one in conditions if one.missing)
+
+
+def publish_gauges(conditions: Iterable[Condition]) -> None:
+    number: Counter[str] = Counter()
+    offsets: Counter[str] = Counter()
+    for one in conditions:
+        number[one.kind] += 1
+        offsets[one.kind] += one.offsets
+    for kind in [*MEANINGS, *(number.keys() - MEANINGS.keys())]:
+        CONDITIONS.labels(kind, MEANINGS.get(kind, _NEWER).level).set(number[kind])
+        CONDITION_OFFSETS.labels(kind).set(offsets[kind])
+
+
+def table() -> str:
+    """A Markdown table of every kind, the worst first."""
+    rows = ["| kind | level | about | meaning | what to do |", "|---|---|---|---|---|"]
+    for level in Level:
+        rows += [
+            f"| `{kind}` | {level} | {one.subject or 'the process'} | {one.means} | {one.remedy} |"
+            for kind, one in MEANINGS.items()
+            if one.level == level
+        ]
+    return "\n".join(rows) + "\n"

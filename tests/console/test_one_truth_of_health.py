@@ -1,0 +1,161 @@
+"""Several things are wrong at once: page JSON, readiness, metrics and log name the same ones."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+from planted_archive import TIP, PlantedArchive, batch
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from fetchproxy.app import Parts
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import (
+    ClusterConfig,
+    Config,
+    ConsoleConfig,
+    StoreConfig,
+)
+from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.server import ConsoleServer
+from fetchproxy.errors import StorageDenied
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.observability.health import MEANINGS, Health, Kind, Level
+from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.storage.store_health import StoreOperation
+from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.own_archive import OwnArchive
+
+NOBODY = "127.0.0.1:1"
+CONFIG = Config(
+    cluster=ClusterConfig(bootstrap=NOBODY, request_max_ms=200),
+    store=StoreConfig(url="s3://bucket"),
+    console=ConsoleConfig(listen="127.0.0.1:0"),
+)
+
+
+@asynccontextmanager
+async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp.ClientSession]]:
+    """Of a `serve` that has just started: its parts, and somebody who asks it."""
+    async with (
+        Cluster(CONFIG.cluster) as cluster,
+        StoreBackedRemoteLogMetadataManager(planted.rsm, CONFIG.metadata) as rlmm,
+    ):
+        own = OwnArchive(CONFIG, planted.rsm, rlmm, cluster, uuid4, archives=False)
+        rng = random.Random(1)
+        parts = Parts(CONFIG, planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
+        concerns = ArchiverConcerns(planted.rsm.concerns)
+        concerns.hold(Kind.PARTITION_STOPPED, TIP, f"{TIP}: it begins again")
+        around = Surroundings(parts.mode, parts.health, concerns=lambda: concerns)
+        collector = StatusCollector(CONFIG, planted.rsm, rlmm, cluster, around)
+        await parts.brokers.look()
+        await collector.look()
+        fail(parts)
+        async with (
+            ConsoleServer(CONFIG.console, collector, REGISTRY) as server,
+            aiohttp.ClientSession(f"http://{server.address}") as session,
+        ):
+            await collector.look()
+            yield parts, session
+
+
+def fail(parts: Parts) -> None:
+    now = asyncio.get_running_loop().time()
+    reads = parts.rsm.health[StoreOperation.READ]
+    reads.succeeded(now - 90)
+    reads.failed(now, now - 60, StorageDenied("token=hunter2 is refused"))
+
+
+async def archive_with_a_gap() -> PlantedArchive:
+    planted = PlantedArchive()
+    for base in (0, 20):
+        await planted.add([batch(base)])
+    await planted.record_gap(10, 19)
+    return planted
+
+
+async def fetched(http: aiohttp.ClientSession, path: str) -> tuple[int, Any]:
+    async with http.get(path) as answer:
+        return answer.status, await answer.json()
+
+
+async def counted(http: aiohttp.ClientSession) -> dict[tuple[str, str], int]:
+    async with http.get("/metrics") as answer:
+        families = text_string_to_metric_families(await answer.text())
+    return {
+        (sample.labels["kind"], sample.labels["level"]): int(sample.value)
+        for family in families
+        if family.name == "fetchproxy_conditions"
+        for sample in family.samples
+        if sample.value
+    }
+
+
+async def test_all_places_name_the_same_conditions() -> None:
+    with capture_logs() as logs:
+        async with console(await archive_with_a_gap()) as (parts, http):
+            _, status = await fetched(http, "/api/status?rows_max=200")
+            code, ready = await fetched(http, "/readyz")
+            metrics = await counted(http)
+            own_words = parts.health.conditions(asyncio.get_running_loop().time())
+    told = status["conditions"]
+    kinds = [one["kind"] for one in told]
+    assert kinds == [
+        Kind.BROKERS_AWAY,
+        Kind.STORE_FAILING,
+        Kind.PARTITION_STOPPED,
+        Kind.GATEWAY_NOT_LISTENING,
+        Kind.ARCHIVE_GAP,
+    ], "the worst first"
+    assert [(one["kind"], one["level"]) for one in told] == [(k, MEANINGS[k].level) for k in kinds]
+    # The process itself, metrics, counts and API.
+    assert [one.kind for one in own_words] == kinds
+    assert metrics == {(one["kind"], one["level"]): 1 for one in told}
+    assert status["condition_counts"] == dict.fromkeys(kinds, 1)
+    # Readiness.
+    blocking = [one["missing"] for one in told if one["missing"]]
+    assert (code, ready) == (503, {"ready": False, "missing": blocking})
+    assert status["missing"] == blocking
+    assert blocking == ["brokers: none answers", f"gateway listener {CONFIG.gateway.listen}"]
+    # What waits for somebody, with what to do.
+    waiting = [one for one in told if one["waits"]]
+    assert status["headlines"] == [one["what"] for one in waiting]
+    assert [one["kind"] for one in waiting] == kinds[:3]
+    assert all(one["remedy"] and "`" not in one["remedy"] for one in waiting)
+    # Since when: the outage of the store began before anybody asked.
+    assert 60 <= next(one["since_s"] for one in told if one["kind"] == Kind.STORE_FAILING) < 90
+    # The log has each that begins here, once, by its name; a gap is logged by who finds it.
+    logged = {e["event"]: e for e in logs if e["event"] in kinds}
+    assert logged.keys() == set(kinds) - {Kind.GATEWAY_NOT_LISTENING, Kind.ARCHIVE_GAP}
+    assert [e["event"] for e in logs].count(Kind.BROKERS_AWAY) == 1
+    assert {e["log_level"] for e in logged.values()} == {Level.ERROR}
+    assert logged[Kind.STORE_FAILING]["operation"] == "read"
+    assert logged[Kind.PARTITION_STOPPED]["topic"] == TIP.topic
+
+
+async def test_what_a_failing_store_means_is_in_its_sentence() -> None:
+    async with console(await archive_with_a_gap()) as (_, http):
+        _, status = await fetched(http, "/api/status")
+    [said] = [one["what"] for one in status["conditions"] if one["kind"] == Kind.STORE_FAILING]
+    assert said == (
+        "The store's reads have been failing: StorageDenied: token=••• is refused. Tail reads go "
+        "on; readers of the archive are held back and keep their place."
+    )
+
+
+async def test_what_is_over_is_over_everywhere() -> None:
+    with capture_logs() as logs:
+        async with console(await archive_with_a_gap()) as (parts, http):
+            now = asyncio.get_running_loop().time()
+            parts.rsm.health[StoreOperation.READ].succeeded(now)
+            _, status = await fetched(http, "/api/status")
+    assert Kind.STORE_FAILING not in status["condition_counts"]
+    [over] = [e for e in logs if e["event"] == f"{Kind.STORE_FAILING}_no_more"]
+    assert (over["operation"], over["log_level"]) == ("read", "info")
+    assert over["lasted_s"] >= 60
