@@ -14,7 +14,7 @@ from planted_archive import TIP, PlantedArchive, batch
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from fetchproxy.app import Parts
+from fetchproxy.app import Limits, Parts
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import (
     ClusterConfig,
@@ -49,7 +49,7 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
     ):
         own = OwnArchive(CONFIG, planted.rsm, rlmm, cluster, uuid4, archives=False)
         rng = random.Random(1)
-        parts = Parts(CONFIG, planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
+        parts = Parts(CONFIG, Limits(), planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
         concerns = ArchiverConcerns(planted.rsm.concerns)
         concerns.hold(Kind.PARTITION_STOPPED, TIP, f"{TIP}: it begins again")
         around = Surroundings(parts.mode, parts.health, concerns=lambda: concerns)
