@@ -1,4 +1,4 @@
-"""Domain errors. The wire's own errors are `protocol.apis`; anything else raised is a bug.
+"""Domain errors. The wire's own are in `fetchproxy_protocol.apis`; anything else raised is a bug.
 
 FetchProxyError
 ├── RemoteStorageError         a backend said no; subclasses say why

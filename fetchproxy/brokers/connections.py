@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple, TypeVar
 
+from fetchproxy_protocol.primitives import INT32
+
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.messages import UNSUPPORTED_VERSION, Request
 from fetchproxy.brokers.sasl import SaslCredentials, SaslSession
@@ -17,7 +19,6 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
-from protocol.primitives import INT32
 
 # One TCP connection to a broker: framing, correlation ids, versions. No topics, no retries.
 #

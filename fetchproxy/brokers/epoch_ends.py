@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.offset_for_leader_epoch import results_in, write_request
+
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnections
 from fetchproxy.brokers.leaders import Leaders
@@ -15,8 +18,6 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import EpochEnd, TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of
-from protocol.apis import WireError
-from protocol.offset_for_leader_epoch import results_in, write_request
 
 # (leader epoch of who says so, what it says), or None: it has no such request, or tells no epochs.
 Told = tuple[int, EpochEnd] | None

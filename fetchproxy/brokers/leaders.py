@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.list_offsets import results_in, write_request
+
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnections
 from fetchproxy.brokers.messages import (
@@ -25,8 +28,6 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import ZERO_UUID, IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import chosen, collected, each_of
-from protocol.apis import WireError
-from protocol.list_offsets import results_in, write_request
 
 # Whom to ask about partitions: their leaders, each about all of its own, again if they moved.
 #

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
+from fetchproxy_protocol.apis import ErrorCode, WireError
+from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
+from fetchproxy_protocol.headers import request_header, response_header_version
+from fetchproxy_protocol.primitives import INT32, Cursor
+from fetchproxy_protocol.record_batch import check_crc, walk
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
 from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
@@ -24,11 +29,6 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from protocol.apis import ErrorCode, WireError
-from protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
-from protocol.headers import request_header, response_header_version
-from protocol.primitives import INT32, Cursor
-from protocol.record_batch import check_crc, walk
 
 # What brokers say, as plain values.
 

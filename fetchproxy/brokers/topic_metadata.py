@@ -6,6 +6,16 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from uuid import UUID
 
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.topic_entries import (
+    BrokerEntry,
+    ClusterEntry,
+    LeaderEntries,
+    TopicEntry,
+    entries_in,
+    write_request,
+)
+
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import (
@@ -21,15 +31,6 @@ from fetchproxy.brokers.messages import (
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
-from protocol.apis import WireError
-from protocol.topic_entries import (
-    BrokerEntry,
-    ClusterEntry,
-    LeaderEntries,
-    TopicEntry,
-    entries_in,
-    write_request,
-)
 
 # Metadata as one broker tells it, as plain values. Keeps nothing: see `cluster`.
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from fetchproxy_protocol.record_batch import SEARCHED_BYTES_MAX
+
 from fetchproxy.config.schema import Config, KiB, MiB
 from fetchproxy.errors import ConfigError
-from protocol.record_batch import SEARCHED_BYTES_MAX
 
 # The interpreter, its libraries and what is too small to count: a proxy without clients has 70 MiB.
 PROCESS_BYTES = 96 * MiB

@@ -8,6 +8,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import HEADER_BYTES, CompressionType, decompress, walk
+
 from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -16,8 +19,6 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing.archive_health import look_at_offsets
 from fetchproxy.writing.deletion.retention import Retention, counted_bytes, newest_timestamp_ms
-from protocol.apis import WireError
-from protocol.record_batch import HEADER_BYTES, CompressionType, decompress, walk
 
 # What one partition of the archive holds: bytes, records, age, compression, growth by day.
 #

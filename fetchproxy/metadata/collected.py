@@ -14,6 +14,8 @@ from typing import NamedTuple, Self
 from uuid import UUID
 
 import structlog
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.primitives import decode_uvarint, encode_string
 
 from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
 from fetchproxy.model import RemoteLogSegmentMetadata
@@ -22,8 +24,6 @@ from fetchproxy.segments.records import decode_entry, encode_entry
 from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
-from protocol.apis import WireError
-from protocol.primitives import decode_uvarint, encode_string
 
 # What the `.metadata` objects of a topic say, repeated in one object: for readers that begin.
 #

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import structlog
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.primitives import INT64, UINT32
 
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
 from fetchproxy.metadata.catalogue import PartitionTable
@@ -38,7 +39,6 @@ from fetchproxy.segments.records import (
     record_head,
     walk_entries,
 )
-from protocol.primitives import INT64, UINT32
 
 # The metadata topic's events of one partition in a flat file: a restart reads little again.
 #

@@ -11,6 +11,12 @@ from struct import Struct
 
 from cachetools import Cache, LRUCache
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.record_batch import (
+    CRC_COVERS_FROM,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+)
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart
@@ -22,7 +28,6 @@ from fetchproxy.observability.metrics import (
     CHUNKS_BYTES,
     READ_AHEAD_UNUSED,
 )
-from protocol.record_batch import CRC_COVERS_FROM, HEADER_BYTES, LOG_OVERHEAD_BYTES, MAGIC
 
 # Chunks in memory: cut by bisection, served as views of the stored bytes.
 #

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from cachetools import LRUCache
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import first_record_at_or_after, unpacks_to, walk
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.partition_view import PartitionView
@@ -16,8 +18,6 @@ from fetchproxy.reading.chunk_cache import Chunk
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import ArchiveMemory, Need, NeedChunk, NeedLayout, NeedView
 from fetchproxy.segments.remote_log_index import SegmentLayout
-from protocol.apis import WireError
-from protocol.record_batch import first_record_at_or_after, unpacks_to, walk
 
 # (offset, timestamp in ms, leader epoch)
 FoundRecord = tuple[int, int, int]

@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
+
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment
@@ -37,8 +40,6 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
-from protocol.apis import WireError
-from protocol.record_batch import first_record_at_or_after, walk
 
 # What the planner asks the archive: which partitions there are, what they hold, where a time
 # lies.

@@ -6,15 +6,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fetchproxy.errors import CorruptSegment
-from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.segments.contents import AbortedTxnCollector, GatheredSegment
-from fetchproxy.segments.overlaps import first_difference
-from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
-from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
-from protocol.apis import WireError
-from protocol.primitives import Buffer
-from protocol.record_batch import (
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.record_batch import (
     CONTROL_ABORT,
     CONTROL_COMMIT,
     HEADER_BYTES,
@@ -24,6 +18,13 @@ from protocol.record_batch import (
     control_type,
     walk,
 )
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
+from fetchproxy.segments.contents import AbortedTxnCollector, GatheredSegment
+from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
+from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
 # Which transactions of a partition were aborted, from its log alone. Pure.
 #

@@ -11,13 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.record_batch import CONTROL_ABORT, BatchHeader, control_type
 
 from fetchproxy.errors import CompactedLog, CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, RemoteLogIndexBuilder, encode_entry
-from protocol.apis import WireError
-from protocol.primitives import Buffer
-from protocol.record_batch import CONTROL_ABORT, BatchHeader, control_type
 
 # The aborted transactions of one segment, from what the broker says and from the markers. Pure.
 #

@@ -43,6 +43,15 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, TypeVar
 
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.primitives import (
+    INT32,
+    Cursor,
+    decode_uvarint,
+    encode_string,
+    encode_uvarint,
+)
+
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
     EpochStart,
@@ -63,8 +72,6 @@ from fetchproxy.segments.description import (
     legal_partition,
     legal_segment,
 )
-from protocol.apis import WireError
-from protocol.primitives import INT32, Cursor, decode_uvarint, encode_string, encode_uvarint
 
 T = TypeVar("T")
 S = TypeVar("S", bound=IntEnum)

@@ -14,11 +14,11 @@ from struct import Struct
 from typing import Any
 
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import ByteRange
-from protocol.primitives import Buffer
-from protocol.record_batch import BatchHeader
 
 # One entry of KIP-405's remoteLogIndex: its bytes, and the checks that it passes alone. Pure.
 #

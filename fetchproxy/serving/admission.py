@@ -10,6 +10,7 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple, cast
 
 from cachetools import LRUCache
+from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.config.schema import Config
 from fetchproxy.observability.metrics import (
@@ -23,7 +24,6 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
 from fetchproxy.runtime.fairness import FairQueue, TokenBucket
 from fetchproxy.serving.limits import ServingLimits
-from protocol.primitives import Buffer
 
 # How much memory archived records may hold while clients take them, for one and for all together.
 #

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from fetchproxy.model import AbortedTxn, IsolationLevel
-from protocol.fetch import (
+from fetchproxy_protocol.fetch import (
     FLEXIBLE_FROM,
     FetchResponseHead,
     PartitionKey,
@@ -20,7 +19,9 @@ from protocol.fetch import (
     encode_topic_end,
     encode_topic_start,
 )
-from protocol.primitives import Buffer
+from fetchproxy_protocol.primitives import Buffer
+
+from fetchproxy.model import AbortedTxn, IsolationLevel
 
 
 class PartitionAnswer(NamedTuple):

@@ -11,16 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from fetchproxy.runtime.loop import MESSAGES_A_TURN
-from fetchproxy.tls.contexts import looks_like_tls
-from protocol.apis import FrameTooLarge, MalformedMessage, Truncated
-from protocol.headers import (
+from fetchproxy_protocol.apis import FrameTooLarge, MalformedMessage, Truncated
+from fetchproxy_protocol.headers import (
     REQUEST_HEADER_BYTES_MAX,
     REQUEST_HEADER_BYTES_MIN,
     RequestHead,
     peek_request_header,
 )
-from protocol.primitives import INT32
+from fetchproxy_protocol.primitives import INT32
+
+from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.tls.contexts import looks_like_tls
 
 Handling = TypeVar("Handling")  # what a server does with a request
 

@@ -11,6 +11,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol, cast
 
+from fetchproxy_protocol.apis import FrameTooLarge, WireError
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
@@ -25,8 +28,6 @@ from fetchproxy.serving.transport import (
     may_half_close,
     write_step,
 )
-from protocol.apis import FrameTooLarge, WireError
-from protocol.primitives import Buffer
 
 
 class SessionOwner(Protocol):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from protocol.primitives import Buffer
+from fetchproxy_protocol.primitives import Buffer
 
 # One receive buffer for all connections of a loop.
 #

@@ -22,6 +22,7 @@ from struct import Struct
 from typing import IO, NamedTuple, ParamSpec, Self, TypeVar
 
 import structlog
+from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
@@ -39,7 +40,6 @@ from fetchproxy.segments.remote_log_index import (
     entry_positions,
     read_entry,
 )
-from protocol.primitives import Buffer
 
 # The bytes of a remoteOffsetIndex: which entry of the remoteLogIndex file holds an offset. Pure.
 #

@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import BatchHeader, check_crc, control_type, walk
+
 from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
 from fetchproxy.model import ByteRange, StoredSegment
 from fetchproxy.segments.check import TxnEvent
@@ -17,8 +20,6 @@ from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
-from protocol.apis import WireError
-from protocol.record_batch import BatchHeader, check_crc, control_type, walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import structlog
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import walk
 
 from fetchproxy.errors import (
     CorruptSegment,
@@ -40,8 +42,6 @@ from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from protocol.apis import WireError
-from protocol.record_batch import walk
 
 # What has to happen to an archive whose log was cut by an unclean leader election. Pure.
 #

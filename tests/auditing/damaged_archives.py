@@ -10,6 +10,8 @@ from random import Random
 from uuid import UUID
 
 from derivable_archive import PRODUCERS, GeneratedLog
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import walk
 from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch
 
 from fetchproxy.errors import CorruptSegment
@@ -26,8 +28,6 @@ from fetchproxy.segments.description import decode_finished_offsets, decode_segm
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, clip_aborted, decode_aborted, decode_epochs
-from protocol.apis import WireError
-from protocol.record_batch import walk
 
 LOG, INDEX, TXN = SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.TXN
 EPOCHS, METADATA = SegmentFile.EPOCHS, SegmentFile.METADATA

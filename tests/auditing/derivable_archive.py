@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fetchproxy_protocol.record_batch import walk
 from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch
 
@@ -13,7 +14,6 @@ from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import EpochStart
 from fetchproxy.segments.contents import SegmentSummary
 from fetchproxy.segments.remote_log_index import INTERVAL_BYTES
-from protocol.record_batch import walk
 
 PRODUCERS = (7, 8, 9)
 

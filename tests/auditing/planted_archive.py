@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 
 from fetchproxy.auditing.faults import VerifyReport
@@ -32,7 +33,6 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from protocol.record_batch import walk
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)
 ABORT, COMMIT = 0, 1

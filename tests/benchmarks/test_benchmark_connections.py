@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fetchproxy_protocol.fetch import fetch_offset, parse_fetch_request
+from fetchproxy_protocol.headers import peek_request_header
 
 from benchmarks.connections import (
     CONNECTIONS,
@@ -24,8 +26,6 @@ from benchmarks.connections import (
 from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY
 from benchmarks.many_connections import Load, greeting, receive
 from lab.kafka_versions import kafka_jars
-from protocol.fetch import fetch_offset, parse_fetch_request
-from protocol.headers import peek_request_header
 from tests.conftest import FindPart
 
 PROJECT = Path(__file__).parents[2]

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fetchproxy_protocol.apis import MalformedMessage
+from fetchproxy_protocol.fetch import parse_fetch_request
+from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.primitives import INT32
 
 from benchmarks import hostile_connections as harm
 from benchmarks.goals import TAIL_BESIDE_HOSTILE
@@ -16,10 +20,6 @@ from benchmarks.hostile import CALM, ELSEWHERE, HOSTILE, OPEN, STRANGERS, Measur
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.serving.limits import ServingLimits
 from lab.kafka_versions import kafka_jars
-from protocol.apis import MalformedMessage
-from protocol.fetch import parse_fetch_request
-from protocol.headers import peek_request_header
-from protocol.primitives import INT32
 from tests.conftest import FindPart
 
 PROJECT = Path(__file__).parents[2]

@@ -10,12 +10,12 @@ from uuid import UUID
 
 import pytest
 from confluent_kafka import Producer
+from fetchproxy_protocol.record_batch import check_crc, walk
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from protocol.record_batch import check_crc, walk
 
 TOPIC = "orders"
 UNKNOWN = UUID(int=77)

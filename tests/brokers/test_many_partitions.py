@@ -10,6 +10,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
+from fetchproxy_protocol import topic_entries as topic_metadata
+from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.headers import peek_request_header
 from kafka.protocol.consumer.offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -28,10 +32,6 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderEpochEnd
 from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import ITEMS_AT_ONCE
-from protocol import list_offsets, offset_for_leader_epoch
-from protocol import topic_entries as topic_metadata
-from protocol.apis import ApiKey
-from protocol.headers import peek_request_header
 
 NODES = (1, 2, 3)
 PARTITIONS = 600

@@ -10,6 +10,7 @@ import confluent_kafka
 import kafka
 import pytest
 from archived_topics import NO_MEMORY, SETTINGS, archive_and_trim, new_topic
+from fetchproxy_protocol.record_batch import walk
 from held_reader import STEP_BYTES
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
@@ -17,7 +18,6 @@ from topic_data import TopicData, produce, trim
 
 from lab.kafka import KafkaServer
 from lab.s3 import S3Server
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from archived_topics import SETTINGS
+from fetchproxy_protocol.record_batch import walk
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import TopicData, archived_ends, produce, trim
 
 from lab.kafka import KafkaServer
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

@@ -13,13 +13,13 @@ import pytest
 from archive_process import archive_process
 from archived_topics import SETTINGS, archive_and_trim, new_topic
 from client_readers import read_confluent
+from fetchproxy_protocol.record_batch import walk
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import Fetched, RawConnection
 from removable_store import folder_store
 from topic_data import TopicData, archived_ends, make_archive, produce, trim
 
 from lab.kafka import KafkaServer
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

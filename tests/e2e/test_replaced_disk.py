@@ -20,13 +20,13 @@ import confluent_kafka
 import pytest
 from archive_process import COMMAND, PROJECT, archive_process, segments, verify
 from archived_topics import SETTINGS
+from fetchproxy_protocol.record_batch import walk
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import TopicData, archived_ends, produce, trim
 
 from lab import limited
 from lab.kafka import KafkaServer
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from archive_process import archive_process, segments, verify
 from archived_topics import SETTINGS, archive_and_trim, new_topic
+from fetchproxy_protocol.record_batch import walk
 from held_reader import HeldReader
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
@@ -15,7 +16,6 @@ from topic_data import archived_ends, produce, trim
 
 from fetchproxy.serving.relay.judgement import IDENTITY_AGE_MAX_MS
 from lab.kafka import KafkaServer
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

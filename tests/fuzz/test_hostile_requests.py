@@ -9,12 +9,11 @@ from contextlib import suppress
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol import delete_records, list_offsets, offset_for_leader_epoch
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
+from fetchproxy_protocol.fetch import parse_fetch_request
+from fetchproxy_protocol.headers import peek_request_header
 from frame_mutations import hostile_frames, recorded_frames
-
-from protocol import delete_records, list_offsets, offset_for_leader_epoch
-from protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
-from protocol.fetch import parse_fetch_request
-from protocol.headers import peek_request_header
 
 FRAMES = 40_000
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.record_batch import walk
 from hypothesis import given
 from hypothesis import strategies as st
 from retention_segments import TIP, archives, segment
@@ -18,7 +19,6 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.planning import OffsetSpan
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, RemoteLogIndexBuilder
-from protocol.record_batch import walk
 
 SETTINGS = {"isolationLevel": "read_committed"}
 ID = str(TIP.topic_id)

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pyarrow.dataset as ds
 import pytest
+from fetchproxy_protocol.record_batch import HEADER_BYTES
 from planted_archive import TIP, PlantedArchive, batch, flip
 from retention_segments import segment
 from stored_archives import config_of, planted
@@ -46,7 +47,6 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.writing.deletion.retention import Retention
-from protocol.record_batch import HEADER_BYTES
 
 NOW_MS = 20_000 * DAY_MS
 

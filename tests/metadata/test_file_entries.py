@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fetchproxy_protocol.primitives import decode_uvarint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +30,6 @@ from fetchproxy.segments.records import (
     framed,
     walk_entries,
 )
-from protocol.primitives import decode_uvarint
 from tests.metadata.segment_values import (
     DELETED,
     DELETING,

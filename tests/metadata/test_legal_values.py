@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.primitives import decode_uvarint
 from memory_object_store import MemoryObjectStore
 from scripted_store import ScriptedStore
 from segment_values import TIP, segment
@@ -43,7 +44,6 @@ from fetchproxy.segments.records import (
     encode_entry,
     encode_message,
 )
-from protocol.primitives import decode_uvarint
 
 WHERE = "offset 41"
 NAMES = [

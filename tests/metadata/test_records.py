@@ -8,6 +8,7 @@ from struct import Struct
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.primitives import decode_uvarint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +34,6 @@ from fetchproxy.segments.records import (
     framed,
     record_head,
 )
-from protocol.primitives import decode_uvarint
 from tests.metadata.segment_values import TIP, any_events, any_segments
 
 WHERE = "__remote_log_metadata-7 offset 41"

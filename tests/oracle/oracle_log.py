@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from protocol.record_batch import (
+from fetchproxy_protocol.record_batch import (
     CONTROL_ABORT,
     HEADER_BYTES,
     BatchHeader,

@@ -57,9 +57,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_has_its_packages_whole(wheel: zipfile.ZipFile) -> None:
     built = {name for name in wheel.namelist() if ".dist-info/" not in name}
     here = {
-        str(path.relative_to(ROOT))
-        for package in ("protocol", "fetchproxy", "pyspark_remotelog")
-        for path in (ROOT / package).rglob("*")
+        str(path.relative_to(folder))
+        for folder, package in (
+            (ROOT / "protocol", "fetchproxy_protocol"),
+            (ROOT, "fetchproxy"),
+            (ROOT, "pyspark_remotelog"),
+        )
+        for path in (folder / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert built == here

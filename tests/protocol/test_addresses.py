@@ -7,12 +7,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
-from message_schema import encode_response, uvarint, values
-
-from protocol import (
+from fetchproxy_protocol import (
     describe_cluster,
     find_coordinator,
     metadata,
@@ -20,13 +15,17 @@ from protocol import (
     share_acknowledge,
     share_fetch,
 )
-from protocol.addresses import (
+from fetchproxy_protocol.addresses import (
     AnswerAddresses,
     NodeAddress,
     node_endpoints_in,
     splice_node_endpoints_tag,
 )
-from protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
+from message_schema import encode_response, uvarint, values
 
 ADDRESSES: dict[ApiKey, AnswerAddresses] = {
     ApiKey.METADATA: metadata.ADDRESSES,

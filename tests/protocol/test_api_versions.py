@@ -7,13 +7,12 @@ import copy
 from typing import Any
 
 import pytest
+from fetchproxy_protocol.apis import ApiKey, WireError, offered_versions
+from fetchproxy_protocol.headers import intersect_response, unsupported_version_response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import ApiVersionsResponse
 from message_schema import encode_response, values
-
-from protocol.apis import ApiKey, WireError, offered_versions
-from protocol.headers import intersect_response, unsupported_version_response
 
 NEWEST = 5  # of ApiVersions, since Kafka 4.4 (KIP-1242)
 NAME = "ApiVersionsResponse"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 import pytest
-from message_schema import schema
-
-from protocol.apis import (
+from fetchproxy_protocol.apis import (
     FLEXIBLE_FROM,
     NEVER_FLEXIBLE,
     PROXIED_VERSIONS,
@@ -16,6 +14,7 @@ from protocol.apis import (
     is_known,
     offered_versions,
 )
+from message_schema import schema
 
 REQUESTS = sorted(
     path.name.removesuffix(".json")

@@ -9,12 +9,11 @@ import zlib
 import cramjam
 import pytest
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from fetchproxy_protocol import record_batch as compression
+from fetchproxy_protocol.apis import MalformedMessage, WireError
+from fetchproxy_protocol.record_batch import CompressionType, decompress
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from protocol import record_batch as compression
-from protocol.apis import MalformedMessage, WireError
-from protocol.record_batch import CompressionType, decompress
 
 ENCODERS = {
     CompressionType.GZIP: gzip_encode,

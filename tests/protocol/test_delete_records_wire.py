@@ -7,14 +7,13 @@ import copy
 from typing import Any
 
 import pytest
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.delete_records import AskedDeletion, parse_request, parse_response, patch
+from fetchproxy_protocol.headers import peek_request_header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
 from message_schema import encode_body, encode_response, values
-
-from protocol.apis import WireError
-from protocol.delete_records import AskedDeletion, parse_request, parse_response, patch
-from protocol.headers import peek_request_header
 
 REQUEST = "DeleteRecordsRequest"
 RESPONSE = "DeleteRecordsResponse"

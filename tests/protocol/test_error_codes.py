@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import ErrorCode
 from kafka import errors as kafka_errors
-
-from protocol.apis import ErrorCode
 
 # What kafka-python calls by an older or another name than Kafka 4.1 does.
 RENAMED = {

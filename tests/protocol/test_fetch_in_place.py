@@ -5,15 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
+from fetchproxy_protocol import addresses
+from fetchproxy_protocol import fetch as fr
+from fetchproxy_protocol import fetch_scan as fs
+from fetchproxy_protocol.primitives import Buffer
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse as OracleResponse
 from test_fetch_wire import responses
-
-from protocol import addresses
-from protocol import fetch as fr
-from protocol import fetch_scan as fs
-from protocol.primitives import Buffer
 
 CORRELATION_ID = 5
 TWO_ENDPOINTS = b"\x01\x00\x02\x01\x00"  # tag 0 with an empty array: shorter than the broker's

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from fetchproxy_protocol import fetch as fr
+from fetchproxy_protocol import fetch_scan as fs
+from fetchproxy_protocol.fetch import TopicRef
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse as OracleResponse
 from test_fetch_in_place import framed_of
 from test_fetch_wire import responses
-
-from protocol import fetch as fr
-from protocol import fetch_scan as fs
-from protocol.fetch import TopicRef
 
 
 def ref_of(version: int, topic: object) -> TopicRef:

@@ -8,16 +8,11 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from kafka.protocol.consumer import FetchRequest as OracleRequest
-from kafka.protocol.consumer import FetchResponse as OracleResponse
-
-from protocol import addresses
-from protocol import fetch as fr
-from protocol import fetch_scan as fs
-from protocol.apis import WireError
-from protocol.fetch import (
+from fetchproxy_protocol import addresses
+from fetchproxy_protocol import fetch as fr
+from fetchproxy_protocol import fetch_scan as fs
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.fetch import (
     any_request,
     encode_fetch_request,
     entry_bytes_max,
@@ -27,7 +22,11 @@ from protocol.fetch import (
     parse_fetch_request,
     plain_request,
 )
-from protocol.primitives import Buffer
+from fetchproxy_protocol.primitives import Buffer
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchRequest as OracleRequest
+from kafka.protocol.consumer import FetchResponse as OracleResponse
 
 VERSIONS = st.integers(4, 18)
 TOPICS = st.lists(st.sampled_from(["orders", "a", "clicks.eu-west_1"]), unique=True, max_size=3)

@@ -7,19 +7,18 @@ import struct
 from importlib import resources
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from kafka.protocol.api_header import RequestHeader as OracleHeader
-from message_schema import schema, uvarint
-
-from protocol.apis import ApiKey, MalformedMessage, Truncated, WireError, is_flexible
-from protocol.headers import (
+from fetchproxy_protocol.apis import ApiKey, MalformedMessage, Truncated, WireError, is_flexible
+from fetchproxy_protocol.headers import (
     client_id,
     correlation_id,
     peek_request_header,
     response_body,
     response_header_version,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.api_header import RequestHeader as OracleHeader
+from message_schema import schema, uvarint
 
 KEYS = [
     (schema(path.name.removesuffix(".json"))["apiKey"], version)

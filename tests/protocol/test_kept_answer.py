@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from fetchproxy_protocol import fetch_scan as fs
+from fetchproxy_protocol.fetch import FetchResponseHead, HeadPatch, PartitionPatch, TopicRef
+from fetchproxy_protocol.kept_answer import KEPT_BYTES_MAX, KeptAnswer
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
-
-from protocol import fetch_scan as fs
-from protocol.fetch import FetchResponseHead, HeadPatch, PartitionPatch, TopicRef
-from protocol.kept_answer import KEPT_BYTES_MAX, KeptAnswer
 
 OUT_OF_RANGE, NOT_LEADER = 1, 6
 VERSIONS = [4, 7, 11, 12, 16]

@@ -7,19 +7,18 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from kafka.protocol.consumer import ListOffsetsResponse
-from message_schema import encode_body, encode_response, values
-
-from protocol.apis import WireError
-from protocol.list_offsets import (
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.list_offsets import (
     AskedOffset,
     asked_of_all,
     parse_request,
     parse_response,
     patch,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.consumer import ListOffsetsResponse
+from message_schema import encode_body, encode_response, values
 
 REQUEST = "ListOffsetsRequest"
 RESPONSE = "ListOffsetsResponse"

@@ -7,6 +7,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.apis import ApiKey, WireError
+from fetchproxy_protocol.messages import Array, Kind, Structure, read_request, write_response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
@@ -15,8 +17,6 @@ from fetchproxy.serving.standalone.apis import api_versions
 from fetchproxy.serving.standalone.apis.refused_writes import PRODUCE, REFUSED_WRITES
 from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.table import ADVERTISED
-from protocol.apis import ApiKey, WireError
-from protocol.messages import Array, Kind, Structure, read_request, write_response
 
 RANGES = {api.key: (api.lowest, api.highest) for api in (*ADVERTISED.values(), *REFUSED_WRITES)}
 OTHERWISE = {ApiKey.FETCH}  # has readers and writers of its own

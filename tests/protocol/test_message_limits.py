@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 
 import pytest
-
-from protocol.apis import MalformedMessage
-from protocol.fetch import PARTITIONS_MAX, parse_fetch_request, request_in_steps
-from protocol.headers import peek_request_header
-from protocol.primitives import TAGGED_FIELDS_MAX, Cursor, encode_uvarint
+from fetchproxy_protocol.apis import MalformedMessage
+from fetchproxy_protocol.fetch import PARTITIONS_MAX, parse_fetch_request, request_in_steps
+from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.primitives import TAGGED_FIELDS_MAX, Cursor, encode_uvarint
 
 HEADER = struct.pack(">hhih", 1, 13, 7, -1) + b"\x00"
 PARTITIONS_BETWEEN_STEPS_MAX = 500

@@ -7,14 +7,18 @@ import copy
 from typing import Any
 
 import pytest
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.offset_for_leader_epoch import (
+    AskedEpoch,
+    parse_request,
+    parse_response,
+    patch,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from message_schema import encode_body, encode_response, values
-
-from protocol.apis import WireError
-from protocol.headers import peek_request_header
-from protocol.offset_for_leader_epoch import AskedEpoch, parse_request, parse_response, patch
 
 REQUEST = "OffsetForLeaderEpochRequest"
 RESPONSE = "OffsetForLeaderEpochResponse"

@@ -7,12 +7,11 @@ import struct
 from typing import Any
 
 import pytest
+from fetchproxy_protocol.apis import MalformedMessage, WireError
+from fetchproxy_protocol.produce import acks_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import encode_body, values
-
-from protocol.apis import MalformedMessage, WireError
-from protocol.produce import acks_of
 
 NAME = "ProduceRequest"
 

@@ -13,13 +13,9 @@ import cramjam
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from fastcrc.crc32 import iscsi as crc32c
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
-
-from protocol import record_batch
-from protocol.apis import MalformedMessage, WireError
-from protocol.record_batch import (
+from fetchproxy_protocol import record_batch
+from fetchproxy_protocol.apis import MalformedMessage, WireError
+from fetchproxy_protocol.record_batch import (
     CONTROL_ABORT,
     CONTROL_COMMIT,
     CONTROL_MASK,
@@ -33,6 +29,9 @@ from protocol.record_batch import (
     first_record_at_or_after,
     walk,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
 CODECS = (0, 1, 2, 3, 4)
 NO_PRODUCER = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1}

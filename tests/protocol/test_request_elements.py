@@ -6,10 +6,10 @@ import struct
 import time
 
 import pytest
+from fetchproxy_protocol.apis import ApiKey, MalformedMessage
+from fetchproxy_protocol.messages import ELEMENTS_MAX, Fields, read_request
 
 from fetchproxy.serving.standalone.schemas import request_of
-from protocol.apis import ApiKey, MalformedMessage
-from protocol.messages import ELEMENTS_MAX, Fields, read_request
 
 
 def names(count: int) -> bytes:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from struct import Struct
 
+from fetchproxy_protocol.primitives import Cursor
 from hypothesis import given
 from hypothesis import strategies as st
-
-from protocol.primitives import Cursor
 
 ROW = Struct(">bxhx")
 FIXED = {1: 7, -1: 0}

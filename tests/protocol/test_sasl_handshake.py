@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from fetchproxy_protocol.sasl_handshake import handshake_refusal
 from kafka.protocol.sasl import SaslHandshakeResponse
-
-from protocol.sasl_handshake import handshake_refusal
 
 
 def test_handshake_refusal() -> None:

@@ -1,4 +1,4 @@
-"""Checking, cutting and keeping chunks. The oracle of the cut is `protocol.record_batch.cut`."""
+"""Checking, cutting and keeping chunks. The oracle of the cut is `record_batch.cut`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from array import array
 from random import Random
 
 import pytest
+from fetchproxy_protocol.record_batch import cut
 from generated_archive import make_batch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart
 from fetchproxy.reading.chunk_cache import STEP_BYTES, Chunk, ChunkCache, check_chunk
-from protocol.record_batch import cut
 
 
 def checked(content: bytes, first: int, last: int, epochs: tuple[EpochStart, ...] = ()) -> Chunk:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from fetchproxy_protocol.record_batch import HEADER_BYTES
 from generated_archive import make_batch
 from read_side import changed, fetched, read_side
 
 from fetchproxy.reading.segment_loads import CHECK_INLINE_BYTES_MAX
-from protocol.record_batch import HEADER_BYTES
 
 
 @pytest.mark.parametrize(("over", "beside"), [(0, False), (1, True)])

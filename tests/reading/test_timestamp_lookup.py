@@ -10,13 +10,13 @@ from random import Random
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from faulty_store import HANG, OUTAGE
+from fetchproxy_protocol.record_batch import SEARCHED_BYTES_MAX
 from generated_archive import Batch
 from read_side import QUICK, now, read_side
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
-from protocol.record_batch import SEARCHED_BYTES_MAX
 
 
 def batch(base: int, stamps: list[int], codec: int, epoch: int = 0) -> Batch:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from fetchproxy_protocol.record_batch import walk
 from killed_drivers import KilledDrivers
 from made_batches import Record, made_batch
 from spark_program import SparkProgram
@@ -23,7 +24,6 @@ from written_archive import WrittenArchive
 
 from lab.kafka import KafkaServer
 from lab.parts import PYSPARKS
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.spark
 

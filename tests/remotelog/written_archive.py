@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from uuid import UUID, uuid5
 
+from fetchproxy_protocol.record_batch import walk
+
 from fetchproxy.model import (
     AbortedTxn,
     EpochStart,
@@ -21,7 +23,6 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from protocol.record_batch import walk
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)
 

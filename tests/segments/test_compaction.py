@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.segments.contents import compaction_sign
-from protocol.record_batch import BatchHeader
 
 
 def header(base_offset: int, offsets: int, records: int) -> BatchHeader:

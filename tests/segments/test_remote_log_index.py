@@ -6,6 +6,7 @@ import struct
 
 import pytest
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.record_batch import BatchHeader
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from fetchproxy.segments.remote_log_index import (
     encode_entry,
     entry_positions,
 )
-from protocol.record_batch import BatchHeader
 
 KEY = "t-AAAAAAAAAAAAAAAAAAAAAA/0/00000000000000000000-id.log"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from fetchproxy_protocol.record_batch import BatchHeader
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.segments.contents import CutReason, Take, cut_reason, plan_take
-from protocol.record_batch import BatchHeader
 
 
 def header(base: int, last: int, size: int) -> BatchHeader:

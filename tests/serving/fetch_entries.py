@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import pack
 
-from protocol.fetch import FetchEntry
+from fetchproxy_protocol.fetch import FetchEntry
 
 
 def entry(

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from fetchproxy_protocol.record_batch import walk
 from kafka.protocol.consumer import (
     FetchRequest,
     FetchResponse,
@@ -17,8 +18,6 @@ from kafka.protocol.consumer import (
     ListOffsetsResponse,
 )
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
-
-from protocol.record_batch import walk
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from fetchproxy_protocol.record_batch import walk
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from raw_fetch import RawConnection
-
-from protocol.record_batch import walk
 
 Offsets = Mapping[int, int]
 

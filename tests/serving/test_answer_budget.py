@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from random import Random
 
 import pytest
+from fetchproxy_protocol.primitives import Buffer
 from virtual_loop import run_virtual
 
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.serving.admission import AnswerBudget
-from protocol.primitives import Buffer
 
 ANSWER_MAX, TOTAL_MAX = 100, 1000
 CHUNK = 200

@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, offered_versions
+from fetchproxy_protocol.headers import RequestHead
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +17,6 @@ from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS, FETCH, REFUSED, SPECIAL, handling_of
 from fetchproxy.serving.relay.document import document
 from fetchproxy.serving.relay.handling import RELAY, Held, Passes, Treatment
-from protocol.apis import PROXIED_VERSIONS, ApiKey, offered_versions
-from protocol.headers import RequestHead
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "compatibility"

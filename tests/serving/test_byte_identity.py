@@ -113,7 +113,7 @@ def _check_aborted(archived: Archived, offset: int, got: Fetched) -> None:
 
 
 def _last_offset(fetched: Fetched) -> int:
-    from protocol.record_batch import walk
+    from fetchproxy_protocol.record_batch import walk
 
     return max(batch.last_offset for batch in walk(fetched.records))
 

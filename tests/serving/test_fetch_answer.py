@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 
+from fetchproxy_protocol.fetch import PartitionPatch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.model import AbortedTxn
 from fetchproxy.serving.fetch_answer import AnswerRoom, PartitionAnswer
-from protocol.fetch import PartitionPatch
 
 
 def batch(base_offset: int, records: int, body: int) -> bytes:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from fetch_entries import entry
+from fetchproxy_protocol.fetch import PartitionKey
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
@@ -17,7 +18,6 @@ from fetchproxy.model import (
 )
 from fetchproxy.serving.relay.judgement import Judgement, Verdict
 from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
-from protocol.fetch import PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 from fetch_entries import entry
+from fetchproxy_protocol.fetch import FetchEntry, FetchRequest, PartitionKey, fetch_offset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from fetchproxy.serving.relay.fetch_session import (
     UpstreamFetch,
     next_epoch,
 )
-from protocol.fetch import FetchEntry, FetchRequest, PartitionKey, fetch_offset
 
 KEYS: list[PartitionKey] = [(b"a", 0), (b"a", 1), (b"b", 0), (b"b", 7)]
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from uuid import UUID
 
+from fetchproxy_protocol.fetch import PartitionKey
 from virtual_loop import run_virtual
 
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
@@ -15,7 +16,6 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.serving.relay.held_readers import ABSENT_MAX_S, HeldReaders
 from fetchproxy.serving.relay.judgement import Judgement, Verdict
-from protocol.fetch import PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from fetch_entries import entry
+from fetchproxy_protocol.fetch import FetchEntry, PartitionKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from fetchproxy.model import (
 )
 from fetchproxy.serving.relay.judgement import Judgement, Verdict, decide
 from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
-from protocol.fetch import FetchEntry, PartitionKey
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

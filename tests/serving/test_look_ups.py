@@ -13,6 +13,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.headers import peek_request_header
 from kafka.protocol.consumer.offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -42,7 +43,6 @@ from fetchproxy.serving.relay.archive_starts import ArchiveStarts
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from protocol.headers import peek_request_header
 
 ARCHIVED, NEVER, HIDDEN, LOST = "archived", "never", "hidden", "lost"
 IDS = {ARCHIVED: UUID(int=1), NEVER: UUID(int=2)}

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fetchproxy_protocol.headers import REQUEST_HEADER_BYTES_MAX
+from fetchproxy_protocol.primitives import encode_uvarint
 from proxy_process import ProxyProcess, wait_for
 from test_bad_input import connect, is_closed, read_frame, request
 
 from lab.mock_cluster import MockCluster
-from protocol.headers import REQUEST_HEADER_BYTES_MAX
-from protocol.primitives import encode_uvarint
 
 HELD_BYTES = 4_096
 API_VERSIONS, FETCH, METADATA = 18, 1, 3

@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Iterable, Iterator
 
 import pytest
+from fetchproxy_protocol import fetch as fr
+from fetchproxy_protocol.apis import ErrorCode, WireError
+from fetchproxy_protocol.fetch import TopicRef
+from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
 from fetchproxy.serving.relay.broker_link import WALKED_BYTES, WHOLE_BYTES_MAX, BrokerLink
 from fetchproxy.serving.transport import ReceiveBuffer
-from protocol import fetch as fr
-from protocol.apis import ErrorCode, WireError
-from protocol.fetch import TopicRef
-from protocol.primitives import INT32, Buffer
 
 CORRELATION_ID = 7
 BROKERS_SESSION, CLIENTS_SESSION = 11, 12

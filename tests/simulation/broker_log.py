@@ -12,10 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from fetchproxy_protocol.record_batch import (
+    CONTROL_ABORT,
+    CONTROL_COMMIT,
+    CONTROL_MASK,
+    TRANSACTIONAL_MASK,
+)
 from generated_archive import Batch, make_batch
 
 from fetchproxy.model import TopicIdPartition
-from protocol.record_batch import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 
 OFFSET_OUT_OF_RANGE = 1
 

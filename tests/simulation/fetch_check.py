@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from client_connection import Answered, ClientFetchSession, Wanted
+from fetchproxy_protocol.record_batch import check_crc, walk
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.reading.segment_reader import READ_WAIT_MIN_S
-from protocol.record_batch import check_crc, walk
 
 if TYPE_CHECKING:
     from simulated_consumer import SimulatedConsumer

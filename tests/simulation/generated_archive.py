@@ -12,6 +12,7 @@ from random import Random
 from uuid import UUID
 
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.record_batch import CONTROL_MASK, TRANSACTIONAL_MASK, walk
 
 from fetchproxy.model import (
     AbortedTxn,
@@ -27,7 +28,6 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
 from fetchproxy.segments.side_files import encode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore
-from protocol.record_batch import CONTROL_MASK, TRANSACTIONAL_MASK, walk
 
 _AFTER_CRC = struct.Struct(">hiqqqhii")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from calm_replay import GATEWAY, Replay, run_replay
 from client_connection import FETCH_RESPONSE, metadata_request
+from fetchproxy_protocol.headers import RequestHead
 from kafka.protocol.consumer.fetch import FetchRequest
 from test_many_connections import connected
 from virtual_loop import VirtualTimeLoop
@@ -24,7 +25,6 @@ from fetchproxy.serving.relay.apis import fetch as fetch_api
 from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
 from fetchproxy.serving.relay.session import RelaySession
 from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchJudging
-from protocol.headers import RequestHead
 
 VERSION = 12
 PARTITIONS = 10_000

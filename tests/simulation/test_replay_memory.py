@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from fetchproxy_protocol.fetch import PartitionPatch
+from fetchproxy_protocol.primitives import Buffer
 from generated_archive import make_batch, random_tip, store_segment
 from memory_object_store import MemoryObjectStore
 from virtual_loop import run_virtual
@@ -32,8 +34,6 @@ from fetchproxy.serving.fetch_answer import (
     encode_topics,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from protocol.fetch import PartitionPatch
-from protocol.primitives import Buffer
 
 CLIENTS = 1_000
 PARTITIONS = 10

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
+from fetchproxy_protocol.apis import ErrorCode
+
 from fetchproxy.serving.standalone.groups import (
     ClassicGroup,
     GroupLimits,
@@ -14,7 +16,6 @@ from fetchproxy.serving.standalone.groups import (
     SyncReply,
     SyncRequest,
 )
-from protocol.apis import ErrorCode
 
 SESSION_S, REBALANCE_S = 10.0, 30.0
 

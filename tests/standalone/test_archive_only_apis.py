@@ -10,6 +10,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.record_batch import walk
 from kafka.protocol.admin.cluster import DescribeClusterRequest, DescribeClusterResponse
 from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.admin.topics import (
@@ -39,8 +41,6 @@ from served_archive import Client, ServedArchive, serve_archive
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_REFUSED
 from fetchproxy.serving.standalone.table import ADVERTISED
-from protocol.apis import ApiKey
-from protocol.record_batch import walk
 
 OLD = TopicIdPartition(UUID(int=8), "again", 0)
 NEW = TopicIdPartition(UUID(int=3), "again", 0)

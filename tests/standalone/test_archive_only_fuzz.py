@@ -10,6 +10,7 @@ import struct
 from typing import Any
 
 import pytest
+from fetchproxy_protocol.messages import ELEMENTS_MAX
 from frame_mutations import TOPIC_ID, hostile_frames, recorded_frames
 from hostile_client import CONNECTIONS, Hostility
 from planted_archive import PlantedArchive, batch
@@ -19,7 +20,6 @@ from test_archive_only_apis import ORDERS, fetch, one
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_REQUESTS, WIRE_ERRORS
-from protocol.messages import ELEMENTS_MAX
 
 FRAMES = 3_000
 FUZZED = TopicIdPartition(TOPIC_ID, "fuzzed", 0)

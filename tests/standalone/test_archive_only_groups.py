@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fetchproxy_protocol.apis import ApiKey
 from kafka.protocol.admin import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -32,7 +33,6 @@ from served_archive import Client, serve_archive
 from test_archive_only_apis import plant
 
 from fetchproxy.serving.standalone.table import ADVERTISED
-from protocol.apis import ApiKey
 
 
 @pytest.fixture

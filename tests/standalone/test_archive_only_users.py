@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from certificates import Authority
+from fetchproxy_protocol.apis import ApiKey
 from kafka.net.sasl.scram import ScramClient
 from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.admin.groups import (
@@ -58,7 +59,6 @@ from test_archive_only_apis import HOLED, OLD, ORDERS, fetch_request, one, plant
 from fetchproxy.cli.user import user_lines
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import ZERO_UUID
-from protocol.apis import ApiKey
 
 NONE, TOPIC_REFUSED, GROUP_REFUSED, LOGIN_REFUSED = 0, 29, 30, 58
 SECRETS = {"alice": "alice-secret", "bob": "bob-secret"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from fetchproxy_protocol.apis import ErrorCode
 from group_driver import REBALANCE_S, SESSION_S, GroupDriver
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fetchproxy.serving.standalone.groups import GroupState, JoinReply, Membership
-from protocol.apis import ErrorCode
 
 
 def stable_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.messages import ELEMENTS_MAX
 from kafka.protocol.consumer import (
     JoinGroupRequest,
     JoinGroupResponse,
@@ -27,7 +28,6 @@ from fetchproxy.serving.standalone.committed_offsets import (
     OffsetsFull,
 )
 from fetchproxy.serving.standalone.groups import GroupMemory
-from protocol.messages import ELEMENTS_MAX
 
 MiB = 1 << 20
 FULL = 81  # GROUP_MAX_SIZE_REACHED

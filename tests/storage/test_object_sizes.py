@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
@@ -32,7 +33,6 @@ from fetchproxy.storage.stores.object_store import (
     MiB,
     segment_file_bytes_max,
 )
-from protocol.record_batch import BatchHeader
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)
 SPARSE_BYTES = 4 * 1024**4  # of a file without a block on the disk

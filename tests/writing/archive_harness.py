@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fetchproxy_protocol.record_batch import check_crc, walk
+
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
 from fetchproxy.metadata.partition_view import PartitionView
@@ -29,7 +31,6 @@ from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.status import PartitionArchiveStatus
 from lab.limited import section_and_limits
-from protocol.record_batch import check_crc, walk
 
 # Quick turns, so that a test waits for work and never for a timer.
 QUICK: dict[str, Any] = {

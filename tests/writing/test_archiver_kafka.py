@@ -19,6 +19,7 @@ from archive_harness import (
 )
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from fetchproxy_protocol.record_batch import walk
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
@@ -26,7 +27,6 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import aborted_in
 from lab.kafka import KafkaServer
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

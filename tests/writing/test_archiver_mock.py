@@ -22,6 +22,7 @@ from archive_harness import (
     until_true,
 )
 from confluent_kafka import Producer
+from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from test_segment_writer import small_disk
 
@@ -32,7 +33,6 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.mock_cluster import MockCluster
-from protocol.record_batch import walk
 
 TOPIC = "orders"
 

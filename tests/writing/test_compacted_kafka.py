@@ -24,12 +24,12 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from fetchproxy_protocol.record_batch import walk
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.segments.contents import compaction_sign
 from lab.kafka import KafkaServer
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

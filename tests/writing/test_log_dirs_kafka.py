@@ -18,6 +18,7 @@ from archive_harness import (
 )
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from planted_log_dir import CLUSTER_ID, plant_log_dir
 
@@ -33,7 +34,6 @@ from fetchproxy.writing.sources.log_dirs import open_log_dir
 from fetchproxy.writing.sources.segment_source import LogGap, Spool
 from fetchproxy.writing.status import PartitionArchiveStatus
 from lab.kafka import KafkaServer
-from protocol.record_batch import walk
 
 pytestmark = pytest.mark.kafka
 

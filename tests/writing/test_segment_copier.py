@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from archive_harness import Archive, open_archive, wall_clock_ms
+from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from planted_archive import TIP, batch
 
@@ -18,7 +19,6 @@ from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile, parse_segment_key
 from fetchproxy.writing.copier import SegmentCopier
-from protocol.record_batch import walk
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.record_batch import walk
 from planted_archive import ABORT, COMMIT, batch
 
 from fetchproxy.config.schema import ArchiveConfig
@@ -25,7 +26,6 @@ from fetchproxy.writing.sources.segment_source import (
     Spool,
     SpoolFull,
 )
-from protocol.record_batch import walk
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 

@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 import structlog
+from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from planted_archive import TIP
 from unclean_cluster import UncleanCluster, Written
@@ -37,7 +38,6 @@ from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.sources.broker import BatchSegments
 from fetchproxy.writing.sources.segment_source import Spool
-from protocol.record_batch import walk
 
 SEEDS = 60
 STEPS = 40

@@ -25,11 +25,11 @@ from archive_harness import (
     until_true,
 )
 from confluent_kafka import Producer
+from fetchproxy_protocol.record_batch import walk
 
 from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
-from protocol.record_batch import walk
 
 HERE = Path(__file__).parent
 MEETING_COUNT = 400  # records of each partition before the two meet, and after

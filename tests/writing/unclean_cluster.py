@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from fetchproxy_protocol.record_batch import walk
 from planted_archive import TIP, batch
 
 from fetchproxy.errors import ClusterUnavailable, LogTruncated
@@ -16,7 +17,6 @@ from fetchproxy.metadata.leader_views import LeaderEpochEnd, LeaderLog
 from fetchproxy.metadata.lineage import end_offset_for, from_log_start
 from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.writing.sources.segment_source import LogGap, LogRead, LogSource
-from protocol.record_batch import walk
 
 
 @dataclass(frozen=True, slots=True)

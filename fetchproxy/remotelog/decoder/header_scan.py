@@ -1,6 +1,6 @@
 """The headers of many record batches at one go, as columns. Compiled; looks at no record.
 
-The layout is Kafka's DefaultRecordBatch, as in `protocol.record_batch`, which stays the reference:
+The layout is Kafka's DefaultRecordBatch, as in `record_batch`, which stays the reference:
 a test holds both side by side. A row of the table is one batch.
 """
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from fetchproxy.remotelog.decoder.compiled import compiled
-from protocol.record_batch import (
+from fetchproxy_protocol.record_batch import (
     COMPRESSION_MASK,
     CONTROL_MASK,
     HEADER_BYTES,
@@ -22,6 +20,8 @@ from protocol.record_batch import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
+
+from fetchproxy.remotelog.decoder.compiled import compiled
 
 POSITION, SIZE, BASE_OFFSET, LAST_OFFSET, CRC, ATTRIBUTES = range(6)
 BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, COUNT = range(6, 10)

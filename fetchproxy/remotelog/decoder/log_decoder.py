@@ -10,6 +10,14 @@ from typing import Any
 import cramjam
 import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.apis import MalformedMessage
+from fetchproxy_protocol.record_batch import (
+    CRC_COVERS_FROM,
+    HEADER_BYTES,
+    RECORDS_BYTES_MAX,
+    CompressionType,
+    decompress,
+)
 
 from fetchproxy.model import AbortedTxn
 from fetchproxy.remotelog.decoder import header_scan, record_rows
@@ -24,14 +32,6 @@ from fetchproxy.remotelog.decoder.header_scan import (
     PRODUCER_ID,
     ScannedHeaders,
     scan_headers,
-)
-from protocol.apis import MalformedMessage
-from protocol.record_batch import (
-    CRC_COVERS_FROM,
-    HEADER_BYTES,
-    RECORDS_BYTES_MAX,
-    CompressionType,
-    decompress,
 )
 
 # Which batches belong to aborted transactions: whole columns of headers at once. Pure.
@@ -76,7 +76,7 @@ class AbortedBatches:
 # Compressed records into one buffer that is used again and again.
 #
 # zstd and lz4 unpack right into it; gzip and snappy, with the framing of Java producers, are
-# `protocol.record_batch`'s. The size of the result is bounded as there.
+# `fetchproxy_protocol.record_batch`'s. The size of the result is bounded as there.
 
 # Many batches at once, so that compiled code is called seldom; one that is larger makes it grow.
 ARENA_BYTES = 8 * 1024 * 1024

@@ -9,6 +9,12 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
+from fetchproxy_protocol.addresses import (
+    AnswerAddresses,
+    hide_node_endpoints,
+    splice_node_endpoints_tag,
+)
+from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import (
@@ -19,8 +25,6 @@ from fetchproxy.config.values import (
     parse_node_map,
 )
 from fetchproxy.errors import ConfigError
-from protocol.addresses import AnswerAddresses, hide_node_endpoints, splice_node_endpoints_tag
-from protocol.primitives import Buffer
 
 # One port for all brokers: which server name (SNI) stands for which of them. Pure.
 

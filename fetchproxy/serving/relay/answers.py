@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from protocol.fetch import LogStarts, head_bytes, plain_session_id
-from protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
-from protocol.kept_answer import Withhold
-from protocol.primitives import INT32, Buffer
+from fetchproxy_protocol.fetch import LogStarts, head_bytes, plain_session_id
+from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
+from fetchproxy_protocol.kept_answer import Withhold
+from fetchproxy_protocol.primitives import INT32, Buffer
 
 # The broker's session id → the one that the client is shown; None: more is to be changed.
 OnPlain = Callable[[int], int | None]

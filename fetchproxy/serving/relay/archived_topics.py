@@ -9,14 +9,14 @@ from uuid import UUID
 
 import structlog
 from cachetools import LRUCache
+from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.fetch import LogStarts, PartitionKey, TopicRef
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
-from protocol.apis import ErrorCode
-from protocol.fetch import LogStarts, PartitionKey, TopicRef
 
 # Which topics have anything in the archive: so that the others are as if there were no archive.
 #

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Protocol, TypeVar, cast
 
+from fetchproxy_protocol.apis import FrameTooLarge, MalformedMessage, WireError
+from fetchproxy_protocol.fetch import FetchRequest, encode_fetch_request
+from fetchproxy_protocol.fetch_scan import FetchResponseScan
+from fetchproxy_protocol.primitives import INT32, Buffer
+
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
@@ -20,10 +25,6 @@ from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Pa
 from fetchproxy.serving.relay.fetch_session import UpstreamFetch
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
 from fetchproxy.tls.contexts import in_words, looks_like_tls
-from protocol.apis import FrameTooLarge, MalformedMessage, WireError
-from protocol.fetch import FetchRequest, encode_fetch_request
-from protocol.fetch_scan import FetchResponseScan
-from protocol.primitives import INT32, Buffer
 
 # Reaches the broker that a client's connection is for: one certain node, or any that answers.
 #

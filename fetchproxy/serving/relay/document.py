@@ -12,9 +12,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey
+
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS, SPECIAL
 from fetchproxy.serving.relay.handling import VERSION_MAX, Behaviour, Treatment
-from protocol.apis import ApiKey
 
 Entry = dict[str, Any]  # as tomllib reads one
 

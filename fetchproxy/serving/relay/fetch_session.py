@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from protocol.apis import ErrorCode
-from protocol.fetch import (
+from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.fetch import (
     INITIAL_EPOCH,
     SESSIONLESS_EPOCH,
     TOPIC_IDS_FROM,

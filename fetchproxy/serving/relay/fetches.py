@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fetchproxy_protocol.fetch import PartitionPatch
+
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.serving.admission import Admission
@@ -13,7 +15,6 @@ from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.skipped_offsets import SkippedOffsets
-from protocol.fetch import PartitionPatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ requests are in flight as may be.
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import ApiKey, FrameTooLarge, Truncated
+from fetchproxy_protocol.headers import RequestHead
+
 from fetchproxy.observability.metrics import LIMITS_REACHED, RELAYED_BYTES_TO_BROKER
 from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.relay.answers import Answer
@@ -14,8 +17,6 @@ from fetchproxy.serving.relay.apis.table import FETCH, REFUSED, RELAY, handling_
 from fetchproxy.serving.relay.handling import FramedSession, Held, Passes
 from fetchproxy.serving.relay.sasl_progress import SASL_REQUEST_BYTES_MAX, SaslProgress
 from fetchproxy.serving.session import SessionOwner
-from protocol.apis import ApiKey, FrameTooLarge, Truncated
-from protocol.headers import RequestHead
 
 
 class RelayedRequests(RequestFraming[Passes | Held]):

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.headers import RequestHead
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.framing import Reads
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.served_archive import ServedArchive
-from protocol.apis import ApiKey
-from protocol.headers import RequestHead
-from protocol.primitives import Buffer
 
 VERSION_MAX = 32_767
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
+from fetchproxy_protocol.fetch import PartitionKey
 
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.observability.health import Condition, Kind
@@ -17,7 +18,6 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
-from protocol.fetch import PartitionKey
 
 # Readers at offsets that neither tier has yet: they wait where they are, and are judged together.
 #

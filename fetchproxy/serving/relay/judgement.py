@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
+from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.fetch import PartitionKey, TopicRef
+
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
 from fetchproxy.metadata.catalogue import build_view
@@ -17,8 +20,6 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
 from fetchproxy.serving.relay.served_archive import ServedArchive
-from protocol.apis import ErrorCode
-from protocol.fetch import PartitionKey, TopicRef
 
 # Does a topic's name still stand for the id whose archive a connection reads?
 #

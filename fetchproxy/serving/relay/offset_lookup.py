@@ -8,6 +8,11 @@ from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
+from fetchproxy_protocol import list_offsets as wire
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.headers import response_body
+from fetchproxy_protocol.list_offsets import OffsetResult, ResultRows
+
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
@@ -18,10 +23,6 @@ from fetchproxy.runtime.loop import chosen, each_of, pieces
 from fetchproxy.serving.relay.archive_starts import StartOf, archive_start
 from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.relay.served_archive import ServedArchive
-from protocol import list_offsets as wire
-from protocol.apis import ApiKey, ErrorCode
-from protocol.headers import response_body
-from protocol.list_offsets import OffsetResult, ResultRows
 
 # ListOffsets results with what the archive says in place of what the broker said. Pure.
 

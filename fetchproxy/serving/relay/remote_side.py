@@ -7,6 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
+from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.fetch import (
+    FetchEntry,
+    FetchRequest,
+    PartitionKey,
+    PartitionPatch,
+    entry_bytes_max,
+    fetch_offset,
+)
+
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.reading.error_mapping import kafka_error_code
@@ -19,15 +29,6 @@ from fetchproxy.reading.segment_reader import (
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.fetch_answer import PartitionAnswer
 from fetchproxy.serving.relay.judgement import Judgement, Verdict
-from protocol.apis import ErrorCode
-from protocol.fetch import (
-    FetchEntry,
-    FetchRequest,
-    PartitionKey,
-    PartitionPatch,
-    entry_bytes_max,
-    fetch_offset,
-)
 
 # How old the shown log edges may be before they are asked for again; they only feed lag figures
 # and the crossing back to the broker.

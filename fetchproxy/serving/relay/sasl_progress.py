@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fetchproxy_protocol.apis import ApiKey, FrameTooLarge, MalformedMessage
+from fetchproxy_protocol.headers import RequestHead, response_body
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.apis.table import RELAY, handling_of
 from fetchproxy.serving.relay.handling import Held, Passes
-from protocol.apis import ApiKey, FrameTooLarge, MalformedMessage
-from protocol.headers import RequestHead, response_body
-from protocol.primitives import Buffer
 
 # Kafka's default of sasl.server.max.receive.size.
 SASL_REQUEST_BYTES_MAX = 512 * 1024

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.fetch import (
+    FetchRequest,
+    FetchResponseHead,
+    HeadPatch,
+    PartitionPatch,
+    TopicRef,
+    fetch_offset,
+)
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S
@@ -27,16 +38,6 @@ from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Verdict
 from fetchproxy.serving.relay.remote_side import RemoteSide, judged_answer, read_answer
 from fetchproxy.serving.relay.tail_marks import TailMarks
 from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
-from protocol.apis import ErrorCode
-from protocol.fetch import (
-    FetchRequest,
-    FetchResponseHead,
-    HeadPatch,
-    PartitionPatch,
-    TopicRef,
-    fetch_offset,
-)
-from protocol.primitives import Buffer
 
 # What the fetches of one connection share: its sessions, its judgements, and the parked poll.
 

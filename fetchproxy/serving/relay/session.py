@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.observability.metrics import CONNECTIONS_REFUSED
@@ -23,8 +25,6 @@ from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.session import ClientSession, SessionOwner
 from fetchproxy.serving.transport import RecordPipe
 from fetchproxy.tls.contexts import in_words
-from protocol.apis import WireError
-from protocol.primitives import INT32, Buffer
 
 log = structlog.get_logger(__name__)
 

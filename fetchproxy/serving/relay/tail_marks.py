@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
+from fetchproxy_protocol.fetch import PartitionKey, PartitionPatch, TopicRef
+
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.fetch_answer import PartitionAnswer
 from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.withheld import FetchJudging
-from protocol.fetch import PartitionKey, PartitionPatch, TopicRef
 
 
 class TailMarks:

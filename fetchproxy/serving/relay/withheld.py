@@ -19,6 +19,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.fetch import (
+    NO_LEADER_EPOCH,
+    FetchEntry,
+    PartitionKey,
+    PartitionPatch,
+    TopicRef,
+    entry_bytes_max,
+    fetch_offset,
+    leader_epoch,
+)
+
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
@@ -34,17 +46,6 @@ from fetchproxy.serving.relay.judgement import (
     Verdict,
 )
 from fetchproxy.serving.relay.remote_side import EDGES_AGE_MAX_MS
-from protocol.apis import ErrorCode
-from protocol.fetch import (
-    NO_LEADER_EPOCH,
-    FetchEntry,
-    PartitionKey,
-    PartitionPatch,
-    TopicRef,
-    entry_bytes_max,
-    fetch_offset,
-    leader_epoch,
-)
 
 # Which of a connection's partitions are read from the archive, and by whose leave. Pure.
 #

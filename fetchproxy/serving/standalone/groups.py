@@ -13,9 +13,10 @@ from itertools import count
 from sys import getsizeof
 from typing import cast
 
+from fetchproxy_protocol.apis import ErrorCode
+
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
 from fetchproxy.serving.standalone.limits import StandaloneLimits
-from protocol.apis import ErrorCode
 
 # Which assignment protocol a group uses: one that all its members know. Pure.
 

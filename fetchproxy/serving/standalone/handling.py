@@ -9,6 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.headers import RequestHead
+from fetchproxy_protocol.messages import Fields, Structure, read_request, write_response
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
@@ -20,10 +25,6 @@ from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import User
 from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.topics import ArchiveWatch
-from protocol.apis import ApiKey
-from protocol.headers import RequestHead
-from protocol.messages import Fields, Structure, read_request, write_response
-from protocol.primitives import Buffer
 
 # The only node there is. Clients compare it with nothing else, so any number would do.
 NODE_ID = 0

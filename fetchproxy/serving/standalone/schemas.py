@@ -1,7 +1,7 @@
 """The messages' fields, version by version: Kafka's own schemas, as kafka-python ships them.
 
-The codec is `protocol.messages`: kafka-python's own reads strings that are cut off and counts below
-zero, and writes more slowly.
+The codec is `fetchproxy_protocol.messages`: kafka-python's own reads strings that are cut off and
+counts below zero, and writes more slowly.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from importlib import resources
 from typing import Any
 from uuid import UUID
 
-from protocol.apis import ApiKey
-from protocol.messages import (
+from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.messages import (
     BOOLEAN,
     BYTES,
     I8,

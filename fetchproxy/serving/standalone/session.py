@@ -11,6 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from fetchproxy_protocol.apis import ApiKey, is_known
+from fetchproxy_protocol.headers import RequestHead, client_id, peek_request_header
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.config.values import is_loopback
 from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_LOGINS,
@@ -32,9 +36,6 @@ from fetchproxy.serving.standalone.logins import (
     User,
 )
 from fetchproxy.serving.standalone.table import served_api
-from protocol.apis import ApiKey, is_known
-from protocol.headers import RequestHead, client_id, peek_request_header
-from protocol.primitives import Buffer
 
 Address = tuple[str, int]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fetchproxy_protocol.headers import RequestHead
+
 from fetchproxy.serving.standalone.apis.api_versions import api_versions
 from fetchproxy.serving.standalone.apis.delete_groups import DELETE_GROUPS
 from fetchproxy.serving.standalone.apis.describe_cluster import DESCRIBE_CLUSTER
@@ -26,7 +28,6 @@ from fetchproxy.serving.standalone.apis.refused_writes import PRODUCE, REFUSED_W
 from fetchproxy.serving.standalone.apis.sasl import SASL_HANDSHAKE_REFUSED
 from fetchproxy.serving.standalone.apis.sync_group import SYNC_GROUP
 from fetchproxy.serving.standalone.handling import ServedApi
-from protocol.headers import RequestHead
 
 _APIS = (
     FETCH,

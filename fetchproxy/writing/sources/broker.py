@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import structlog
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import BatchHeader, check_crc, walk
 
 from fetchproxy.brokers.cluster import Cluster, FetchedPartition
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
@@ -24,8 +26,6 @@ from fetchproxy.writing.sources.segment_source import (
     SpoolFull,
     gather_until,
 )
-from protocol.apis import WireError
-from protocol.record_batch import BatchHeader, check_crc, walk
 
 # Gathers a segment from batches that a `LogSource` reads: the `broker` source's own segments.
 #

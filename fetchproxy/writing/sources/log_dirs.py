@@ -14,6 +14,17 @@ from typing import IO
 from uuid import UUID
 
 import structlog
+from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.record_batch import (
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    check_crc,
+    control_type,
+    walk,
+)
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable, LogTruncated
@@ -36,17 +47,6 @@ from fetchproxy.writing.sources.segment_source import (
     SegmentSource,
     Spool,
     gather_until,
-)
-from protocol.apis import WireError
-from protocol.record_batch import (
-    HEADER_BYTES,
-    LOG_OVERHEAD_BYTES,
-    MAGIC,
-    MAGIC_POSITION,
-    BatchHeader,
-    check_crc,
-    control_type,
-    walk,
 )
 
 # What lies where in a broker's log directory. Reads names and small files; writes nothing there.

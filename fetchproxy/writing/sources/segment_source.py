@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO, Self
 
 import structlog
+from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_THROTTLE_SECONDS
 from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
-from protocol.record_batch import BatchHeader
 
 # The folder where segments are gathered before they are copied. Nothing in it is ever trusted.
 #

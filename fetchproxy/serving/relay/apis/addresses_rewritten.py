@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from fetchproxy_protocol.addresses import AnswerAddresses
+from fetchproxy_protocol.headers import RequestHead
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
 from fetchproxy.serving.relay.handling import Behaviour, Passes, Treatment
-from protocol.addresses import AnswerAddresses
-from protocol.headers import RequestHead
-from protocol.primitives import Buffer
 
 
 def addresses_rewritten(

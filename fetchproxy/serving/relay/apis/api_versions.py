@@ -8,6 +8,14 @@ again with a version that both know.
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.headers import (
+    RequestHead,
+    intersect_response,
+    unsupported_version_response,
+)
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.handling import (
@@ -19,9 +27,6 @@ from fetchproxy.serving.relay.handling import (
     Session,
     Treatment,
 )
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.headers import RequestHead, intersect_response, unsupported_version_response
-from protocol.primitives import Buffer
 
 
 def _expect(addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int) -> Answer:

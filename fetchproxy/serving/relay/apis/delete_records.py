@@ -21,6 +21,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import structlog
+from fetchproxy_protocol import delete_records as wire
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
+from fetchproxy_protocol.delete_records import DeletionResult
+from fetchproxy_protocol.headers import RequestHead
+from fetchproxy_protocol.primitives import Buffer, Cursor
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError, RemoteStorageError
@@ -29,11 +34,6 @@ from fetchproxy.runtime.loop import collected, each_of
 from fetchproxy.serving.relay.answers import HeldAnswer
 from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
 from fetchproxy.serving.relay.served_archive import ServedArchive
-from protocol import delete_records as wire
-from protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
-from protocol.delete_records import DeletionResult
-from protocol.headers import RequestHead
-from protocol.primitives import Buffer, Cursor
 
 log = structlog.get_logger(__name__)
 

@@ -6,10 +6,11 @@ The broker answers; the brokers' addresses become the proxy's. A client that ask
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.describe_cluster import ADDRESSES
+
 from fetchproxy.serving.relay.apis.addresses_rewritten import addresses_rewritten
 from fetchproxy.serving.relay.handling import Api
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.describe_cluster import ADDRESSES
 
 API = Api(
     ApiKey.DESCRIBE_CLUSTER,

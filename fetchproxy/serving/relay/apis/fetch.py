@@ -19,16 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, in_steps
-from fetchproxy.serving.admission import Client
-from fetchproxy.serving.relay.answers import Answer
-from fetchproxy.serving.relay.broker_link import encode_poll
-from fetchproxy.serving.relay.fetch_session import FetchKind
-from fetchproxy.serving.relay.fetches import SharedByFetches
-from fetchproxy.serving.relay.handling import FetchingSession
-from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
-from protocol.apis import MalformedMessage
-from protocol.fetch import (
+from fetchproxy_protocol.apis import MalformedMessage
+from fetchproxy_protocol.fetch import (
     PARTITIONS_MAX,
     TOPIC_IDS_FROM,
     FetchRequest,
@@ -37,7 +29,16 @@ from protocol.fetch import (
     request_in_steps,
     with_session,
 )
-from protocol.headers import client_id, peek_request_header
+from fetchproxy_protocol.headers import client_id, peek_request_header
+
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, in_steps
+from fetchproxy.serving.admission import Client
+from fetchproxy.serving.relay.answers import Answer
+from fetchproxy.serving.relay.broker_link import encode_poll
+from fetchproxy.serving.relay.fetch_session import FetchKind
+from fetchproxy.serving.relay.fetches import SharedByFetches
+from fetchproxy.serving.relay.handling import FetchingSession
+from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
 
 
 class FetchHandler:

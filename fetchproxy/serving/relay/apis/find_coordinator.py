@@ -6,10 +6,11 @@ key from v4 on (KIP-699). An answer with an error has no address and stays as it
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.find_coordinator import ADDRESSES
+
 from fetchproxy.serving.relay.apis.addresses_rewritten import addresses_rewritten
 from fetchproxy.serving.relay.handling import Api
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.find_coordinator import ADDRESSES
 
 API = Api(
     ApiKey.FIND_COORDINATOR,

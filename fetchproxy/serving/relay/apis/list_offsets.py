@@ -25,6 +25,12 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from fetchproxy_protocol import list_offsets as wire
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.headers import RequestHead, response_body
+from fetchproxy_protocol.list_offsets import OffsetResult
+from fetchproxy_protocol.primitives import Buffer, Cursor
+
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import lineage_of
@@ -48,11 +54,6 @@ from fetchproxy.serving.relay.offset_lookup import (
     patch_times,
 )
 from fetchproxy.serving.relay.served_archive import ServedArchive
-from protocol import list_offsets as wire
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.headers import RequestHead, response_body
-from protocol.list_offsets import OffsetResult
-from protocol.primitives import Buffer, Cursor
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # What archivers gather changes slowly; `positions` is looked at more often anyway.

@@ -7,9 +7,10 @@ which a principal may see.
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.metadata import ADDRESSES
+
 from fetchproxy.serving.relay.apis.addresses_rewritten import addresses_rewritten
 from fetchproxy.serving.relay.handling import Api
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.metadata import ADDRESSES
 
 API = Api(ApiKey.METADATA, (addresses_rewritten(ADDRESSES, *PROXIED_VERSIONS[ApiKey.METADATA]),))

@@ -20,6 +20,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from fetchproxy_protocol import offset_for_leader_epoch as wire
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.headers import RequestHead, response_body
+from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
@@ -30,11 +36,6 @@ from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import ServedArchive
-from protocol import offset_for_leader_epoch as wire
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.headers import RequestHead, response_body
-from protocol.offset_for_leader_epoch import EpochResult
-from protocol.primitives import Buffer
 
 # So long a whole answer may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0

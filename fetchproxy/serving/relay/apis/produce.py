@@ -7,14 +7,15 @@ The log start offset in an answer is the broker's own: no client uses it to read
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
+from fetchproxy_protocol.headers import RequestHead
+from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.produce import ADDRESSES, ENDPOINTS_FROM, acks_of
+
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.apis.addresses_rewritten import expect_addresses
 from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Treatment
-from protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
-from protocol.headers import RequestHead
-from protocol.primitives import Buffer
-from protocol.produce import ADDRESSES, ENDPOINTS_FROM, acks_of
 
 
 def _is_answered(head: RequestHead, view: Buffer, end: int) -> bool:

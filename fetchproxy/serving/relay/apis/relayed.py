@@ -6,7 +6,7 @@ records lie or where brokers listen.
 
 from __future__ import annotations
 
-from protocol.apis import ApiKey
+from fetchproxy_protocol.apis import ApiKey
 
 _BY_GROUPS = "Groups and their offsets live on the broker."
 _CONTROLLERS = "Names the controllers' listeners, which no client of the proxy dials."

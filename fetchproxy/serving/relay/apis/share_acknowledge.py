@@ -6,10 +6,11 @@ share groups (see `share_fetch`).
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.share_acknowledge import ADDRESSES
+
 from fetchproxy.serving.relay.apis.addresses_rewritten import addresses_rewritten
 from fetchproxy.serving.relay.handling import Api
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.share_acknowledge import ADDRESSES
 
 API = Api(
     ApiKey.SHARE_ACKNOWLEDGE,

@@ -7,10 +7,11 @@ its log start.
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.share_fetch import ADDRESSES
+
 from fetchproxy.serving.relay.apis.addresses_rewritten import addresses_rewritten
 from fetchproxy.serving.relay.handling import Api
-from protocol.apis import PROXIED_VERSIONS, ApiKey
-from protocol.share_fetch import ADDRESSES
 
 API = Api(
     ApiKey.SHARE_FETCH,

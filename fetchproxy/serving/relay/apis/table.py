@@ -7,6 +7,9 @@ proxy cannot read: their answers might name brokers. Neither is offered to clien
 
 from __future__ import annotations
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage
+from fetchproxy_protocol.headers import RequestHead
+
 from fetchproxy.serving.relay.apis import (
     api_versions,
     delete_records,
@@ -32,8 +35,6 @@ from fetchproxy.serving.relay.handling import (
     Treatment,
     relayed,
 )
-from protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage
-from protocol.headers import RequestHead
 
 
 def _fetch(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:

@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
+from fetchproxy_protocol.headers import RequestHead, unsupported_version_response
+from fetchproxy_protocol.messages import I32, NULLABLE_TEXT, Field, Structure
+from fetchproxy_protocol.primitives import INT32, Buffer
+
 from fetchproxy.serving.standalone.apis import sasl
 from fetchproxy.serving.standalone.handling import (
     NODE_ID,
@@ -18,10 +23,6 @@ from fetchproxy.serving.standalone.handling import (
     ServedApi,
 )
 from fetchproxy.serving.standalone.schemas import message
-from protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
-from protocol.headers import RequestHead, unsupported_version_response
-from protocol.messages import I32, NULLABLE_TEXT, Field, Structure
-from protocol.primitives import INT32, Buffer
 
 # As the gateway's, whose refusal of newer ones is used here too.
 LOWEST, HIGHEST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]

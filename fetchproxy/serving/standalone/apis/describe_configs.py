@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import Fields, elements
-from protocol.primitives import Buffer
 
 _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
 _STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, as nobody can change it on the way

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.groups import ClassicGroup, GroupState
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import elements
-from protocol.primitives import Buffer
 
 _NOT_FOUND_FROM = 6  # before, an unknown group is shown as Dead and without error
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.serving.standalone.apis.metadata import topic_fields
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import elements
-from protocol.primitives import Buffer
 
 # Kafka's max.request.partition.size.limit.
 PARTITIONS_MAX = 2000

@@ -16,6 +16,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, MalformedMessage
+from fetchproxy_protocol.fetch import (
+    SESSIONLESS_EPOCH,
+    TOPIC_IDS_FROM,
+    VERSION_MAX,
+    VERSION_MIN,
+    FetchRequest,
+    PartitionKey,
+    PartitionPatch,
+    TopicRef,
+    encode_error_response,
+    entry_bytes_max,
+    fetch_offset,
+    parse_fetch_request,
+    request_in_steps,
+)
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.errors import OffsetNotArchived
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
@@ -35,23 +53,6 @@ from fetchproxy.serving.fetch_answer import (
 )
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
-from protocol.apis import ApiKey, ErrorCode, MalformedMessage
-from protocol.fetch import (
-    SESSIONLESS_EPOCH,
-    TOPIC_IDS_FROM,
-    VERSION_MAX,
-    VERSION_MIN,
-    FetchRequest,
-    PartitionKey,
-    PartitionPatch,
-    TopicRef,
-    encode_error_response,
-    entry_bytes_max,
-    fetch_offset,
-    parse_fetch_request,
-    request_in_steps,
-)
-from protocol.primitives import Buffer
 
 _FULL_FETCH_EPOCHS = (SESSIONLESS_EPOCH, 0)
 

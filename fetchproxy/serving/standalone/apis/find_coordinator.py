@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import elements
-from protocol.primitives import Buffer
 
 _GROUP = 0  # key type; 1: transactions, 2: share groups
 _MANY_FROM = 4

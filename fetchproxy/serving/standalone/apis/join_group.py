@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.groups import JoinReply, JoinRequest
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.limits import StandaloneLimits
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import Fields, elements
-from protocol.primitives import Buffer
 
 _MEMBER_ID_REQUIRED_FROM = 4
 _NULL_PROTOCOL_FROM = 7

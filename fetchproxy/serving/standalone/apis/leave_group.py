@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import elements
-from protocol.primitives import Buffer
 
 _MANY_FROM = 3
 

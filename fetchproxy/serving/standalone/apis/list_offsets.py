@@ -16,15 +16,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from fetchproxy_protocol import list_offsets as wire
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
-from protocol import list_offsets as wire
-from protocol.apis import ApiKey, ErrorCode
-from protocol.primitives import Buffer
 
 # From which version on each of the negative timestamps has a meaning.
 _KNOWN_FROM = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, wire.EARLIEST_PENDING_UPLOAD: 11}

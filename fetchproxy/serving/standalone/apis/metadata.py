@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import ArchivedTopic, Catalogue
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import Fields
-from protocol.primitives import Buffer
 
 _BY_ID_FROM = 12
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import structlog
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffset, OffsetKey, OffsetsFull
 from fetchproxy.serving.standalone.groups import Membership
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import Fields, elements
-from protocol.primitives import Buffer
 
 log = structlog.get_logger(__name__)
 

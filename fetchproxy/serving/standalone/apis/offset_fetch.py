@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffset
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import Fields, elements
-from protocol.primitives import Buffer
 
 _MANY_GROUPS_FROM = 8
 _ALL_TOPICS_FROM = 2

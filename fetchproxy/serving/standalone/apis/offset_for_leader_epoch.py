@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.lineage import end_offset_for, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import Fields, elements
-from protocol.primitives import Buffer
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import elements
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.handling import (
     ArchiveOnlyParts,
     Request,
     RequestRefused,
     ServedApi,
 )
-from protocol.apis import ApiKey, ErrorCode
-from protocol.messages import elements
-from protocol.primitives import Buffer
 
 REASON = "this node serves an archive, which cannot be written to"
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.primitives import Buffer
+
 from fetchproxy.serving.standalone.handling import (
     ArchiveOnlyParts,
     Request,
@@ -15,8 +18,6 @@ from fetchproxy.serving.standalone.handling import (
     ServedApi,
 )
 from fetchproxy.serving.standalone.logins import Login
-from protocol.apis import ApiKey, ErrorCode
-from protocol.primitives import Buffer
 
 # Both inclusive. The handshake's v0 is answered, and not advertised.
 VERSIONS: Mapping[ApiKey, tuple[int, int]] = {

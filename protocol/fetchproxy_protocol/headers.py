@@ -6,7 +6,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis import (
+from fetchproxy_protocol.apis import (
     FLEXIBLE_FROM,
     PROXIED_VERSIONS,
     ApiKey,
@@ -17,7 +17,7 @@ from protocol.apis import (
     is_flexible,
     offered_versions,
 )
-from protocol.primitives import INT32, Buffer, Cursor, encode_count
+from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count
 
 # Request and response headers: who asks what, and where the body begins. Bodies are not read.
 #

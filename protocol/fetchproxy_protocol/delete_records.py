@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis import ApiKey, is_flexible
-from protocol.headers import response_body
-from protocol.primitives import Buffer, Cursor
+from fetchproxy_protocol.apis import ApiKey, is_flexible
+from fetchproxy_protocol.headers import response_body
+from fetchproxy_protocol.primitives import Buffer, Cursor
 
 HIGH_WATERMARK = -1  # in place of an offset: all that consumers can read
 INVALID_LOW_WATERMARK = -1  # beside an error

@@ -7,8 +7,8 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from protocol.apis import MalformedMessage, Truncated
-from protocol.primitives import (
+from fetchproxy_protocol.apis import MalformedMessage, Truncated
+from fetchproxy_protocol.primitives import (
     INT16,
     INT32,
     INT64,

@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis import ApiKey, is_flexible
-from protocol.headers import response_body
-from protocol.primitives import INT32, NO_TAGS, Buffer, Cursor, encode_count, encode_string
+from fetchproxy_protocol.apis import ApiKey, is_flexible
+from fetchproxy_protocol.headers import response_body
+from fetchproxy_protocol.primitives import (
+    INT32,
+    NO_TAGS,
+    Buffer,
+    Cursor,
+    encode_count,
+    encode_string,
+)
 
 _REPLICA_ID_FROM = 3
 # What a request without a replica id stands for: a "debug" consumer (Kafka's schema).

@@ -16,9 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from protocol.apis import ApiKey, is_flexible
-from protocol.headers import response_body
-from protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uvarint
+from fetchproxy_protocol.apis import ApiKey, is_flexible
+from fetchproxy_protocol.headers import response_body
+from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uvarint
 
 NODE_ENDPOINTS_TAG = 0
 UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka version

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.addresses import Place, PlainAddresses, read_node_endpoints
-from protocol.apis import ApiKey
-from protocol.primitives import Cursor
+from fetchproxy_protocol.addresses import Place, PlainAddresses, read_node_endpoints
+from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.primitives import Cursor
 
 
 def _locate(cursor: Cursor, version: int) -> list[Place]:

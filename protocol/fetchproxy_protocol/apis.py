@@ -419,7 +419,7 @@ def is_known(api_key: int) -> bool:
 
 
 def is_flexible(api_key: int, api_version: int) -> bool:
-    """Whether this version's body (and its headers, but see `protocol.headers`) is flexible.
+    """Whether this version's body (and its headers, but see `headers`) is flexible.
 
     False for an unknown key: nothing about its bytes can be said.
     """

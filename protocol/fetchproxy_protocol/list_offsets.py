@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis import ApiKey, is_flexible
-from protocol.headers import response_body
-from protocol.primitives import INT32, INT64, NO_TAGS, Buffer, Cursor, encode_count, encode_string
+from fetchproxy_protocol.apis import ApiKey, is_flexible
+from fetchproxy_protocol.headers import response_body
+from fetchproxy_protocol.primitives import (
+    INT32,
+    INT64,
+    NO_TAGS,
+    Buffer,
+    Cursor,
+    encode_count,
+    encode_string,
+)
 
 LATEST = -1
 EARLIEST = -2

@@ -14,9 +14,9 @@ from struct import Struct as Packed
 from typing import Any
 from uuid import UUID
 
-from protocol.apis import MalformedMessage, is_flexible
-from protocol.headers import response_header_version
-from protocol.primitives import (
+from fetchproxy_protocol.apis import MalformedMessage, is_flexible
+from fetchproxy_protocol.headers import response_header_version
+from fetchproxy_protocol.primitives import (
     INT16,
     INT32,
     INT64,

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Any
 from uuid import UUID
 
-from protocol.apis import MalformedMessage, Truncated
+from fetchproxy_protocol.apis import MalformedMessage, Truncated
 
 Buffer = bytes | bytearray | memoryview
 

@@ -5,9 +5,9 @@ NodeEndpoints are a tagged field of the whole answer from v10 on (KIP-951). Reco
 
 from __future__ import annotations
 
-from protocol.addresses import TaggedAddresses
-from protocol.apis import ApiKey, Truncated, is_flexible
-from protocol.primitives import Buffer, Cursor
+from fetchproxy_protocol.addresses import TaggedAddresses
+from fetchproxy_protocol.apis import ApiKey, Truncated, is_flexible
+from fetchproxy_protocol.primitives import Buffer, Cursor
 
 ENDPOINTS_FROM = 10
 _TRANSACTIONAL_ID_FROM = 3

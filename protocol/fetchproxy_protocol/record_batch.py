@@ -12,8 +12,8 @@ from typing import NamedTuple
 import cramjam
 from fastcrc.crc32 import iscsi as crc32c
 
-from protocol.apis import MalformedMessage, Truncated
-from protocol.primitives import Buffer
+from fetchproxy_protocol.apis import MalformedMessage, Truncated
+from fetchproxy_protocol.primitives import Buffer
 
 # Decompression of a batch's records by Kafka's codec numbers. Compressing is nobody's job here.
 #

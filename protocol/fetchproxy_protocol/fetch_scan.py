@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 
-from protocol.addresses import hide_node_endpoints
-from protocol.apis import MalformedMessage, Truncated
-from protocol.fetch import (
+from fetchproxy_protocol.addresses import hide_node_endpoints
+from fetchproxy_protocol.apis import MalformedMessage, Truncated
+from fetchproxy_protocol.fetch import (
     FLEXIBLE_FROM,
     SESSIONS_FROM,
     TOPIC_IDS_FROM,
@@ -39,8 +39,8 @@ from protocol.fetch import (
     plain_run,
     show_log_start,
 )
-from protocol.kept_answer import KeptAnswer, Withhold
-from protocol.primitives import INT16, INT32, Buffer, decode_uvarint
+from fetchproxy_protocol.kept_answer import KeptAnswer, Withhold
+from fetchproxy_protocol.primitives import INT16, INT32, Buffer, decode_uvarint
 
 NODE_ENDPOINTS_FROM = 16
 LOG_START_FROM = 5

@@ -1,7 +1,7 @@
 """Metadata by whoever wants to know of topics: the request's body, and an answer entry by entry.
 
 An answer may name 10,000 partitions, so both are made piece by piece, and who reads them may
-let others run in between. What clients are answered is not read here: see `protocol.metadata`.
+let others run in between. What clients are answered is not read here: see `metadata`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from struct import Struct, calcsize
 from typing import NamedTuple
 from uuid import UUID
 
-from protocol.apis import ApiKey, is_flexible
-from protocol.primitives import Cursor, encode_count, encode_string
+from fetchproxy_protocol.apis import ApiKey, is_flexible
+from fetchproxy_protocol.primitives import Cursor, encode_count, encode_string
 
 _TOPIC_ID_FROM = 10
 _EPOCH_FROM = 7

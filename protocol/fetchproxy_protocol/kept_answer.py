@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.primitives import Buffer
+from fetchproxy_protocol.primitives import Buffer
 
 # Kept up to here; an answer about 25,000 partitions without records has no more.
 KEPT_BYTES_MAX = 1024 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from protocol.apis import ErrorCode
+from fetchproxy_protocol.apis import ErrorCode
 
 _HANDSHAKE_REFUSAL = Struct(">ihi")
 
