@@ -119,6 +119,9 @@ class Parts:
             self.health.watch(source)
         self.views = LeaderViews(self.rlmm, ClusterLeaderLog(self.cluster), warnings)
         self.health.watch(self.views.conditions)
+        for tls in (self.listener_tls, self.upstream_tls):
+            if tls is not None:
+                self.health.watch(tls.health.all)
 
     def is_archiving(self, tip: TopicIdPartition) -> bool:
         return self.manager is not None and self.manager.manages(tip)

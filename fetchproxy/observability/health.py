@@ -47,6 +47,8 @@ class Kind(StrEnum):
     CLUSTER_AUTHENTICATION_REFUSED = "cluster_authentication_refused"
     ARCHIVER_DISK_FAILING = "archiver_disk_failing"
     ARCHIVER_SILENT = "archiver_silent"
+    TLS_FILES_UNUSABLE = "tls_files_unusable"
+    TLS_CERTIFICATE_EXPIRES = "tls_certificate_expires"
     BROKER_AWAY = "broker_away"
     READERS_HELD = "readers_held"
     GATEWAY_NOT_LISTENING = "gateway_not_listening"
@@ -132,13 +134,25 @@ MEANINGS: Mapping[str, Meaning] = {
         Level.ERROR,
         "archiver",
         "an archiver's disk is full or fails: its partitions are not archived",
-        "free space at `archive.spool_dir`, or replace the disk",
+        "free space on the disk of the spool folder, or replace it",
     ),
     Kind.ARCHIVER_SILENT: Meaning(
         Level.ERROR,
         "archiver",
         "an archiver was killed, or cannot write to the store: its partitions are not archived",
         "start it again",
+    ),
+    Kind.TLS_FILES_UNUSABLE: Meaning(
+        Level.ERROR,
+        "place",
+        "changed certificates or keys cannot be used; connections get the former ones",
+        "correct the files that it names; they are read again by themselves",
+    ),
+    Kind.TLS_CERTIFICATE_EXPIRES: Meaning(
+        Level.WARNING,
+        "place",
+        "our own certificate ends soon, or has ended",
+        "put a new certificate in its place; it is read by itself",
     ),
     Kind.BROKER_AWAY: Meaning(
         Level.WARNING,
@@ -187,7 +201,7 @@ MEANINGS: Mapping[str, Meaning] = {
         Level.ERROR,
         "",
         "deleted topics keep their archive, as this may be another cluster with the same id",
-        "check `cluster.bootstrap`; if they were deleted, set `archive.topic_deletion=delete-all`",
+        "check `cluster.bootstrap`; if they were deleted, do as the sentence says",
     ),
     Kind.REPLACED_SEGMENT_KEPT: Meaning(
         Level.WARNING,
@@ -230,15 +244,15 @@ MEANINGS: Mapping[str, Meaning] = {
     Kind.SEGMENT_COPY_STALLED: Meaning(
         Level.WARNING,
         "partition",
-        "a copy has used up half of `archive.copy_max_ms`",
+        "a copy has used up half of the time that it may take",
         "see whether the store takes writes",
         waits=False,
     ),
     Kind.TOPIC_REFUSED: Meaning(
         Level.ERROR,
         "topic",
-        "`archive.topics` matches the topic, and it cannot be archived",
-        "leave it out of `archive.topics`, or change the topic as the reason says",
+        "the topic matches those to be archived, and cannot be",
+        "leave it out of the pattern, or change the topic as the reason says",
         waits=False,
     ),
     Kind.ARCHIVED_OFFSETS_MISSING: Meaning(

@@ -18,6 +18,7 @@ import structlog
 from fetchproxy.config.schema import ClusterConfig, GatewayConfig, TlsConfig
 from fetchproxy.config.values import secret_file, secret_from
 from fetchproxy.errors import ConfigError
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import TLS_CERTIFICATE_EXPIRY, TLS_FILES_UNUSABLE, TLS_RELOADS
 
 # Until when a certificate is valid. Reads nothing else of it and trusts nothing: OpenSSL does.
@@ -357,6 +358,7 @@ class ReloadingContext:
         self._fault: str | None = None
         self._loaded = load()
         self._warned_at: float | None = None
+        self.health = Health()
         self._show()
 
     @property
@@ -373,13 +375,18 @@ class ReloadingContext:
             loaded = await asyncio.to_thread(self._load)
         except ConfigError as error:
             TLS_FILES_UNUSABLE.labels(self.place).set(1)
-            if str(error) != self._fault:
-                log.error("tls_files_unusable", place=self.place, error=str(error))
+            if str(error) != self._fault:  # said again
+                self.health.forget(Kind.TLS_FILES_UNUSABLE, self.place)
             self._fault = str(error)
+            what = f"The {self.place}'s new TLS files cannot be used, the old ones are: {error}"
+            self.health.report(
+                Condition(Kind.TLS_FILES_UNUSABLE, what, self.place), error=self._fault
+            )
             return
         # Stamps from before the load: a file that changed meanwhile is loaded at the next look.
         self._seen, self._loaded, self._fault = stamps, loaded, None
         self._warned_at = None
+        self.health.clear(Kind.TLS_FILES_UNUSABLE, self.place)
         TLS_RELOADS.labels(self.place).inc()
         log.info("tls_files_reloaded", place=self.place)
         self._show()
@@ -388,8 +395,12 @@ class ReloadingContext:
         """At most once a day."""
         ends = self._loaded.not_after
         if ends is None or ends * 1000 - wall_clock_ms > warning_ms:
+            self.health.forget(Kind.TLS_CERTIFICATE_EXPIRES, self.place)
             return
         now = asyncio.get_running_loop().time()
+        until = now + ends - wall_clock_ms / 1000
+        what = f"The {self.place}'s certificate {'ends soon' if until > now else 'has ended'}"
+        self.health.hold(Condition(Kind.TLS_CERTIFICATE_EXPIRES, what, self.place, until=until))
         if self._warned_at is not None and now - self._warned_at < EXPIRY_WARNING_INTERVAL_S:
             return
         self._warned_at = now
