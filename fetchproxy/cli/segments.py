@@ -143,4 +143,5 @@ def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
             state += ", below the log start"
         table.add_row(row["topic"], *offsets, decimal(row["size_bytes"]), state)
     console.print(table)
-    console.print(f"{table.row_count} segments, {decimal(size_bytes)}")
+    plural = "" if table.row_count == 1 else "s"
+    console.print(f"{table.row_count} segment{plural}, {decimal(size_bytes)}")
