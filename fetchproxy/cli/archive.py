@@ -64,7 +64,8 @@ def archive(
     elif spark:
         _archive_on_spark(context, config, create)
     else:
-        finished = run(run_archiver(config, once=once, create=create))
+        limits = options.limits(context)
+        finished = run(run_archiver(config, once=once, create=create, limits=limits))
         if once and finished is None:
             raise typer.Exit(EXIT_INTERRUPTED)
 
