@@ -169,8 +169,9 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
                 held = raw.fetch(12, name, None, 60, wait_ms=500)
                 assert (held.error, held.records) == (0, b"")
                 wait_for("the held reader", lambda: _held_partitions(proxy) == 1)
-                [headline] = _status(proxy)["headlines"]
-                assert headline.startswith("readers of 1 partition wait for the archiver")
+                headlines = _status(proxy)["headlines"]
+                assert len(headlines) == 1, headlines
+                assert headlines[0].startswith("readers of 1 partition wait for the archiver")
                 assert first_offset(raw.fetch(12, name, None, 60, wait_ms=WAIT_MS)) <= 60
             assert _held_partitions(proxy) == 0
             assert not _status(proxy)["headlines"]

@@ -29,11 +29,14 @@ from fetchproxy.errors import FetchProxyError, LogTruncated
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.side_files import aborted_in
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import open_source
 from fetchproxy.writing.sources.log_dirs import open_log_dir
 from fetchproxy.writing.sources.segment_source import LogGap, Spool
 from fetchproxy.writing.status import PartitionArchiveStatus
 from lab.kafka import KafkaServer
+
+FETCH_BYTES_MAX = WritingLimits().fetch_bytes_max
 
 pytestmark = pytest.mark.kafka
 
@@ -352,7 +355,7 @@ async def test_directories_that_are_not_the_leaders(
         Spool(tmp_path / "spool") as spool,
     ):
         (tip,) = await tips(cluster, topic)
-        gatherer = open_source(config, cluster).gatherer(tip, spool)
+        gatherer = open_source(config, cluster, FETCH_BYTES_MAX).gatherer(tip, spool)
         if said is None:
             assert await gatherer.gather(0, close_short=True) is None
         else:
@@ -373,7 +376,7 @@ async def test_a_position_beyond_either_end(
         Spool(tmp_path / "spool") as spool,
     ):
         (tip,) = await tips(cluster, topic)
-        gatherer = open_source(config, cluster).gatherer(tip, spool)
+        gatherer = open_source(config, cluster, FETCH_BYTES_MAX).gatherer(tip, spool)
         assert await gatherer.find_log_start() == 10
         assert await gatherer.gather(9, close_short=False) == LogGap(10)
         end = await stable_end(cluster, tip)
