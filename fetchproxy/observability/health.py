@@ -339,7 +339,7 @@ class Condition:
         return self.last_offset - self.first_offset + 1
 
     def as_json(self) -> dict[str, str | int | float | bool | None]:
-        """Of what is true at any time, for commands."""
+        """The fields that do not change with time, for commands."""
         return {
             "kind": self.kind,
             "level": self.level.value,

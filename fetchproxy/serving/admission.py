@@ -352,9 +352,10 @@ class Admission(NamedTuple):
 class Share:
     """One connection's, which has one fetch at a time.
 
-    A fetch asks what it `owes`. Where it may have something of the archive it may `enter`: that is
-    its turn, and there is memory for its answer. Once it has to wait for the store it lets others
-    go on (`to_store`). What it was given is charged as it is `sending`, and it ends with `pay`.
+    A fetch asks how long it owes (`owed_s`). If it owes nothing it may `enter`: its turn has come,
+    and there is memory for its answer. Before it waits for the store it lets others go on
+    (`to_store`). It is charged for its records (`charge`), they count while it is `sending` them,
+    and it waits for what it owes (`pay`).
     """
 
     __slots__ = ("_admission", "_pace", "_turn")
@@ -395,7 +396,7 @@ class Share:
         return self._admission.answers.taking(pieces)
 
     async def pay(self) -> None:
-        """Nothing of the answer is held any more: who was told to wait waits here."""
+        """After the answer has left: a client that owes waits here."""
         await self._pace.pause()
 
 

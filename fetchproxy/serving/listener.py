@@ -107,7 +107,7 @@ class Listener:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Sockets are closed before this by who has opened them."""
+        """The server closes its listening sockets before this."""
         if self._acceptor is not None:
             self._acceptor.close()
         for session in list(self._sessions):

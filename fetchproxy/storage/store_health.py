@@ -174,7 +174,7 @@ class StoreHealth:
         return {operation: health.status(now) for operation, health in self._of.items()}
 
     def conditions(self, now: float) -> Iterable[Condition]:
-        """Of what has been failing for a second and more."""
+        """One for each operation that has failed for at least a second."""
         return self._health.all(now)
 
     def look(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Keys that are no more: each is refused with what has become of it, and that is true."""
+"""A key of before stops the start, and the error says truly what became of it."""
 
 from __future__ import annotations
 

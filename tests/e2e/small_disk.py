@@ -47,7 +47,9 @@ def mount_small_disk(folder: Path) -> Iterator[SmallDisk]:
     try:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise PartMissing(f"a small disk cannot be mounted: {error}") from None
+        raise PartMissing(
+            "a small disk", f"it cannot be mounted: {error}", "Mounting takes the right to do so."
+        ) from None
     try:
         yield SmallDisk(place)
     finally:

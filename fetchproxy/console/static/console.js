@@ -244,7 +244,7 @@ function faults(p, conditions) {
   return [tr];
 }
 
-// A partition's name, or a topic's, to what is wrong with it.
+// By the name of a partition or a topic: its conditions.
 function byPlace(conditions) {
   const found = new Map();
   conditions.filter((c) => c.topic !== null).forEach((c) => {

@@ -176,7 +176,7 @@ def _is_more_coming(
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """`refuses_lost`: a reader of lost offsets is told so, and not led behind them."""
+    """`refuses_lost`: a reader of lost offsets gets an error, and is not led behind them."""
 
     archive: ServedArchive
     cluster: Cluster
