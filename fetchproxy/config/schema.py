@@ -468,6 +468,12 @@ class GatewayConfig(Section):
         "it answers are cut, down to one batch each",
         ge=KiB,
     )
+    pace_by_appetite: bool = Field(
+        True,
+        description="answers to a librdkafka client that catches up, and that was seen to pause, "
+        "leave no faster than it takes records: else it stops for a second each time 100,000 wait "
+        "for its application; false: never",
+    )
     gap_policy: Literal["skip", "error"] = Field(
         "skip",
         description="what a reader gets at offsets that were lost before they could be archived: "

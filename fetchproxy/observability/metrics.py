@@ -93,6 +93,16 @@ CLIENT_THROTTLES = counter(
 CLIENT_THROTTLE_SECONDS = counter(
     "fetchproxy_client_throttle_seconds", "Seconds for which clients were told to wait, in all"
 )
+CLIENT_PAUSES = counter(
+    "fetchproxy_client_pauses",
+    "Pauses of librdkafka clients whose queue was full (fetch.queue.backoff.ms)",
+)
+PACED_ANSWERS = counter(
+    "fetchproxy_paced_answers", "Fetches that waited for their client's appetite (pace_by_appetite)"
+)
+PACED_SECONDS = counter(
+    "fetchproxy_paced_seconds", "Seconds for which fetches waited for their client's appetite"
+)
 READERS_WAITING = gauge(
     "fetchproxy_remote_readers_waiting",
     "Clients whose reads wait for a free fetcher, each served in turn",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple, cast
 
 from cachetools import LRUCache
+from fetchproxy_protocol.fetch import FetchEntry, PartitionKey
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.config.schema import Config
@@ -23,6 +24,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
 from fetchproxy.runtime.fairness import FairQueue, TokenBucket
+from fetchproxy.serving.appetite import Appetites, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
 
 # How much memory archived records may hold while clients take them, for one and for all together.
@@ -338,11 +340,12 @@ class ConnectionPace:
 
 
 class Admission(NamedTuple):
-    """What one process has of all three, for all its connections."""
+    """What one process has of all four, for all its connections."""
 
     answers: AnswerBudget
     turns: AnswerTurns
     rates: ClientRates
+    appetites: Appetites
 
     def share(self, payer: Callable[[], str]) -> Share:
         """Of one connection; `payer`: as of ConnectionPace."""
@@ -355,15 +358,44 @@ class Share:
     A fetch asks how long it owes (`owed_s`). If it owes nothing it may `enter`: its turn has come,
     and there is memory for its answer. Before it waits for the store it lets others go on
     (`to_store`). It is charged for its records (`charge`), they count while it is `sending` them,
-    and it waits for what it owes (`pay`).
+    and it waits for what it owes (`pay`). Any fetch, of the tail too, waits until its client has
+    appetite for it (`due_in`).
     """
 
-    __slots__ = ("_admission", "_pace", "_turn")
+    __slots__ = ("_admission", "_charged", "_pace", "_reader", "_turn", "software")
 
     def __init__(self, admission: Admission, payer: Callable[[], str]) -> None:
         self._admission = admission
         self._pace = ConnectionPace(admission.rates, payer)
         self._turn = ConnectionTurn(admission.turns)
+        self._charged = 0
+        self._reader: Reader | None = None
+        self.software = ""  # what the client's library calls itself
+
+    def due_in(
+        self, client: Client, node_id: int | None, partitions: Mapping[PartitionKey, FetchEntry]
+    ) -> float:
+        """When a fetch has come: for so long it is to wait, in s."""
+        if self._reader is None:
+            if not may_pause(self.software):
+                return 0.0
+            self._reader = self._admission.appetites.reader(client, node_id, partitions)
+        return self._reader.asked(partitions)
+
+    def bytes_wanted(self, bytes_max: int) -> int:
+        """Of the `bytes_max` that a fetch asks for, at most what its client takes at once."""
+        return bytes_max if self._reader is None else self._reader.bytes_wanted(bytes_max)
+
+    def answered(self, size_bytes: int) -> None:
+        """An answer to a fetch has left."""
+        if self._reader is not None:
+            self._reader.answered(size_bytes)
+
+    def close(self) -> None:
+        """The client is gone."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def owed_s(self) -> float:
         """At the begin of a fetch: for so long it may have nothing of the archive."""
@@ -389,11 +421,17 @@ class Share:
 
     def charge(self, size_bytes: int, *, told: bool) -> int:
         """As ConnectionPace.spend."""
+        self._charged += size_bytes
         return self._pace.spend(size_bytes, told=told)
 
-    def sending(self, pieces: Sequence[Buffer]) -> AbstractContextManager[Sequence[Buffer]]:
+    @contextmanager
+    def sending(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
         """As AnswerBudget.taking."""
-        return self._admission.answers.taking(pieces)
+        with self._admission.answers.taking(pieces) as pieces:
+            yield pieces
+        if self._charged:
+            self.answered(self._charged)
+            self._charged = 0
 
     async def pay(self) -> None:
         """After the answer has left: a client that owes waits here."""
@@ -406,4 +444,5 @@ def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], floa
         AnswerBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
         AnswerTurns(limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000),
         ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
+        Appetites(clock, enabled=gateway.pace_by_appetite),
     )

@@ -395,6 +395,13 @@ def with_session(
     return bytes(out)
 
 
+def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> bytes:
+    """A framed request that asks for so many bytes, and else as it came; see `with_session`."""
+    out = bytearray(frame)
+    INT32.pack_into(out, 4 + body_at + (4 if version < 15 else 0) + 8, bytes_max)
+    return bytes(out)
+
+
 def group_by_topic(keys: Iterable[PartitionKey]) -> dict[TopicRef, list[int]]:
     """Partition numbers by topic, both in the order in which they first appear."""
     grouped: dict[TopicRef, list[int]] = {}

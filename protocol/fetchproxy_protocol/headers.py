@@ -94,6 +94,26 @@ def request_header(api_key: int, api_version: int, correlation_id: int, client_i
     return _START.pack(api_key, api_version, correlation_id, len(raw)) + raw + tags
 
 
+_SOFTWARE_FROM = 3  # ApiVersions; KIP-511
+
+
+def client_software(buf: Buffer, head: RequestHead, end: int) -> str:
+    """The client library's name for itself in an ApiVersions request.
+
+    "" where it tells none within `buf[:end]`: whether the request is in order is the broker's
+    matter.
+    """
+    if head.api_version < _SOFTWARE_FROM:
+        return ""
+    cursor = Cursor(buf, head.body_position, end)
+    try:
+        size = cursor.uvarint() - 1
+        at = cursor.skip(size, "client software name")
+    except WireError:
+        return ""
+    return bytes(buf[at : at + size]).decode(errors="replace")
+
+
 def response_header_version(api_key: int, api_version: int) -> int:
     if api_key == ApiKey.API_VERSIONS:
         return 0

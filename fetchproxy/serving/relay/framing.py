@@ -152,7 +152,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             session.expect(self._passing)
             return True
         try:
-            answer = passes.expect(session.addresses, head, view, min(end, frame_end))
+            answer = passes.expect(session, head, view, min(end, frame_end))
         except Truncated as error:
             begin = head.client_id_start
             self._wait_for_more(error, min(end, frame_end) - begin, frame_end - begin)

@@ -42,6 +42,9 @@ class Fetches(Protocol):
     def on_request(self, frame: bytes, body_at: int) -> bool:
         """A whole framed request. False: one is under way, come again when the session unmutes."""
 
+    def software_is(self, name: str) -> None:
+        """What the client's library calls itself."""
+
     def only_parked(self, expected: Iterable[Answer]) -> bool:
         """Nothing is due but that poll's answer."""
 
@@ -142,13 +145,13 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """`expect(addresses, head, view, end)` says which answer to await; None: there will be none.
+    """`expect(session, head, view, end)` says which answer to await; None: there will be none.
 
     `view[head.body_position:end]` is what has arrived of the body. Raises `Truncated` where that
     is too little to tell, and is then called again with more.
     """
 
-    expect: Callable[[ToldAddresses, RequestHead, Buffer, int], Answer | None]
+    expect: Callable[[Session, RequestHead, Buffer, int], Answer | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class Api:
     behaviours: tuple[Behaviour, ...]
 
 
-RELAY = Passes(lambda addresses, head, view, end: Answer(head.correlation_id))
+RELAY = Passes(lambda session, head, view, end: Answer(head.correlation_id))
 
 
 def relayed(first: int, last: int, why: str) -> Behaviour:

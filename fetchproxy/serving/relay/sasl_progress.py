@@ -15,10 +15,9 @@ from fetchproxy_protocol.apis import ApiKey, FrameTooLarge, MalformedMessage
 from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.apis.table import RELAY, handling_of
-from fetchproxy.serving.relay.handling import Held, Passes
+from fetchproxy.serving.relay.handling import Held, Passes, Session
 
 # Kafka's default of sasl.server.max.receive.size.
 SASL_REQUEST_BYTES_MAX = 512 * 1024
@@ -58,9 +57,7 @@ class SaslProgress:
             return self._authenticate
         return handling_of(head) if head.api_key in _READ_BEFORE else RELAY
 
-    def _expect(
-        self, addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int
-    ) -> Answer:
+    def _expect(self, session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
         def look(payload: bytes) -> Sequence[Buffer]:
             body = response_body(payload, ApiKey.SASL_AUTHENTICATE, head.api_version)
             self.accepted = self.accepted or not body.int16()

@@ -74,6 +74,7 @@ class FetchConnection:
         """The client is gone."""
         self.topics.close()
         self.judging.close()
+        self.share.close()
 
     def drop(self) -> None:
         """Nor is anything under way any more."""

@@ -86,6 +86,10 @@ class StandaloneSession(ClientSession):
             secret_path = tls or is_loopback(str(local[0]))
             self._login = Login(self._logins, host_of(self.client_host), secret_path)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._share.close()
+        super().connection_lost(exc)
+
     # -- looked at by the listener, again and again ------------------------------------------------
     def look(self, now: float) -> None:
         if self._logs_in and not self.closing and now > self._login_until:

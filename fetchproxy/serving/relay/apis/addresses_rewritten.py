@@ -14,14 +14,14 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
-from fetchproxy.serving.relay.handling import Behaviour, Passes, Treatment
+from fetchproxy.serving.relay.handling import Behaviour, Passes, Session, Treatment
 
 
 def addresses_rewritten(
     places: AnswerAddresses, first: int, last: int, why: str = "Brokers' addresses become ours."
 ) -> Behaviour:
-    def expect(addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int) -> Answer:
-        return expect_addresses(addresses, head, places)
+    def expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
+        return expect_addresses(session.addresses, head, places)
 
     return Behaviour(first, last, Treatment.REWRITTEN, Passes(expect), why)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy_protocol.headers import (
     RequestHead,
+    client_software,
     intersect_response,
     unsupported_version_response,
 )
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.handling import (
     VERSION_MAX,
@@ -29,8 +29,9 @@ from fetchproxy.serving.relay.handling import (
 )
 
 
-def _expect(addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int) -> Answer:
+def _expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
     version = head.api_version
+    session.fetch.software_is(client_software(view, head, end))
     return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
 
 

@@ -27,6 +27,7 @@ from fetchproxy_protocol.fetch import (
     encode_error_response,
     parse_fetch_request,
     request_in_steps,
+    with_bytes_max,
     with_session,
 )
 from fetchproxy_protocol.headers import client_id, peek_request_header
@@ -46,6 +47,7 @@ class FetchHandler:
         self._on = FetchConnection(session, shared)
         self._busy = False  # a fetch that passed is not answered yet
         self._read: FetchRequest | None = None  # a large one, that was read in steps
+        self._paced = False  # the fetch at hand has waited for the client's appetite
         self._idle = asyncio.Event()
         self.close = self._on.close
         self.drop = self._on.drop
@@ -74,6 +76,15 @@ class FetchHandler:
         if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
             self._on.session.send_upstream(frame, Answer(request.correlation_id))
             return True
+        if not self._paced and (due_in := self._due_in(frame, request)):
+            self._read, self._paced = request, True
+            self._on.session.mute_while(asyncio.sleep(due_in), "pace-by-appetite")
+            return False
+        self._paced = False
+        bytes_max = self._on.share.bytes_wanted(request.bytes_max)
+        if bytes_max < request.bytes_max:
+            frame = with_bytes_max(frame, body_at, request.version, bytes_max)
+            request = request._replace(bytes_max=bytes_max)
         kind = self._on.mirror.on_request(request)
         if kind.error_code:
             refusal = self._refuse(request, kind.error_code)
@@ -93,6 +104,13 @@ class FetchHandler:
         else:
             self._pass(frame, body_at, request, kind)
         return True
+
+    def _due_in(self, frame: bytes, request: FetchRequest) -> float:
+        on = self._on
+        return on.share.due_in(self._client(frame), on.session.node_id, request.partitions)
+
+    def software_is(self, name: str) -> None:
+        self._on.share.software = name
 
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """So that one client's ten thousand partitions do not keep the others waiting."""
@@ -140,6 +158,7 @@ class FetchHandler:
             return True
 
         def passed() -> None:
+            self._on.share.answered(answer.frame_bytes)
             self._on.tail.answered(kind.lists_all, self._on.mirror.asked.keys())
             self._busy = False
             self._idle.set()

@@ -12,10 +12,9 @@ from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 from fetchproxy_protocol.produce import ADDRESSES, ENDPOINTS_FROM, acks_of
 
-from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.apis.addresses_rewritten import expect_addresses
-from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Treatment
+from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Session, Treatment
 
 
 def _is_answered(head: RequestHead, view: Buffer, end: int) -> bool:
@@ -25,16 +24,16 @@ def _is_answered(head: RequestHead, view: Buffer, end: int) -> bool:
     return acks != 0
 
 
-def _expect_relayed(
-    addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int
-) -> Answer | None:
+def _expect_relayed(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer | None:
     return Answer(head.correlation_id) if _is_answered(head, view, end) else None
 
 
-def _expect_rewritten(
-    addresses: ToldAddresses, head: RequestHead, view: Buffer, end: int
-) -> Answer | None:
-    return expect_addresses(addresses, head, ADDRESSES) if _is_answered(head, view, end) else None
+def _expect_rewritten(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer | None:
+    return (
+        expect_addresses(session.addresses, head, ADDRESSES)
+        if _is_answered(head, view, end)
+        else None
+    )
 
 
 _FIRST, _LAST = PROXIED_VERSIONS[ApiKey.PRODUCE]

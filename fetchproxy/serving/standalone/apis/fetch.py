@@ -51,7 +51,7 @@ from fetchproxy.serving.fetch_answer import (
     encode_own_answer,
     encode_topics,
 )
-from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 
 _FULL_FETCH_EPOCHS = (SESSIONLESS_EPOCH, 0)
@@ -83,6 +83,10 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         return [encode_error_response(fetch.version, fetch.correlation_id, code)]
     if fetch.isolation_level not in tuple(IsolationLevel):
         raise MalformedMessage(f"isolation level {fetch.isolation_level}")
+    due_in = request.share.due_in(request.client, NODE_ID, fetch.partitions)
+    if due_in:
+        await asyncio.sleep(due_in)
+    fetch = fetch._replace(bytes_max=request.share.bytes_wanted(fetch.bytes_max))
     tips = {
         key: _tip(parts, key, fetch.version, request) async for key in each_of(fetch.partitions)
     }
