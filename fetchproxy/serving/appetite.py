@@ -40,7 +40,10 @@ _ADVANCE_MAX = 2_000_000
 _BELOW = 0.92
 # A pace must promise so many times what the client takes with its pauses; else it rests.
 _GAIN_MIN = 1.3
-_REST_S = 30.0
+_REST_S = 60.0
+# A client whose answers fill the queue alone loses little by its pauses. A trial costs it a pause
+# more, so it comes late.
+_LARGE_PAUSES = 6
 _RESTS_MAX = 5  # the last of them, each twice as long as the one before
 # How fast a pace grows while it holds answers back, as a power of e per second: until it was too
 # high once, after that, and near the rate that was too high. There it halves with each pause.
@@ -150,7 +153,7 @@ class Appetite:
         else:
             mean = cycle.given / (now - cycle.begun_at)
             self._natural = max(mean, self._natural * 0.7)
-            if now < self._rests_until:
+            if now < self._rests_until or not (cycle.answers_fit or self.pauses > _LARGE_PAUSES):
                 return
             guess = 4 * mean if cycle.answers_fit else 1.5 * mean
             taken = max(low, min((low + high) / 2, guess))
