@@ -88,6 +88,7 @@ Compression = Annotated[
 ]
 
 
+@options.shares("store", "bootstrap", spark=True)
 def backfill(
     context: typer.Context,
     topics: Topics,
@@ -97,13 +98,6 @@ def backfill(
     source_settings: SourceSettings = None,
     range_bytes: RangeBytes = 128 * 1024 * 1024,
     compression: Compression = "snappy",
-    store: options.Store = None,
-    bootstrap: options.Bootstrap = None,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Write archived records to Parquet or to another topic; read_committed unless told otherwise.
 

@@ -44,17 +44,14 @@ NewHistory = Annotated[
 ]
 
 
+@options.shares("bootstrap", "store")
 def resolve(
     context: typer.Context,
     partition: Partition,
     keep: Keep = False,
     truncate: Truncate = False,
     new_history: NewHistory = False,
-    bootstrap: options.Bootstrap = None,
-    store: options.Store = None,
     dry_run: options.DryRun = False,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Say which log counts where a partition's log begins again, so that archiving can go on.
 

@@ -56,13 +56,11 @@ class SegmentRow(TypedDict):
     put_aside: bool
 
 
+@options.shares("store")
 def segments(
     context: typer.Context,
-    store: options.Store = None,
     topic: options.Topic = None,
     as_json: AsJson = False,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """List the archived segments, and what there is to see to, or to know, in the archive.
 

@@ -13,18 +13,10 @@ from fetchproxy.observability.logs import configure_logging
 from fetchproxy.runtime.loop import raise_open_files_max
 
 
+@options.shares("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only")
 def serve(
     context: typer.Context,
-    bootstrap: options.Bootstrap = None,
-    store: options.Store = None,
-    listen: options.Listen = None,
-    advertise: options.Advertise = None,
-    archive: options.Archive = None,
-    console: options.Console = None,
-    archive_only: options.ArchiveOnly = False,
     create: options.Create = False,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Serve clients: relay the tail, answer from the archive what the brokers have forgotten.
 
