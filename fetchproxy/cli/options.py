@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from fetchproxy.app import LIMITS, Limits
+from fetchproxy.archive import store_url
 from fetchproxy.config.load import Loaded, Setting, load, parse_assignment
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -225,13 +226,6 @@ def spark_settings(context: typer.Context) -> dict[str, str]:
             raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
         found[key] = value
     return found
-
-
-def store_url(config: Config) -> str:
-    """Raises ConfigError where there is none: every command needs the archive."""
-    if config.store.url is None:
-        raise ConfigError("store.url is not set; give --store URL (or FETCHPROXY_STORE_URL)")
-    return config.store.url
 
 
 def nothing_there(config: Config, topic: str | None) -> ConfigError:

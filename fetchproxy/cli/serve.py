@@ -7,6 +7,7 @@ import sys
 import typer
 
 from fetchproxy.app import run_archive_only, run_server
+from fetchproxy.archive import store_url
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
 from fetchproxy.observability.logs import configure_logging
@@ -25,7 +26,7 @@ def serve(
     """
     with users_errors():
         config = options.read_config(context)
-        options.store_url(config)
+        store_url(config)
         configure_logging(config.log, sys.stderr)
     raise_open_files_max(config.gateway.connections_max)
     run(
