@@ -295,8 +295,6 @@ async def run_archiver(
 async def _open_parts(
     config: Config, limits: Limits, *, serves: bool, writes: bool, create: bool = False
 ) -> AsyncIterator[Parts]:
-    if config.store.url is None:
-        raise ConfigError("store.url is not set")
     if writes:
         open_log_dirs(config.archive)  # what is wrong with them is said before anything starts
     listener = listener_context(config.gateway, config.tls) if serves else None

@@ -8,13 +8,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.topic_writers import MetadataTopicWriters
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -44,32 +44,6 @@ def metadata_manager(
     return TopicBasedRemoteLogMetadataManager(metadata_log, rsm, config.metadata, wall_clock_ms)
 
 
-@asynccontextmanager
-async def metadata_topic_to_verify(
-    config: Config, rsm: RemoteStorageManager, wall_clock_ms: Callable[[], int]
-) -> AsyncIterator[TopicBasedRemoteLogMetadataManager | None]:
-    """None where the store is the metadata manager. Creates no topic: here is only read.
-
-    Raises RemoteStorageError where there is no such topic, ClusterError.
-    """
-    if config.metadata.manager == "store":
-        yield None
-        return
-    async with Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster:
-        metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
-        if not await metadata_log.exists():
-            raise RemoteStorageError(
-                f"there is no metadata topic {config.metadata.topic_name}: rebuild it with "
-                "`fetchproxy restore`, or verify with metadata.manager=store"
-            )
-        # The cache is locked by the process that serves from it.
-        metadata = config.metadata.model_copy(update={"cache_dir": None})
-        async with TopicBasedRemoteLogMetadataManager(
-            metadata_log, rsm, metadata, wall_clock_ms
-        ) as manager:
-            yield manager
-
-
 # An archive, opened for one task: on the driver for planning, on an executor for the work.
 #
 # Jobs are plain functions for whoever calls them, and coroutines inside; here is the seam.
@@ -85,11 +59,11 @@ class StoredArchive(NamedTuple):
 
 
 class ManagedArchive(NamedTuple):
-    """What the configured metadata manager says; `cluster` None: no brokers are configured."""
+    """What the configured metadata manager says."""
 
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
-    cluster: Cluster | None
+    cluster: Cluster
 
 
 def wall_clock_ms() -> int:
@@ -108,6 +82,7 @@ def in_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def store_url(config: Config) -> str:
+    """Raises ConfigError where there is none."""
     if config.store.url is None:
         raise ConfigError("store.url is not set; give --store URL (or FETCHPROXY_STORE_URL)")
     return config.store.url
@@ -121,35 +96,31 @@ def for_executors(config: Config) -> Config:
 
 
 @asynccontextmanager
-async def stored_archive(config: Config) -> AsyncIterator[StoredArchive]:
-    """Raises ConfigError, RemoteStorageError."""
-    rsm = open_store(store_url(config), config.store)
+async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterator[StoredArchive]:
+    """`writes`: then it has to be the archive of the configured manager.
+
+    Raises ConfigError, RemoteStorageError.
+    """
+    rsm = open_archive(config) if writes else open_store(store_url(config), config.store)
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
         yield StoredArchive(rsm, rlmm)
 
 
 @asynccontextmanager
 async def managed_archive(
-    config: Config, *, brokers: bool = False, create: bool = False, must_exist: bool = True
+    config: Config, *, create: bool = False, must_exist: bool = True
 ) -> AsyncIterator[ManagedArchive]:
-    """`brokers`: the work needs them. Without, they are dialled for a metadata topic alone.
-
-    `create`, `must_exist`: as of `open_archive`.
+    """`create`, `must_exist`: as of `open_archive`.
 
     Raises ConfigError, RemoteStorageError, ClusterError.
     """
-    async with AsyncExitStack() as opened:
-        rsm = await opened.enter_async_context(
-            open_archive(config, create=create, must_exist=must_exist)
-        )
-        if not brokers and config.metadata.manager == "store":
-            stored = StoreBackedRemoteLogMetadataManager(rsm, config.metadata)
-            yield ManagedArchive(rsm, await opened.enter_async_context(stored), None)
-            return
-        tls = upstream_context(config.cluster, config.tls)
-        cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
-        manager = metadata_manager(config, rsm, cluster, wall_clock_ms)
-        yield ManagedArchive(rsm, await opened.enter_async_context(manager), cluster)
+    tls = upstream_context(config.cluster, config.tls)
+    async with (
+        open_archive(config, create=create, must_exist=must_exist) as rsm,
+        Cluster(config.cluster, tls=tls) as cluster,
+        metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
+    ):
+        yield ManagedArchive(rsm, rlmm, cluster)
 
 
 async def stored_partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:

@@ -69,6 +69,17 @@ def test_nothing_is_left_for_later_in_a_comment() -> None:
     assert not found
 
 
+def test_nothing_is_left_of_a_merge() -> None:
+    mark = re.compile(r"^(<{7}|>{7})( |$)", re.MULTILINE)
+    roots = [ROOT / name for name in (*PACKAGES, *PYTHON_OUTSIDE, "docs")]
+    files = [path for root in roots for path in root.rglob("*") if path.suffix in (".py", ".md")]
+    assert not [
+        name_of(path)
+        for path in [*files, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+        if mark.search(path.read_text(encoding="utf-8"))
+    ]
+
+
 def test_only_print_tools_print() -> None:
     """The product logs; what a command shows goes through typer or rich."""
     allowed = {

@@ -28,20 +28,12 @@ Once = Annotated[
 ]
 
 
+@options.shares("bootstrap", "store", "archive", "console", spark=True)
 def archive(
     context: typer.Context,
-    bootstrap: options.Bootstrap = None,
-    store: options.Store = None,
-    archive: options.Archive = None,
     once: Once = False,
     dry_run: options.DryRun = False,
-    console: options.Console = None,
     create: options.Create = False,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Copy topics to the store, without serving clients. Ends on SIGINT or SIGTERM.
 
@@ -56,12 +48,12 @@ def archive(
             raise ConfigError(
                 "archive.topics is not set; give --archive REGEX (or FETCHPROXY_ARCHIVE_TOPICS)"
             )
-        if spark:
+        if context.params["spark"]:
             job.check_source(config)
     if dry_run:
         with users_errors(), interruptible():
             _print_plan(job.plan_archive(config))
-    elif spark:
+    elif context.params["spark"]:
         _archive_on_spark(context, config, create)
     else:
         limits = options.limits(context)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
+from fetchproxy.archive import store_url
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
 from fetchproxy.cli.running import users_errors
@@ -88,6 +89,7 @@ Compression = Annotated[
 ]
 
 
+@options.shares("store", "bootstrap", spark=True)
 def backfill(
     context: typer.Context,
     topics: Topics,
@@ -97,13 +99,6 @@ def backfill(
     source_settings: SourceSettings = None,
     range_bytes: RangeBytes = 128 * 1024 * 1024,
     compression: Compression = "snappy",
-    store: options.Store = None,
-    bootstrap: options.Bootstrap = None,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Write archived records to Parquet or to another topic; read_committed unless told otherwise.
 
@@ -195,7 +190,7 @@ def source_options(config: Config, topics: str, more: Iterable[str]) -> dict[str
     stored = config.store.model_dump(mode="json", exclude={"url"}, exclude_none=True)
     source = {f"store.{key}": str(value) for key, value in stored.items()}
     source |= {
-        "store": options.store_url(config),
+        "store": store_url(config),
         "topics": topics,
         "isolationLevel": "read_committed",
     }

@@ -27,12 +27,11 @@ Show = Annotated[
 ]
 
 
+@options.shares()
 def config(
     context: typer.Context,
     check: Check = None,
     show: Show = False,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Print a complete, commented configuration file; or check one, or show what counts.
 
@@ -48,7 +47,7 @@ def config(
         _check(context, check)
         return
     with users_errors():
-        loaded = options.read_settings(context, config_file)
+        loaded = options.read_settings(context, context.params["config_file"])
     typer.echo(shown_values(loaded) if show else commented_toml(loaded), nl=False)
 
 

@@ -26,6 +26,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fetchproxy.archive import store_url, stored_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
 from fetchproxy.config.schema import Config
@@ -35,7 +36,6 @@ from fetchproxy.jobs.runner import Failure, Here, OnProgress, OnSpark, Runner
 from fetchproxy.jobs.runner import Progress as Done
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import open_session, require_extra
-from fetchproxy.storage.remote_storage_manager import open_store
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def read_job(context: typer.Context, *needs: str) -> Config:
     with users_errors():
         require_extra(*(("pyspark",) if context.params["spark"] else needs))
         config = options.read_config(context)
-        options.store_url(config)
+        store_url(config)
         options.spark_settings(context)
         configure_logging(config.log, sys.stderr)
         return config
@@ -66,10 +66,10 @@ def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
 async def _look(config: Config, topics: Iterable[str]) -> bool:
     """Raises RemoteStorageError, ConfigError."""
     max_s = config.metadata.metadata_read_max_ms / 1000
-    async with open_store(options.store_url(config), config.store) as rsm:
+    async with stored_archive(config) as archive:
         try:
             async with asyncio.timeout(max_s):
-                there = {name for name, _ in await rsm.list_topics()}
+                there = {name for name, _ in await archive.rsm.list_topics()}
         except TimeoutError:
             raise StorageUnavailable(f"the store has not answered within {max_s:g} s") from None
     for topic in topics:

@@ -25,18 +25,12 @@ BytesMax = Annotated[
 ]
 
 
+@options.shares("store", "bootstrap", spark=True)
 def merge(
     context: typer.Context,
-    store: options.Store = None,
-    bootstrap: options.Bootstrap = None,
     topic: options.Topic = None,
     bytes_max: BytesMax = MERGED_BYTES_MAX,
     dry_run: options.DryRun = False,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Merge adjacent small segments; offsets and batches stay as they are, readers notice nothing.
 

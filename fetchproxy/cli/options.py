@@ -1,5 +1,7 @@
 """The options that commands share, and how they become a Config. Each has help and a variable.
 
+Those that a command does not look at itself it has by `shares`; they are read from its context.
+
 An option that names a configuration key counts as that key set on the command line. Its variable is
 the key's own, so it is left to `load`, where the environment yields to `--set`.
 """
@@ -7,12 +9,16 @@ the key's own, so it is left to `load`, where the environment yields to `--set`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fetchproxy.app import LIMITS, Limits
+from fetchproxy.archive import store_url
 from fetchproxy.config.load import Loaded, Setting, load, parse_assignment
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -27,83 +33,113 @@ NAMED_KEYS = {
     "archive_only": "archive_only.enabled",
 }
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        envvar="FETCHPROXY_CONFIG",
-        metavar="FILE",
-        help="TOML file; its tables are the sections.",
-    ),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        envvar="FETCHPROXY_SET",
-        metavar="SECTION.KEY=VALUE",
-        help="Any configuration key; may be repeated (in the variable: separated by spaces).",
-    ),
-]
-Bootstrap = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_CLUSTER_BOOTSTRAP",
-        metavar="HOST:PORT[,…]",
-        help="Brokers of the cluster.",
-    ),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_STORE_URL",
-        metavar="URL",
-        help="The archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
-        "webhdfs://host:port/path.",
-    ),
-]
-Listen = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_GATEWAY_LISTEN",
-        metavar="HOST:PORT",
-        help="Where clients connect: their bootstrap.servers.",
-    ),
-]
-Advertise = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_GATEWAY_ADVERTISE_HOST",
-        metavar="HOST",
-        help="Host that clients are told, without a port; by default the listener's.",
-    ),
-]
-Archive = Annotated[
-    str | None,
-    typer.Option(
-        "--archive",
-        "--topics",
-        envvar="FETCHPROXY_ARCHIVE_TOPICS",
-        metavar="REGEX",
-        help="Topics to copy to the store; whole names match.",
-    ),
-]
-Console = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_CONSOLE_LISTEN",
-        metavar="HOST:PORT",
-        help="Web page, /metrics, /healthz and /readyz.",
-    ),
-]
-ArchiveOnly = Annotated[
-    bool,
-    typer.Option(
-        "--archive-only",
-        envvar="FETCHPROXY_ARCHIVE_ONLY_ENABLED",
-        help="No broker at all: every client reads the archive, for a cluster that is gone.",
-    ),
-]
+# Those that `shares` gives to a command.
+SHARED: dict[str, Any] = {
+    "bootstrap": Annotated[
+        str | None,
+        typer.Option(
+            envvar="FETCHPROXY_CLUSTER_BOOTSTRAP",
+            metavar="HOST:PORT[,…]",
+            help="Brokers of the cluster.",
+        ),
+    ],
+    "store": Annotated[
+        str | None,
+        typer.Option(
+            envvar="FETCHPROXY_STORE_URL",
+            metavar="URL",
+            help="The archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
+            "webhdfs://host:port/path.",
+        ),
+    ],
+    "listen": Annotated[
+        str | None,
+        typer.Option(
+            envvar="FETCHPROXY_GATEWAY_LISTEN",
+            metavar="HOST:PORT",
+            help="Where clients connect: their bootstrap.servers.",
+        ),
+    ],
+    "advertise": Annotated[
+        str | None,
+        typer.Option(
+            envvar="FETCHPROXY_GATEWAY_ADVERTISE_HOST",
+            metavar="HOST",
+            help="Host that clients are told, without a port; by default the listener's.",
+        ),
+    ],
+    "archive": Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            "--topics",
+            envvar="FETCHPROXY_ARCHIVE_TOPICS",
+            metavar="REGEX",
+            help="Topics to copy to the store; whole names match.",
+        ),
+    ],
+    "console": Annotated[
+        str | None,
+        typer.Option(
+            envvar="FETCHPROXY_CONSOLE_LISTEN",
+            metavar="HOST:PORT",
+            help="Web page, /metrics, /healthz and /readyz.",
+        ),
+    ],
+    "archive_only": Annotated[
+        bool,
+        typer.Option(
+            "--archive-only",
+            envvar="FETCHPROXY_ARCHIVE_ONLY_ENABLED",
+            help="No broker at all: every client reads the archive, for a cluster that is gone.",
+        ),
+    ],
+    "spark": Annotated[
+        bool,
+        typer.Option(
+            "--spark",
+            envvar="FETCHPROXY_SPARK",
+            help="Have the work done on Spark; needs, in a clone: pip install -e '.\\[spark]'.",
+        ),
+    ],
+    "master": Annotated[
+        str | None,
+        typer.Option(
+            envvar="FETCHPROXY_SPARK_MASTER",
+            metavar="URL",
+            help="With --spark: Spark's master; without it this process is Spark, with all cores. "
+            "Under spark-submit: what that was given.",
+        ),
+    ],
+    "spark_settings": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--conf",
+            envvar="FETCHPROXY_SPARK_CONF",
+            metavar="KEY=VALUE",
+            help="With --spark: a setting of Spark's; may be repeated.",
+        ),
+    ],
+    "config_file": Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            envvar="FETCHPROXY_CONFIG",
+            metavar="FILE",
+            help="TOML file; its tables are the sections.",
+        ),
+    ],
+    "assignments": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            envvar="FETCHPROXY_SET",
+            metavar="SECTION.KEY=VALUE",
+            help="Any configuration key; may be repeated (in the variable: separated by spaces).",
+        ),
+    ],
+}
+
 Topic = Annotated[
     str | None,
     typer.Option(
@@ -126,32 +162,36 @@ Create = Annotated[
     ),
 ]
 
-Spark = Annotated[
-    bool,
-    typer.Option(
-        "--spark",
-        envvar="FETCHPROXY_SPARK",
-        help="Have the work done on Spark; needs, in a clone: pip install -e '.\\[spark]'.",
-    ),
-]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_SPARK_MASTER",
-        metavar="URL",
-        help="With --spark: Spark's master; without it this process is Spark, with all cores. "
-        "Under spark-submit: what that was given.",
-    ),
-]
-SparkSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        envvar="FETCHPROXY_SPARK_CONF",
-        metavar="KEY=VALUE",
-        help="With --spark: a setting of Spark's; may be repeated.",
-    ),
-]
+Command = Callable[..., None]
+
+
+def shares(*named_keys: str, spark: bool = False) -> Callable[[Command], Command]:
+    """These of `NAMED_KEYS` before the command's own options; behind them --config and --set."""
+    behind = (
+        *(("spark", "master", "spark_settings") if spark else ()),
+        "config_file",
+        "assignments",
+    )
+
+    def with_options(command: Command) -> Command:
+        context, *own = signature(command, eval_str=True).parameters.values()
+        names = {parameter.name for parameter in (context, *own)}
+
+        @wraps(command)
+        def called(**given: object) -> None:
+            command(**{name: value for name, value in given.items() if name in names})
+
+        every = (context, *map(_shared, named_keys), *own, *map(_shared, behind))
+        keywords = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in every]
+        called.__signature__ = signature(command).replace(parameters=keywords)  # type: ignore[attr-defined]
+        return called
+
+    return with_options
+
+
+def _shared(name: str) -> Parameter:
+    default = False if SHARED[name].__origin__ is bool else None
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=SHARED[name])
 
 
 def read_config(context: typer.Context) -> Config:
@@ -186,13 +226,6 @@ def spark_settings(context: typer.Context) -> dict[str, str]:
             raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
         found[key] = value
     return found
-
-
-def store_url(config: Config) -> str:
-    """Raises ConfigError where there is none: every command needs the archive."""
-    if config.store.url is None:
-        raise ConfigError("store.url is not set; give --store URL (or FETCHPROXY_STORE_URL)")
-    return config.store.url
 
 
 def nothing_there(config: Config, topic: str | None) -> ConfigError:

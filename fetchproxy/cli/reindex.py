@@ -11,16 +11,11 @@ from fetchproxy.cli.verify import print_fault, print_repaired
 from fetchproxy.jobs import verify as job
 
 
+@options.shares("store", spark=True)
 def reindex(
     context: typer.Context,
-    store: options.Store = None,
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Make index, epochs, transactions and metadata again where they are missing or wrong.
 

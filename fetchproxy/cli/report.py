@@ -34,17 +34,12 @@ Parquet = Annotated[
 ]
 
 
+@options.shares("store", spark=True)
 def report(
     context: typer.Context,
     out: Out = Path("archive-report"),
     parquet: Parquet = None,
-    store: options.Store = None,
     topic: options.Topic = None,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Bytes, records, segments, age and compression by topic and partition; growth and a forecast.
 

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fetchproxy.archive import metadata_manager, wall_clock_ms
+from fetchproxy.archive import managed_archive, store_url, wall_clock_ms
 from fetchproxy.auditing.resolve import Answer, ResolutionPlan
 from fetchproxy.auditing.resolve import resolve as resolve_partition
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.schema import Config
@@ -18,8 +17,6 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.leader_views import ClusterLeaderLog
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.storage.attached_topics import open_archive
-from fetchproxy.tls.contexts import upstream_context
 
 Partition = Annotated[
     str, typer.Argument(metavar="TOPIC-PARTITION", help="As logs and status name it: orders-0.")
@@ -44,17 +41,14 @@ NewHistory = Annotated[
 ]
 
 
+@options.shares("bootstrap", "store")
 def resolve(
     context: typer.Context,
     partition: Partition,
     keep: Keep = False,
     truncate: Truncate = False,
     new_history: NewHistory = False,
-    bootstrap: options.Bootstrap = None,
-    store: options.Store = None,
     dry_run: options.DryRun = False,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Say which log counts where a partition's log begins again, so that archiving can go on.
 
@@ -63,7 +57,7 @@ def resolve(
     """
     with users_errors():
         config = options.read_config(context)
-        options.store_url(config)
+        store_url(config)
         chosen = [
             answer
             for answer, wanted in (
@@ -88,11 +82,7 @@ async def _resolve(config: Config, partition: str, answer: Answer, dry_run: bool
     topic, _, number = partition.rpartition("-")
     if not topic or not number.isdecimal():
         raise ConfigError(f"{partition!r} names no partition; it looks like orders-0")
-    async with (
-        open_archive(config) as rsm,
-        Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster,
-        metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
-    ):
+    async with managed_archive(config) as (rsm, rlmm, cluster):
         found = await cluster.topic_by_name(topic, max_age_ms=0)
         tip = TopicIdPartition(found.topic_id, found.name, int(number))
         if tip.partition not in found.leaders:

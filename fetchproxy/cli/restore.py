@@ -14,17 +14,11 @@ from fetchproxy.cli.verify import print_repaired
 from fetchproxy.jobs import restore as job
 
 
+@options.shares("bootstrap", "store", spark=True)
 def restore(
     context: typer.Context,
-    bootstrap: options.Bootstrap = None,
-    store: options.Store = None,
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Rebuild the metadata topic from the store: what it does not know is written to it.
 

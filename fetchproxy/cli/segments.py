@@ -15,16 +15,15 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from fetchproxy.archive import store_url, stored_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.segments.object_keys import uuid_text
-from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.writing.archive_health import partition_health, with_stored
 from fetchproxy.writing.concerns import read_concerns
 
@@ -56,13 +55,11 @@ class SegmentRow(TypedDict):
     put_aside: bool
 
 
+@options.shares("store")
 def segments(
     context: typer.Context,
-    store: options.Store = None,
     topic: options.Topic = None,
     as_json: AsJson = False,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """List the archived segments, and what there is to see to, or to know, in the archive.
 
@@ -73,7 +70,7 @@ def segments(
     """
     with users_errors():
         config = options.read_config(context)
-        options.store_url(config)
+        store_url(config)
         configure_logging(config.log, sys.stderr)
     found = run(read_archive(config, topic))
     if found is None:
@@ -96,8 +93,7 @@ async def read_archive(
     """By topic, partition and offset. Raises RemoteStorageError, ConfigError."""
     rows: list[SegmentRow] = []
     findings: list[Condition] = []
-    rsm = open_store(options.store_url(config), config.store)
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
+    async with stored_archive(config) as (rsm, rlmm):
         for tip in await rlmm.list_partitions():
             if topic is None or tip.topic == topic:
                 findings += await partition_health(rsm.records, rlmm, tip)

@@ -7,24 +7,17 @@ import sys
 import typer
 
 from fetchproxy.app import run_archive_only, run_server
+from fetchproxy.archive import store_url
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.runtime.loop import raise_open_files_max
 
 
+@options.shares("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only")
 def serve(
     context: typer.Context,
-    bootstrap: options.Bootstrap = None,
-    store: options.Store = None,
-    listen: options.Listen = None,
-    advertise: options.Advertise = None,
-    archive: options.Archive = None,
-    console: options.Console = None,
-    archive_only: options.ArchiveOnly = False,
     create: options.Create = False,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Serve clients: relay the tail, answer from the archive what the brokers have forgotten.
 
@@ -33,7 +26,7 @@ def serve(
     """
     with users_errors():
         config = options.read_config(context)
-        options.store_url(config)
+        store_url(config)
         configure_logging(config.log, sys.stderr)
     raise_open_files_max(config.gateway.connections_max)
     run(

@@ -38,19 +38,13 @@ AsJson = Annotated[
 ]
 
 
+@options.shares("bootstrap", "store", spark=True)
 def verify(
     context: typer.Context,
-    bootstrap: options.Bootstrap = None,
-    store: options.Store = None,
     topic: options.Topic = None,
     repair: Repair = False,
     dry_run: options.DryRun = False,
     as_json: AsJson = False,
-    spark: options.Spark = False,
-    master: options.Master = None,
-    spark_settings: options.SparkSettings = None,
-    config_file: options.ConfigFile = None,
-    assignments: options.Assignments = None,
 ) -> None:
     """Check every segment: is it there, checksums, index and metadata against the data.
 

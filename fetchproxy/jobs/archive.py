@@ -119,10 +119,8 @@ def begin_archive(config: Config, *, create: bool = False) -> None:
     """
 
     async def confirmed() -> None:
-        async with managed_archive(config, brokers=True, create=True) as opened:
-            assert opened.cluster is not None
-            rsm, rlmm, cluster = opened.rsm, opened.rlmm, opened.cluster
-            own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=True, create=create)
+        async with managed_archive(config, create=True) as opened:
+            own = OwnArchive(config, *opened, uuid4, archives=True, create=create)
             await own.confirm()
 
     in_loop(confirmed())
@@ -134,8 +132,7 @@ def plan_archive(config: Config) -> ArchivePlan:
         raise ConfigError("archive.topics is not set; give --archive REGEX")
 
     async def planned() -> ArchivePlan:
-        async with managed_archive(config, brokers=True, create=True, must_exist=False) as opened:
-            assert opened.cluster is not None  # brokers were asked for
+        async with managed_archive(config, create=True, must_exist=False) as opened:
             return await _plan(config, opened.cluster, opened.rlmm)
 
     return in_loop(planned())
@@ -152,7 +149,7 @@ def archive_work(
     config = for_executors(config)
     return StoreWork(
         "archive",
-        partial(managed_archive, config, brokers=True),
+        partial(managed_archive, config),
         partial(_archive_partition, config),
         name=lambda planned: str(planned.tip),
         size=lambda partition: partition.size_bytes,
@@ -162,7 +159,6 @@ def archive_work(
 async def _archive_partition(
     config: Config, opened: ManagedArchive, planned: PlannedPartition, tell: Tell
 ) -> ArchivedPartition:
-    assert opened.cluster is not None  # brokers were asked for
     await archive_partitions(
         config.archive,
         opened.cluster,

@@ -15,9 +15,11 @@ from uuid import uuid4
 
 from fetchproxy.archive import (
     ManagedArchive,
+    StoredArchive,
     for_executors,
     in_loop,
     managed_archive,
+    stored_archive,
     stored_partitions,
     wall_clock_ms,
 )
@@ -73,7 +75,7 @@ def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
 
 
 class ToMerge(NamedTuple):
-    archive: ManagedArchive
+    archive: StoredArchive | ManagedArchive
     spool: Spool
 
 
@@ -92,7 +94,9 @@ def merge_work(
 
 @asynccontextmanager
 async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
-    async with managed_archive(config) as archive, Spool(config.archive.spool_dir) as spool:
+    by_store = config.metadata.manager == "store"  # then no brokers are needed
+    opened = stored_archive(config, writes=True) if by_store else managed_archive(config)
+    async with opened as archive, Spool(config.archive.spool_dir) as spool:
         yield ToMerge(archive, spool)
 
 

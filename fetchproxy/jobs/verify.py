@@ -6,7 +6,7 @@ What is checked, and what is derived from what, is decided in `auditing`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -16,7 +16,6 @@ from fetchproxy.archive import (
     StoredArchive,
     for_executors,
     in_loop,
-    metadata_topic_to_verify,
     stored_archive,
     stored_partitions,
     wall_clock_ms,
@@ -24,13 +23,16 @@ from fetchproxy.archive import (
 from fetchproxy.auditing.faults import Fault, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import place_of, verify_archive
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
+from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import in_order
-from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.tls.contexts import upstream_context
 from fetchproxy.writing.archive_health import with_stored
 from fetchproxy.writing.concerns import read_concerns
 
@@ -89,11 +91,25 @@ def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyR
 
 @asynccontextmanager
 async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
-    async with (
-        stored_archive(config) as archive,
-        metadata_topic_to_verify(config, archive.rsm, wall_clock_ms) as metadata_topic,
-    ):
-        yield ToVerify(archive, metadata_topic)
+    """Creates no metadata topic: here is only read. Raises RemoteStorageError, also where there is
+    no such topic; ConfigError, ClusterError."""
+    async with AsyncExitStack() as opened:
+        archive = await opened.enter_async_context(stored_archive(config))
+        if config.metadata.manager == "store":
+            yield ToVerify(archive, None)
+            return
+        tls = upstream_context(config.cluster, config.tls)
+        cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
+        metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
+        if not await metadata_log.exists():
+            raise RemoteStorageError(
+                f"there is no metadata topic {config.metadata.topic_name}: rebuild it with "
+                "`fetchproxy restore`, or verify with metadata.manager=store"
+            )
+        metadata_topic = TopicBasedRemoteLogMetadataManager(
+            metadata_log, archive.rsm, config.metadata, wall_clock_ms
+        )
+        yield ToVerify(archive, await opened.enter_async_context(metadata_topic))
 
 
 async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell) -> VerifyReport:
@@ -184,20 +200,13 @@ def repair(
     ]
     work = StoreWork(
         "repair",
-        partial(_to_repair, for_executors(config)),
+        partial(stored_archive, for_executors(config), writes=True),
         partial(_repair_partition, dry_run),
         name=lambda found: f"{found[0].topic}-{found[0].partition}",
     )
     done = runner.each(partitions, work, on_result)
     removed = 0 if dry_run else in_loop(_uploads_removed(config))
     return Repaired(done.results, done.failures, removed)
-
-
-@asynccontextmanager
-async def _to_repair(config: Config) -> AsyncIterator[StoredArchive]:
-    rsm = open_archive(config)  # of the configured manager: here is written
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
-        yield StoredArchive(rsm, rlmm)
 
 
 async def _repair_partition(
@@ -209,7 +218,7 @@ async def _repair_partition(
 
 
 async def _uploads_removed(config: Config) -> int:
-    async with _to_repair(config) as archive:
+    async with stored_archive(config, writes=True) as archive:
         # As old as an archiver lets them become.
         stale_ms = wall_clock_ms() - 2 * config.archive.copy_max_ms
         return await archive.rsm.abort_stale_uploads(stale_ms)

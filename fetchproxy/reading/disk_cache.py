@@ -228,10 +228,6 @@ class DiskCache:
         """Of all files, also of those being written."""
         return self._bytes
 
-    @property
-    def writes_waiting(self) -> int:
-        return len(self._writing)
-
     async def read(self, chunk: CachedChunk) -> bytes | None:
         """The bytes that were offered; None: ask the store. Raises nothing."""
         loop = asyncio.get_running_loop()

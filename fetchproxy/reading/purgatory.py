@@ -448,16 +448,6 @@ class RemoteFetchPurgatory:
             now = asyncio.get_running_loop().time()
             self._ask(request, now)
 
-    def try_read(self, request: RemoteReadRequest) -> RemoteReadResult | None:
-        """From memory alone and at once; None if something is missing or wrong."""
-        now = asyncio.get_running_loop().time()
-        outcome = self._reader.read(request, request.bytes_max, True, now, now)
-        if not isinstance(outcome, Served):
-            return None
-        if not self._closed:
-            self._read_ahead.served(request, outcome, False, now)
-        return outcome.result
-
     async def first_offset_at_or_after(
         self, tip: TopicIdPartition, timestamp_ms: int
     ) -> tuple[int, int, int] | None:

@@ -130,9 +130,6 @@ class FreshReads(Generic[K, V]):
             self.renew(key, oldest, age_max_s)
         return entry[1]
 
-    def is_running(self, key: K) -> bool:
-        return key in self._running
-
     def replace(self, key: K, value: V) -> None:
         """Change what is cached without saying that it is any fresher."""
         self._cached[key] = (self._cached[key][0], value)

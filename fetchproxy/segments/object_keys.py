@@ -315,12 +315,6 @@ def parse_concern_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, s
     return None if tip is None else (tip, name)
 
 
-def key_after_base_offset(prefix: str, tip: TopicIdPartition, base_offset: int) -> str:
-    """Sorts after every object with this base offset and before those with a higher one."""
-    # "." is the character after "-" in ASCII, and listings are in the order of bytes.
-    return f"{partition_folder(prefix, tip)}{_offset_text(base_offset)}."
-
-
 def parse_topic_folder(name: str) -> tuple[str, UUID] | None:
     """`name` is one path part without slashes."""
     if len(name) < _UUID_CHARS + 2 or name[-_UUID_CHARS - 1] != "-":

@@ -19,14 +19,12 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import (
     ByteRange,
-    RemoteLogSegmentId,
     StoredSegment,
     TopicIdPartition,
 )
 from fetchproxy.segments.object_keys import (
     SegmentFile,
     SegmentKey,
-    key_after_base_offset,
     log_start_key,
     normal_prefix,
     parse_segment_key,
@@ -220,27 +218,14 @@ class RemoteStorageManager:
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
-        """`key` is one of `list_segment_metadata`. ObjectNotFound: deleted since; DamagedObject:
+        """`key` is one of `list_partition`. ObjectNotFound: deleted since; DamagedObject:
         nobody has written it as such."""
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
-    async def list_segment_metadata(
-        self, tip: TopicIdPartition, start_after_base_offset: int | None = None
-    ) -> AsyncIterator[tuple[RemoteLogSegmentId, int, StoredObject]]:
-        """(id, base offset, object) of each metadata object, by base offset."""
-        start_after = ""
-        if start_after_base_offset is not None:
-            start_after = key_after_base_offset(self._prefix, tip, start_after_base_offset)
-        async for found in self.list_partition(tip, start_after):
-            if isinstance(found, SegmentMetadataObject):
-                yield found.segment_id, found.base_offset, found.stored
-
-    async def list_partition(
-        self, tip: TopicIdPartition, start_after: str = ""
-    ) -> AsyncIterator[Standing]:
+    async def list_partition(self, tip: TopicIdPartition) -> AsyncIterator[Standing]:
         """What says how the partition stands, by offset, in one listing."""
         await self.identity.check()
-        async for found in self._listed(partition_folder(self._prefix, tip), start_after):
+        async for found in self._listed(partition_folder(self._prefix, tip)):
             said = standing(self._prefix, found)
             if said is not None:
                 yield said
@@ -307,15 +292,15 @@ class RemoteStorageManager:
             if parsed is not None:
                 yield parsed, found
 
-    async def _listed(self, folder: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+    async def _listed(self, folder: str) -> AsyncIterator[StoredObject]:
         """A few at a time: stores give thousands at once, and each key is parsed."""
         number = 0
-        async for found in self._store.list(folder, start_after):
+        async for found in self._store.list(folder):
             yield found
             number += 1
             if not number % LISTED_AT_ONCE:
                 await asyncio.sleep(0)
-        if not number and not start_after:
+        if not number:
             await self.identity.check_still_there()
 
     async def _or_missing(self, found: list[T]) -> list[T]:

@@ -1,9 +1,8 @@
 """Broker addresses in answers: found, and replaced by others. All other bytes stay as they were.
 
-This is what the APIs with addresses share; where each has them is said in the module that is named
-after it (`metadata`, `find_coordinator`, `describe_cluster`, `produce`, `share_fetch`,
-`share_acknowledge`), by an object of one of the two forms here. Fetch answers are not handled as a
-whole, since they are relayed while they stream: only their last tagged-field section comes here.
+Where the answers of an API have them is said at the end, and of Produce in `produce`. Fetch answers
+are not handled as a whole, since they are relayed while they stream: only their last tagged-field
+section comes here.
 Node ids and racks are never changed. A negative node id or an empty host is what an answer with an
 error has in place of an address: it is left alone.
 
@@ -198,3 +197,96 @@ def hide_node_endpoints(tags: bytes) -> bytes:
             out[at] = UNKNOWN_TAG
             out[start : start + size] = bytes(size)
     return bytes(out)
+
+
+def _in_metadata(cursor: Cursor, version: int) -> list[Place]:
+    """The brokers come first; the topics behind them are not read."""
+    flexible = version >= 9
+    if version >= 3:
+        cursor.skip(4, "throttle time")
+    places = []
+    for _ in range(cursor.count(flexible) or 0):
+        places.append(read_place(cursor, flexible))
+        if version >= 1:
+            cursor.skip_string(flexible)
+        if flexible:
+            cursor.skip_tags()
+    return places
+
+
+def _in_find_coordinator(cursor: Cursor, version: int) -> list[Place]:
+    """One address up to v3, one for each key from v4 on (KIP-699)."""
+    flexible = version >= 3
+    if version >= 1:
+        cursor.skip(4, "throttle time")
+    if version < 4:
+        cursor.skip(2, "error code")
+        if version >= 1:
+            cursor.skip_string(flexible)
+        return [read_place(cursor, flexible)]
+    places = []
+    for _ in range(cursor.count(flexible) or 0):
+        cursor.skip_string(flexible)
+        places.append(read_place(cursor, flexible))
+        cursor.skip(2, "error code")
+        cursor.skip_string(flexible)
+        cursor.skip_tags()
+    return places
+
+
+def _in_describe_cluster(cursor: Cursor, version: int) -> list[Place]:
+    """The brokers (KIP-700), or the controllers (KIP-919)."""
+    cursor.skip(6, "throttle time and error code")
+    cursor.skip_string(flexible=True)
+    if version >= 1:
+        cursor.skip(1, "endpoint type")
+    cursor.skip_string(flexible=True)
+    cursor.skip(4, "controller id")
+    places = []
+    for _ in range(cursor.count(flexible=True) or 0):
+        places.append(read_place(cursor, flexible=True))
+        cursor.skip_string(flexible=True)
+        if version >= 2:
+            cursor.skip(1, "is fenced")
+        cursor.skip_tags()
+    return places
+
+
+def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> list[Place]:
+    """ShareFetch and ShareAcknowledge (KIP-932): a plain array behind all topics."""
+    cursor.skip(6, "throttle time and error code")
+    cursor.skip_string(flexible=True)
+    if lock_timeout:
+        cursor.skip(4, "acquisition lock timeout")
+    for _ in range(cursor.count(flexible=True) or 0):
+        cursor.skip(16, "topic id")
+        for _ in range(cursor.count(flexible=True) or 0):
+            cursor.skip(6, "partition and error code")
+            cursor.skip_string(flexible=True)
+            if fetched:
+                cursor.skip(2, "acknowledge error code")
+                cursor.skip_string(flexible=True)
+            cursor.skip(8, "current leader")
+            cursor.skip_tags()
+            if fetched:
+                cursor.skip_bytes(flexible=True)
+                for _ in range(cursor.count(flexible=True) or 0):
+                    cursor.skip(18, "acquired records")
+                    cursor.skip_tags()
+            cursor.skip_tags()
+        cursor.skip_tags()
+    return read_node_endpoints(cursor)
+
+
+ADDRESSES: dict[ApiKey, AnswerAddresses] = {
+    key: PlainAddresses(key, locate)
+    for key, locate in {
+        ApiKey.METADATA: _in_metadata,
+        ApiKey.FIND_COORDINATOR: _in_find_coordinator,
+        ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,
+        ApiKey.SHARE_FETCH: lambda cursor, version: _behind_share_topics(
+            cursor, version >= 1, True
+        ),
+        ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v: _behind_share_topics(cursor, v >= 2, False),
+    }.items()
+}

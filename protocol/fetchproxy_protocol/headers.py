@@ -1,4 +1,7 @@
-"""Heads of requests and answers, and ApiVersions, by which a client chooses all of them. Pure."""
+"""Heads of requests and answers, and ApiVersions, by which a client chooses all of them. Pure.
+
+Also what a client is answered whose request is of a version that the proxy does not serve.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +146,7 @@ def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
 
 _RANGE = Struct(">hhh")
 _REFUSAL = Struct(">ihihhh")
+_HANDSHAKE_REFUSAL = Struct(">ihi")
 _FLEXIBLE_FROM = 3
 _ERROR_END = 6  # correlation id and error code; the header is v0 always
 _INT16_BYTES = 2
@@ -217,3 +221,8 @@ def unsupported_version_response(correlation_id: int) -> bytes:
     return _REFUSAL.pack(
         correlation_id, ErrorCode.UNSUPPORTED_VERSION, 1, ApiKey.API_VERSIONS, low, high
     )
+
+
+def handshake_refusal(correlation_id: int) -> bytes:
+    """The answer to SaslHandshake v0, without a size prefix: error 35, no mechanisms."""
+    return _HANDSHAKE_REFUSAL.pack(correlation_id, ErrorCode.UNSUPPORTED_VERSION, 0)

@@ -1,7 +1,7 @@
 """Metadata by whoever wants to know of topics: the request's body, and an answer entry by entry.
 
 An answer may name 10,000 partitions, so both are made piece by piece, and who reads them may
-let others run in between. What clients are answered is not read here: see `metadata`.
+let others run in between. What clients are answered is not read here: see `addresses`.
 """
 
 from __future__ import annotations

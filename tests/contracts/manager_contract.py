@@ -63,6 +63,13 @@ async def topic_objects(
     return found
 
 
+async def metadata_objects(
+    manager: RemoteStorageManager, tip: TopicIdPartition
+) -> list[SegmentMetadataObject]:
+    found = [one async for one in manager.list_partition(tip)]
+    return [one for one in found if isinstance(one, SegmentMetadataObject)]
+
+
 class RemoteStorageManagerContract:
     @pytest.fixture
     async def manager(self, store: ObjectStore) -> AsyncIterator[RemoteStorageManager]:
@@ -147,7 +154,7 @@ class RemoteStorageManagerContract:
         metadata = segment()
         await manager.copy_log_segment_data(metadata, data)
         tip = metadata.topic_id_partition
-        assert [found async for found in manager.list_segment_metadata(tip)] == []
+        assert [found async for found in manager.list_partition(tip)] == []
 
     async def test_metadata_is_listed_by_base_offset(self, manager: RemoteStorageManager) -> None:
         offsets = [0, 5, 5, 100, 99_999_999_999, 2**63 - 20]
@@ -155,28 +162,24 @@ class RemoteStorageManagerContract:
             await manager.put_segment_metadata(segment(offset, segment_id=number), b"%d" % number)
         await manager.put_segment_metadata(segment(7, partition=1), b"other partition")
         tip = segment().topic_id_partition
-        listed = [found async for found in manager.list_segment_metadata(tip)]
-        assert [base for _, base, _ in listed] == offsets
-        assert {segment_id.topic_id_partition for segment_id, _, _ in listed} == {tip}
-        for segment_id, _, stored in listed:
-            content = await manager.get_segment_metadata(stored.key)
-            assert content == b"%d" % segment_id.id.int
-            assert stored.size_bytes == 1
-        for start_after in (0, 3, 5, 99_999_999_999, 2**63 - 1):
-            assert [
-                base async for _, base, _ in manager.list_segment_metadata(tip, start_after)
-            ] == [offset for offset in offsets if offset > start_after]
+        listed = await metadata_objects(manager, tip)
+        assert [found.base_offset for found in listed] == offsets
+        assert {found.segment_id.topic_id_partition for found in listed} == {tip}
+        for found in listed:
+            content = await manager.get_segment_metadata(found.stored.key)
+            assert content == b"%d" % found.segment_id.id.int
+            assert found.stored.size_bytes == 1
 
     async def test_new_state_replaces_the_metadata(self, manager: RemoteStorageManager) -> None:
         metadata = segment()
         tip = metadata.topic_id_partition
         await manager.put_segment_metadata(metadata, b"started")
-        [(_, _, started)] = [found async for found in manager.list_segment_metadata(tip)]
+        [started] = await metadata_objects(manager, tip)
         await manager.put_segment_metadata(metadata, b"finished")
-        [(_, _, finished)] = [found async for found in manager.list_segment_metadata(tip)]
-        assert started.key == finished.key
-        assert started.version != finished.version
-        assert await manager.get_segment_metadata(finished.key) == b"finished"
+        [finished] = await metadata_objects(manager, tip)
+        assert started.stored.key == finished.stored.key
+        assert started.stored.version != finished.stored.version
+        assert await manager.get_segment_metadata(finished.stored.key) == b"finished"
 
     async def test_deletion_is_complete_and_can_be_repeated(
         self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
@@ -294,7 +297,7 @@ class RemoteStorageManagerContract:
             with pytest.raises(RemoteStorageError, match="layout"):
                 await topic_objects(manager, "weather")
             with pytest.raises(RemoteStorageError, match="layout"):
-                [x async for x in manager.list_segment_metadata(segment().topic_id_partition)]
+                [x async for x in manager.list_partition(segment().topic_id_partition)]
             with pytest.raises(RemoteStorageError, match="layout"):
                 await manager.copy_log_segment_data(segment(), data)
             with pytest.raises(RemoteStorageError, match="layout"):

@@ -143,12 +143,12 @@ async def test_a_store_that_is_away_is_not_asked_by_every_reader(store: Scripted
         before = store.count("list", FOLDER)
         reads = reader._views
         async with asyncio.timeout(20):
-            while store.count("list", FOLDER) == before or reads.is_running(TIP):
+            while store.count("list", FOLDER) == before or TIP in reads._running:
                 reads.renew(TIP, now() + 1, pause_s=60)  # as if the view were too old
                 await asyncio.sleep(0)
         for _ in range(50):
             reads.renew(TIP, now() + 1, pause_s=60)
-            assert not reads.is_running(TIP)
+            assert TIP not in reads._running
             await asyncio.sleep(0)
         assert store.count("list", FOLDER) == before + 1
 

@@ -7,16 +7,8 @@ import copy
 from typing import Any
 
 import pytest
-from fetchproxy_protocol import (
-    describe_cluster,
-    find_coordinator,
-    metadata,
-    produce,
-    share_acknowledge,
-    share_fetch,
-)
+from fetchproxy_protocol import addresses, produce
 from fetchproxy_protocol.addresses import (
-    AnswerAddresses,
     NodeAddress,
     node_endpoints_in,
     splice_node_endpoints_tag,
@@ -27,14 +19,7 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 from message_schema import encode_response, uvarint, values
 
-ADDRESSES: dict[ApiKey, AnswerAddresses] = {
-    ApiKey.METADATA: metadata.ADDRESSES,
-    ApiKey.FIND_COORDINATOR: find_coordinator.ADDRESSES,
-    ApiKey.DESCRIBE_CLUSTER: describe_cluster.ADDRESSES,
-    ApiKey.PRODUCE: produce.ADDRESSES,
-    ApiKey.SHARE_FETCH: share_fetch.ADDRESSES,
-    ApiKey.SHARE_ACKNOWLEDGE: share_acknowledge.ADDRESSES,
-}
+ADDRESSES = {**addresses.ADDRESSES, ApiKey.PRODUCE: produce.ADDRESSES}
 # API -> (schema, name of the field that holds an address, name of its node id)
 PLACES = {
     ApiKey.METADATA: ("MetadataResponse", "Brokers", "NodeId"),
@@ -121,7 +106,7 @@ def test_metadata_as_kafka_python_reads_it(version: int) -> None:
     message = response(brokers=brokers, topics=[], cluster_id="c", controller_id=3)
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    spliced = metadata.ADDRESSES.splice(payload, version, lookup)
+    spliced = ADDRESSES[ApiKey.METADATA].splice(payload, version, lookup)
     decoded = response.decode(spliced, header=True)
     assert decoded.header.correlation_id == 5
     assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [
@@ -147,8 +132,8 @@ def test_coordinator_error_without_address_is_left_alone(version: int) -> None:
         )
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    assert find_coordinator.ADDRESSES.find(payload, version) == []
-    assert find_coordinator.ADDRESSES.splice(payload, version, lookup) == payload
+    assert ADDRESSES[ApiKey.FIND_COORDINATOR].find(payload, version) == []
+    assert ADDRESSES[ApiKey.FIND_COORDINATOR].splice(payload, version, lookup) == payload
 
 
 def endpoints_section(value: dict[str, Any]) -> bytes:

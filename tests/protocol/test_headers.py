@@ -11,6 +11,7 @@ from fetchproxy_protocol.apis import ApiKey, MalformedMessage, Truncated, WireEr
 from fetchproxy_protocol.headers import (
     client_id,
     correlation_id,
+    handshake_refusal,
     peek_request_header,
     response_body,
     response_header_version,
@@ -18,6 +19,7 @@ from fetchproxy_protocol.headers import (
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.api_header import RequestHeader as OracleHeader
+from kafka.protocol.sasl import SaslHandshakeResponse
 from message_schema import schema, uvarint
 
 KEYS = [
@@ -100,3 +102,10 @@ def test_response_body() -> None:
     assert response_body(tagged, ApiKey.FETCH, 12).pos == 9
     assert response_body(tagged, ApiKey.FETCH, 11).pos == 4
     assert response_body(tagged, ApiKey.API_VERSIONS, 3).pos == 4
+
+
+def test_handshake_refusal() -> None:
+    decoded = SaslHandshakeResponse[0].decode(handshake_refusal(31), header=True)
+    assert decoded.header.correlation_id == 31
+    assert decoded.error_code == 35
+    assert decoded.mechanisms == []

@@ -17,7 +17,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
-from fetchproxy.reading.segment_reader import RemoteReadRequest
+from fetchproxy.reading.segment_reader import RemoteReadRequest, RemoteReadResult
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -89,6 +89,12 @@ class ReadSide:
         self, *requests: RemoteReadRequest, wait_s: float = 0.5, bytes_max: int = 1000 * KiB
     ) -> DelayedRemoteFetch:
         return self.purgatory.watch(requests, bytes_max=bytes_max, deadline=now() + wait_s)
+
+    def in_memory(self, request: RemoteReadRequest) -> RemoteReadResult | None:
+        """What a fetch has at once; None: it would have to wait."""
+        fetch = self.watch(request)
+        fetch.cancel()
+        return fetch.results().get(0)
 
     def log_key(self, metadata: RemoteLogSegmentMetadata) -> str:
         return self.rsm.object_key(metadata, SegmentFile.LOG)

@@ -74,7 +74,7 @@ async def cache(
 
 
 async def settled(cache: DiskCache) -> None:
-    await until(lambda: not cache.writes_waiting)
+    await until(lambda: not cache._writing)
 
 
 async def store(cache: DiskCache, *chunks: CachedChunk) -> None:
@@ -237,7 +237,7 @@ async def test_writes_that_wait_are_bounded_and_nobody_waits_for_them(tmp_path: 
         busy = count(DISK_CACHE_NOT_WRITTEN, "busy")
         for n in range(10):  # within one step of the loop
             disk.offer(chunk(n), memoryview(content(chunk(n))))
-        assert disk.writes_waiting == 3
+        assert len(disk._writing) == 3
         assert count(DISK_CACHE_NOT_WRITTEN, "busy") == busy + 7
         await settled(disk)
         found = [await disk.read(chunk(n)) is not None for n in range(10)]
@@ -248,10 +248,10 @@ async def test_the_same_chunk_is_written_once(tmp_path: Path) -> None:
     async with cache(tmp_path) as disk:
         for _ in range(5):
             disk.offer(chunk(0), memoryview(content(chunk(0))))
-        assert disk.writes_waiting == 1
+        assert len(disk._writing) == 1
         await settled(disk)
         disk.offer(chunk(0), memoryview(content(chunk(0))))
-        assert disk.writes_waiting == 0
+        assert len(disk._writing) == 0
         assert disk.size_bytes == SIZE + HEAD_BYTES
 
 
@@ -297,7 +297,7 @@ async def test_a_disk_that_fails_is_left_alone_for_a_while(tmp_path: Path) -> No
         assert count(DISK_CACHE_ERRORS, "failed") == failed + 1
         busy = count(DISK_CACHE_NOT_WRITTEN, "busy")
         disk.offer(chunk(1), memoryview(content(chunk(1))))
-        assert disk.writes_waiting == 0
+        assert len(disk._writing) == 0
         assert count(DISK_CACHE_NOT_WRITTEN, "busy") == busy + 1
 
 

@@ -26,7 +26,7 @@ def test_data_completes_it_and_memory_answers_the_next_one_at_once() -> None:
         async with read_side() as side:
             stored = batches(side.rng, 0, 8)
             await side.segment(stored)
-            assert side.purgatory.try_read(side.request(15)) is None
+            assert side.in_memory(side.request(15)) is None
             fetch = await fetched(side, 15)
             assert fetch.reason is CompletionReason.DATA
             result = fetch.results()[0]
@@ -36,7 +36,7 @@ def test_data_completes_it_and_memory_answers_the_next_one_at_once() -> None:
             again = side.watch(side.request(15))
             assert again.reason is CompletionReason.DATA
             assert again.results() == fetch.results()
-            assert side.purgatory.try_read(side.request(15)) == result
+            assert side.in_memory(side.request(15)) == result
             assert len(side.store.reads) == reads
             await again.wait()
             assert at_rest(side)
@@ -67,11 +67,11 @@ def test_a_read_goes_on_into_chunks_and_segments_that_are_in_memory() -> None:
             await side.segment(stored[6:])
             for offset in (0, 40, 60, 100):
                 await fetched(side, offset)
-            everything = side.purgatory.try_read(side.request(35))
+            everything = side.in_memory(side.request(35))
             assert everything is not None
             assert b"".join(everything.records) == b"".join(b.content for b in stored[3:])
             assert len(everything.records) == 4
-            limited = side.purgatory.try_read(side.request(35, 2_500))
+            limited = side.in_memory(side.request(35, 2_500))
             assert limited is not None
             assert b"".join(limited.records) == b"".join(b.content for b in stored[3:5])
 
@@ -147,7 +147,7 @@ def test_a_fetch_with_a_deadline_that_has_passed_begins_the_work() -> None:
             fetch = side.watch(side.request(0), wait_s=0)
             assert (fetch.reason, fetch.results()) == (CompletionReason.DEADLINE, {})
             await asyncio.sleep(1)
-            assert side.purgatory.try_read(side.request(0)) is not None
+            assert side.in_memory(side.request(0)) is not None
 
     run_virtual(main)
 
@@ -161,7 +161,7 @@ def test_what_is_ready_does_not_wait_for_the_rest_and_the_rest_is_on_its_way() -
             assert fetch.reason is CompletionReason.DATA
             assert list(fetch.results()) == [1]
             await asyncio.sleep(1)
-            assert side.purgatory.try_read(side.request(40)) is not None
+            assert side.in_memory(side.request(40)) is not None
 
     run_virtual(main)
 
@@ -179,7 +179,7 @@ def test_read_committed_lists_what_overlaps_the_returned_bytes_once() -> None:
                 await fetch.wait()
 
             def listed(offset: int, bytes_max: int) -> list[tuple[int, int, int]]:
-                result = side.purgatory.try_read(side.request(offset, bytes_max, committed))
+                result = side.in_memory(side.request(offset, bytes_max, committed))
                 assert result is not None
                 return [(t.producer_id, t.first_offset, t.last_offset) for t in result.aborted_txns]
 
@@ -188,7 +188,7 @@ def test_read_committed_lists_what_overlaps_the_returned_bytes_once() -> None:
             assert listed(30, 1000) == [(8, 35, 39)]  # as far as that segment knows
             assert listed(30, 9000) == [(8, 35, 70), (9, 62, 75)]
             assert listed(70, 1000) == [(8, 35, 70), (9, 62, 75)]
-            plain = side.purgatory.try_read(side.request(0))
+            plain = side.in_memory(side.request(0))
             assert plain is not None
             assert plain.aborted_txns == ()
 
@@ -209,7 +209,7 @@ def test_a_client_that_leaves_takes_its_fetch_away_but_not_the_read() -> None:
             fetch.cancel()
             await asyncio.sleep(10)
             assert fetch.reason is CompletionReason.CANCELLED
-            assert side.purgatory.try_read(side.request(0)) is not None
+            assert side.in_memory(side.request(0)) is not None
 
     run_virtual(main)
 

@@ -52,7 +52,7 @@ def test_the_reply_is_time_boxed_the_work_is_not() -> None:
             assert now() == pytest.approx(began + 0.5)
             assert side.purgatory.status().pending_reads == 1
             await asyncio.sleep(10)  # index and chunk, 2 s each
-            assert side.purgatory.try_read(side.request(0)) is not None
+            assert side.in_memory(side.request(0)) is not None
             assert at_rest(side)
 
     run_virtual(main)

@@ -16,6 +16,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.runtime.loop import at_once
 from fetchproxy.serving.relay.judgement import Judgement, Verdict
 from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
 
@@ -47,7 +48,7 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     assert mark is not None
     mark.judgement = Judgement(Verdict.REMOTE, TIP)
     asked = {KEY: entry(0, offset)}
-    split = marks.split(asked, 1.0, knowledge(STALE))
+    split = at_once(marks.split_in_steps(asked, 1.0, knowledge(STALE)))
     assert (KEY in split.remote) is is_remote
 
 
@@ -64,10 +65,10 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
     known = Knowledge(known.view, known.edges, identify)
     asked = {(b"t", n): entry(n, 600) for n in range(100)}
     marks.catch((b"t", 0), 600, 0.0)
-    marks.split(asked, 1.0, known, [])
+    at_once(marks.split_in_steps(asked, 1.0, known, []))
     assert len(asked_of) == 99, "once, as the permit is new"
     marks.catch((b"t", 0), 600, 2.0)
-    marks.split(asked, 3.0, known, [(b"t", 5)])
+    at_once(marks.split_in_steps(asked, 3.0, known, [(b"t", 5)]))
     assert len(asked_of) == 100
 
 
@@ -79,7 +80,9 @@ def test_a_broker_that_lacks_what_the_leader_has_is_not_judged_twice() -> None:
     asked = {KEY: entry(0, 100)}
     known = knowledge(STALE)
     assert not marks.denied_again(KEY, 101)
-    assert not marks.split(asked, 0.5, known).withheld, "the broker is asked again"
+    assert not at_once(marks.split_in_steps(asked, 0.5, known)).withheld, (
+        "the broker is asked again"
+    )
     assert marks.denied_again(KEY, 100)
     assert not marks.denied_again(KEY, 100), "that was said: then it is judged anew"
 
@@ -103,7 +106,7 @@ def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> 
             (b"t", number): entry(number, 100, leader_epoch=epoch)
             for number, epoch in enumerate(leader_epochs)
         }
-        return marks.split(asked, 1.0, known).withheld
+        return at_once(marks.split_in_steps(asked, 1.0, known)).withheld
 
     def caught(leader_epoch: int) -> None:
         mark = marks.catch(KEY, 100, 0.0, leader_epoch)

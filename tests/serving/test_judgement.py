@@ -19,6 +19,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.runtime.loop import at_once
 from fetchproxy.serving.relay.judgement import Judgement, Verdict, decide
 from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
 
@@ -150,26 +151,28 @@ def test_a_partition_is_withheld_while_it_is_judged_and_only_at_that_offset() ->
     marks = FetchMarks(permit_ttl_s=60)
     marks.catch(KEY, 7, 0.0)
     known = Known(None, None).knowledge()
-    assert marks.split(asked(7), 1.0, known).judging == {KEY}
-    assert not marks.split(asked(8), 1.0, known).withheld
+    assert at_once(marks.split_in_steps(asked(7), 1.0, known)).judging == {KEY}
+    assert not at_once(marks.split_in_steps(asked(8), 1.0, known)).withheld
 
 
 def test_a_reader_of_the_archive_crosses_to_the_broker_at_its_log_start() -> None:
     marks = caught(7, Verdict.REMOTE)
     known = Known(view((0, 600)), EDGES).knowledge()
-    assert marks.split(asked(499), 1.0, known).remote == {KEY: TIP}
-    assert not marks.split(asked(500), 1.0, known).withheld
+    assert at_once(marks.split_in_steps(asked(499), 1.0, known)).remote == {KEY: TIP}
+    assert not at_once(marks.split_in_steps(asked(500), 1.0, known)).withheld
 
 
 def test_a_permit_runs_out_and_the_next_catch_renews_it_without_a_judgement() -> None:
     marks = caught(7, Verdict.REMOTE)
     known = Known(view((0, 499)), EDGES).knowledge()
-    assert marks.split(asked(20), 59.0, known).remote
-    assert not marks.split(asked(30), 61.0, known).withheld, "one fetch must pass for a new permit"
+    assert at_once(marks.split_in_steps(asked(20), 59.0, known)).remote
+    assert not at_once(marks.split_in_steps(asked(30), 61.0, known)).withheld, (
+        "one fetch must pass for a new permit"
+    )
     mark = marks.catch(KEY, 30, 61.0)
     assert mark is not None
     assert mark.judgement is not None
-    assert marks.split(asked(30), 62.0, known).remote == {KEY: TIP}
+    assert at_once(marks.split_in_steps(asked(30), 62.0, known)).remote == {KEY: TIP}
 
 
 def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
@@ -177,14 +180,14 @@ def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
     known = Known(view((0, 499)), EDGES).knowledge()
     other = (b"t", 5)
     both = {**asked(7), other: entry(5, 3)}
-    assert set(marks.split(both, 1.0, known).remote) == {KEY, other}
-    assert set(marks.split(both, 61.0, known).remote) == set()
+    assert set(at_once(marks.split_in_steps(both, 1.0, known)).remote) == {KEY, other}
+    assert set(at_once(marks.split_in_steps(both, 61.0, known)).remote) == set()
 
 
 def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
     marks = caught(7, Verdict.PASS_ON)
     known = Known(view(), EDGES).knowledge()
-    assert not marks.split(asked(7), 0.1, known).withheld
+    assert not at_once(marks.split_in_steps(asked(7), 0.1, known)).withheld
     assert marks.catch(KEY, 7, 0.2) is None
     assert marks.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
 
@@ -193,9 +196,11 @@ def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
 def test_what_the_broker_cannot_answer_is_not_asked_of_it(verdict: Verdict) -> None:
     marks = caught(7, verdict)
     known = Known(view(), None).knowledge()
-    assert marks.split(asked(7), 0.4, known).judging == {KEY}
-    assert marks.split(asked(7), 59.0, known).judging == {KEY}
-    assert not marks.split(asked(8), 0.4, known).withheld, "the client has gone elsewhere"
+    assert at_once(marks.split_in_steps(asked(7), 0.4, known)).judging == {KEY}
+    assert at_once(marks.split_in_steps(asked(7), 59.0, known)).judging == {KEY}
+    assert not at_once(marks.split_in_steps(asked(8), 0.4, known)).withheld, (
+        "the client has gone elsewhere"
+    )
 
 
 def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> None:
@@ -204,17 +209,18 @@ def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> 
     assert mark is not None
     mark.judgement = Judgement(Verdict.LOST, TIP, forward_to=500)
     known = Known(view((0, 399)), EDGES).knowledge()
-    split = marks.split(asked(450), 0.1, known)
+    split = at_once(marks.split_in_steps(asked(450), 0.1, known))
     assert (split.ahead, split.withheld) == ({KEY: 500}, frozenset())
     assert not marks.led_on, "it has nothing yet"
-    assert not marks.split(asked(520), 0.2, known).ahead
+    assert not at_once(marks.split_in_steps(asked(520), 0.2, known)).ahead
     assert marks.led_on == [(TIP, 450, 499)]
     assert not marks.marks
 
 
 def test_what_the_broker_has_again_is_its_to_answer_at_once() -> None:
     marks = caught(7, Verdict.LOCAL)
-    assert not marks.split(asked(7), 0.1, Known(view(), None).knowledge()).withheld
+    known = Known(view(), None).knowledge()
+    assert not at_once(marks.split_in_steps(asked(7), 0.1, known)).withheld
 
 
 def test_what_the_client_was_told_is_judged_anew_when_it_asks_again() -> None:
@@ -236,6 +242,6 @@ def test_partitions_take_turns() -> None:
         mark = marks.catch(key, 3, 0.0)
         assert mark is not None
         mark.judgement = Judgement(Verdict.REMOTE, TIP)
-    assert list(marks.split(wanted, 1.0, known).remote) == keys
+    assert list(at_once(marks.split_in_steps(wanted, 1.0, known)).remote) == keys
     marks.had_its_turn(keys[0])
-    assert list(marks.split(wanted, 1.0, known).remote) == [*keys[1:], keys[0]]
+    assert list(at_once(marks.split_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]

@@ -14,6 +14,7 @@ from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey
 
+from fetchproxy.serving.relay.apis import addresses_rewritten
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS, SPECIAL
 from fetchproxy.serving.relay.handling import VERSION_MAX, Behaviour, Treatment
 
@@ -90,8 +91,8 @@ def document(data: Path) -> str:
 def _rows_of_special() -> list[str]:
     rows = []
     for key in sorted(SPECIAL):
-        module = f"fetchproxy/serving/relay/apis/{key.name.lower()}.py"
-        link = f"[{key.name.lower()}](../{module})"
+        module = module_name(key)
+        link = f"[{module}](../fetchproxy/serving/relay/apis/{module}.py)"
         for behaviour in SPECIAL[key].behaviours:
             rows.append(
                 _row(
@@ -112,6 +113,12 @@ def _rows_of_relayed() -> list[str]:
         for key, behaviours in sorted(BEHAVIOURS.items())
         if key not in SPECIAL and behaviours[0].treatment is Treatment.RELAYED
     ]
+
+
+def module_name(key: ApiKey) -> str:
+    """In `apis`."""
+    shared = any(key == api.key for api in addresses_rewritten.APIS)
+    return "addresses_rewritten" if shared else key.name.lower()
 
 
 def api_name(key: ApiKey) -> str:

@@ -1,6 +1,6 @@
 """What a session and the APIs of the relay say to each other.
 
-Every module in `apis` that is named after an API has one `API`, and `apis.table` puts them
+A module in `apis` has one `API`, or the `APIS` that are handled alike; `apis.table` puts them
 together. A request either *passes* to the broker as it arrives, without ever being whole, and only
 its answer is looked at; or it is *held* until it is whole. Nothing here knows a single API, nor the
 session itself.

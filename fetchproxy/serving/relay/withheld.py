@@ -37,7 +37,7 @@ from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.loop import at_once, chosen, each_of
+from fetchproxy.runtime.loop import chosen, each_of
 from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.judgement import (
     HELD_VERDICTS,
@@ -185,16 +185,6 @@ class FetchMarks:
         if not (self.marks or self.permits):
             return False
         return len(self.marks) + len(asked if self.learned else changed) > SPLIT_AT_ONCE
-
-    def split(
-        self,
-        asked: Mapping[PartitionKey, FetchEntry],
-        now: float,
-        known: Knowledge,
-        changed: Collection[PartitionKey] | None = None,
-    ) -> Split:
-        """The same as `split_in_steps`, without a pause. Not for wide fetches."""
-        return at_once(self.split_in_steps(asked, now, known, changed))
 
     def split_in_steps(
         self,

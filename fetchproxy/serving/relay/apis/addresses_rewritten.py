@@ -1,29 +1,34 @@
-"""The behaviour that the APIs share whose answers name brokers: clients are told the proxy's ports.
+"""APIs that the broker answers with brokers' addresses: clients are told the proxy's ports.
 
 A client would otherwise go to the brokers past the proxy with its next connection. An answer is
 held until it is whole, and where it names a node that has no listener yet, until that one listens.
+An answer with an error has no address and stays as it is.
+
+Metadata (v0–13): node ids, racks, leaders, epochs and topic ids stay as they are, since clients
+send them back. Topics are not looked at: the broker says which a principal may see.
+
+FindCoordinator (v0–6): the broker that coordinates a group, a transaction or a share group.
+
+DescribeCluster (v0–2): what admin clients ask for in place of Metadata (KIP-700). A client that
+asks for controllers (v1, KIP-919) gets that answer from controllers only, to which no proxy's
+connection leads.
+
+ShareFetch (v0–2) and ShareAcknowledge (v0–2), KIP-932: the archive is not read. A share group's
+offsets are acquired and acknowledged on the broker, which never hands out one below its log start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from fetchproxy_protocol.addresses import AnswerAddresses
+from fetchproxy_protocol.addresses import ADDRESSES, AnswerAddresses
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
-from fetchproxy.serving.relay.handling import Behaviour, Passes, Session, Treatment
-
-
-def addresses_rewritten(
-    places: AnswerAddresses, first: int, last: int, why: str = "Brokers' addresses become ours."
-) -> Behaviour:
-    def expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
-        return expect_addresses(session.addresses, head, places)
-
-    return Behaviour(first, last, Treatment.REWRITTEN, Passes(expect), why)
+from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Session, Treatment
 
 
 def expect_addresses(
@@ -40,3 +45,21 @@ def expect_addresses(
 
 async def _as_payload(spliced: Awaitable[Buffer]) -> Payload:
     return [await spliced]
+
+
+def _api(key: ApiKey, why: str) -> Api:
+    def expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
+        return expect_addresses(session.addresses, head, ADDRESSES[key])
+
+    versions = PROXIED_VERSIONS[key]
+    return Api(key, (Behaviour(*versions, Treatment.REWRITTEN, Passes(expect), why),))
+
+
+_SHARED = "Addresses in NodeEndpoints become ours"
+APIS = (
+    _api(ApiKey.METADATA, "Brokers' addresses become ours."),
+    _api(ApiKey.FIND_COORDINATOR, "Coordinators' addresses too."),
+    _api(ApiKey.DESCRIBE_CLUSTER, "Brokers' addresses become ours."),
+    _api(ApiKey.SHARE_FETCH, f"{_SHARED}; the records are the broker's alone."),
+    _api(ApiKey.SHARE_ACKNOWLEDGE, f"{_SHARED}."),
+)

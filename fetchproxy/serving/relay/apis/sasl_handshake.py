@@ -9,8 +9,7 @@ tell from requests. It is not advertised, so only clients that never ask for ver
 from __future__ import annotations
 
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
-from fetchproxy_protocol.headers import RequestHead
-from fetchproxy_protocol.sasl_handshake import handshake_refusal
+from fetchproxy_protocol.headers import RequestHead, handshake_refusal
 
 from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment, relayed
 

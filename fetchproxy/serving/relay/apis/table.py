@@ -11,17 +11,13 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage
 from fetchproxy_protocol.headers import RequestHead
 
 from fetchproxy.serving.relay.apis import (
+    addresses_rewritten,
     api_versions,
     delete_records,
-    describe_cluster,
-    find_coordinator,
     list_offsets,
-    metadata,
     offset_for_leader_epoch,
     produce,
     sasl_handshake,
-    share_acknowledge,
-    share_fetch,
 )
 from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
 from fetchproxy.serving.relay.handling import (
@@ -62,15 +58,11 @@ SPECIAL: dict[ApiKey, Api] = {
         produce.API,
         _FETCH_API,
         list_offsets.API,
-        metadata.API,
-        find_coordinator.API,
         sasl_handshake.API,
         api_versions.API,
         delete_records.API,
         offset_for_leader_epoch.API,
-        describe_cluster.API,
-        share_fetch.API,
-        share_acknowledge.API,
+        *addresses_rewritten.APIS,
     )
 }
 
