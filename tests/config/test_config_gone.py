@@ -16,7 +16,7 @@ from fetchproxy.errors import ConfigError
 CONSTANTS = {key: became for key, became in GONE.items() if isinstance(became, Constant)}
 RENAMED = {key: became for key, became in GONE.items() if isinstance(became, Renamed)}
 # It fell from 165. A key more needs an answer to: when does an operator change it?
-KEYS_MAX = 103
+KEYS_MAX = 104
 
 
 def test_there_are_no_more_keys_than_operators_need() -> None:
