@@ -17,7 +17,7 @@ UV := uv==0.13.8
 STORES_AND_SPARK := s3 or hdfs or spark
 REAL_PARTS := kafka or $(STORES_AND_SPARK)
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline soak chaos lock clean
+.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -102,6 +102,10 @@ bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory
 bench-pipeline: venv  ## reading the archive on Spark, next to Spark's Kafka source on a broker
 	$(BIN)/python -m lab setup kafka spark
 	$(BIN)/python -m benchmarks.pipeline
+
+bench-appetite: venv  ## what a stock librdkafka client reads: direct, through the proxy without pacing and with it
+	$(BIN)/python -m lab setup kafka
+	$(BIN)/python -m benchmarks.appetite
 
 soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
 	$(BIN)/python -m lab setup kafka s3

@@ -362,7 +362,7 @@ class Share:
     appetite for it (`due_in`).
     """
 
-    __slots__ = ("_admission", "_charged", "_pace", "_reader", "_turn", "software")
+    __slots__ = ("_admission", "_charged", "_may_pause", "_pace", "_reader", "_turn")
 
     def __init__(self, admission: Admission, payer: Callable[[], str]) -> None:
         self._admission = admission
@@ -370,16 +370,23 @@ class Share:
         self._turn = ConnectionTurn(admission.turns)
         self._charged = 0
         self._reader: Reader | None = None
-        self.software = ""  # what the client's library calls itself
+        self._may_pause = False
+
+    def software_is(self, name: str) -> None:
+        """What the client's library calls itself: before its first fetch, if at all."""
+        self._may_pause = may_pause(name)
 
     def due_in(
-        self, client: Client, node_id: int | None, partitions: Mapping[PartitionKey, FetchEntry]
+        self,
+        client: Callable[[], Client],
+        node_id: int | None,
+        partitions: Mapping[PartitionKey, FetchEntry],
     ) -> float:
         """When a fetch has come: for so long it is to wait, in s."""
         if self._reader is None:
-            if not may_pause(self.software):
+            if not self._may_pause:
                 return 0.0
-            self._reader = self._admission.appetites.reader(client, node_id, partitions)
+            self._reader = self._admission.appetites.reader(client(), node_id, partitions)
         return self._reader.asked(partitions)
 
     def bytes_wanted(self, bytes_max: int) -> int:
@@ -390,6 +397,10 @@ class Share:
         """An answer to a fetch has left."""
         if self._reader is not None:
             self._reader.answered(size_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        return 0 if self._reader is None else self._reader.kept_bytes
 
     def close(self) -> None:
         """The client is gone."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from cachetools import TTLCache
-from fetchproxy_protocol.fetch import FetchEntry, PartitionKey, TopicRef, fetch_offset
+from fetchproxy_protocol.fetch import FetchEntry, PartitionKey, fetch_offset
 
 from fetchproxy.observability.metrics import CLIENT_PAUSES, PACED_ANSWERS, PACED_SECONDS
 
@@ -53,9 +53,11 @@ _POINTS_MAX = 128
 # A job that runs each night begins with what it took last time.
 _KNOWN_S = 48 * 3600.0
 _KNOWN_MAX = 10_000
+# A fetch of more is not paced: each partition is looked at in one turn of the loop, and remembered.
+PARTITIONS_PACED_MAX = 1_000
+_PARTITION_BYTES = 250  # that a reader keeps of each: its key and offset
 
 Client = tuple[str, str]  # address, client id
-_Subject = tuple[Client, frozenset[TopicRef]]
 
 
 def may_pause(software: str) -> bool:
@@ -188,7 +190,8 @@ class Appetites:
         self.clock = clock
         self._enabled = enabled
         self._live: dict[Client, list[_Consumer]] = {}
-        self._known: TTLCache[_Subject, float] = TTLCache(_KNOWN_MAX, _KNOWN_S, timer=clock)
+        # By a hash: what a client calls itself may be long.
+        self._known: TTLCache[int, float] = TTLCache(_KNOWN_MAX, _KNOWN_S, timer=clock)
 
     def reader(
         self, client: Client, node_id: int | None, partitions: Mapping[PartitionKey, FetchEntry]
@@ -197,9 +200,9 @@ class Appetites:
         consumers = self._live.setdefault(client, [])
         consumer = next((one for one in consumers if node_id not in one.nodes), None)
         if consumer is None:
-            subject = client, frozenset(topic for topic, _ in partitions)
+            subject = hash((client, frozenset(topic for topic, _ in partitions)))
             known = self._known.get(subject, 0.0)
-            consumer = _Consumer(subject, Appetite(self.clock(), known), set())
+            consumer = _Consumer(client, subject, Appetite(self.clock(), known), set())
             consumers.append(consumer)
         consumer.nodes.add(node_id)
         return Reader(self, consumer, node_id, enabled=self._enabled)
@@ -208,16 +211,17 @@ class Appetites:
         consumer.nodes.remove(node_id)
         if consumer.nodes:
             return
-        client = consumer.subject[0]
-        self._live[client].remove(consumer)
-        if not self._live[client]:
-            del self._live[client]
+        live = self._live[consumer.client]
+        live.remove(consumer)
+        if not live:
+            del self._live[consumer.client]
         if consumer.appetite.pace:
             self._known[consumer.subject] = consumer.appetite.pace
 
 
 class _Consumer(NamedTuple):
-    subject: _Subject
+    client: Client
+    subject: int
     appetite: Appetite
     nodes: set[int | None]  # that it has a connection to
 
@@ -239,7 +243,8 @@ class Reader:
 
     def asked(self, partitions: Mapping[PartitionKey, FetchEntry]) -> float:
         """A fetch came: it is to wait so long, in s."""
-        if not self._enabled:
+        if not self._enabled or len(partitions) > PARTITIONS_PACED_MAX:
+            self._offsets = {}
             return 0.0
         records = self._advance(partitions)
         size, self._answer_bytes = self._answer_bytes, 0
@@ -265,6 +270,10 @@ class Reader:
     def answered(self, size_bytes: int) -> None:
         self._answer_bytes += size_bytes
         self._answered_at = self._appetites.clock()
+
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._offsets) * _PARTITION_BYTES
 
     def close(self) -> None:
         self._appetites.left(self._consumer, self._node_id)

@@ -11,6 +11,7 @@ from librdkafka_queue import StockConsumer
 from fetchproxy.serving.appetite import (
     DELAY_MAX_S,
     FULL_ANSWER_BYTES,
+    PARTITIONS_PACED_MAX,
     QUEUE_RECORDS,
     Appetite,
     Appetites,
@@ -188,6 +189,16 @@ def test_connections_to_different_brokers_are_one_consumer() -> None:
     assert stranger.asked(_asked(400_000)) == 0
     for reader in (first, second, stranger):
         reader.close()
+
+
+def test_fetch_of_very_many_partitions_is_not_looked_at() -> None:
+    reader = Appetites(_Clock()).reader(("host", "id"), 1, {})
+    (entry,) = _asked(0).values()
+    most = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX)}
+    reader.asked(most)
+    assert reader.kept_bytes > 0
+    reader.asked({**most, (b"topic", PARTITIONS_PACED_MAX): entry})
+    assert reader.kept_bytes == 0
 
 
 def test_offset_that_jumps_counts_as_nothing_read() -> None:

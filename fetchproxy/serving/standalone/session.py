@@ -102,6 +102,11 @@ class StandaloneSession(ClientSession):
         self.heard = self.heard or self._answering
         return super().silent_s(now)
 
+    @property
+    def kept_bytes(self) -> int:
+        """And of its appetite."""
+        return super().kept_bytes + self._share.kept_bytes
+
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, payload: bytes) -> None:
         """A whole one, without size prefix."""

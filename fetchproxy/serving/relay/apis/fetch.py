@@ -60,8 +60,8 @@ class FetchHandler:
 
     @property
     def kept_bytes(self) -> int:
-        """Of its fetch session."""
-        return self._on.mirror.kept_bytes
+        """Of its fetch session, and of its appetite."""
+        return self._on.mirror.kept_bytes + self._on.share.kept_bytes
 
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, frame: bytes, body_at: int) -> bool:
@@ -107,10 +107,10 @@ class FetchHandler:
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
         on = self._on
-        return on.share.due_in(self._client(frame), on.session.node_id, request.partitions)
+        return on.share.due_in(lambda: self._client(frame), on.session.node_id, request.partitions)
 
     def software_is(self, name: str) -> None:
-        self._on.share.software = name
+        self._on.share.software_is(name)
 
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """So that one client's ten thousand partitions do not keep the others waiting."""

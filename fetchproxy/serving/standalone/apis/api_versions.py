@@ -47,7 +47,7 @@ def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
 
     async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         asked = request.read(REQUEST)
-        request.share.software = asked.get("client_software_name", "")
+        request.share.software_is(asked.get("client_software_name", ""))
         if asked["cluster_id"] not in (None, parts.cluster_id) or (
             asked["node_id"] not in (_ANY_NODE, NODE_ID)
         ):

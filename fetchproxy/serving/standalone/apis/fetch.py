@@ -83,7 +83,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         return [encode_error_response(fetch.version, fetch.correlation_id, code)]
     if fetch.isolation_level not in tuple(IsolationLevel):
         raise MalformedMessage(f"isolation level {fetch.isolation_level}")
-    due_in = request.share.due_in(request.client, NODE_ID, fetch.partitions)
+    due_in = request.share.due_in(lambda: request.client, NODE_ID, fetch.partitions)
     if due_in:
         await asyncio.sleep(due_in)
     fetch = fetch._replace(bytes_max=request.share.bytes_wanted(fetch.bytes_max))

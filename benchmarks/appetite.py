@@ -1,0 +1,131 @@
+"""What a stock librdkafka client reads of records that catch up: from the broker directly, through
+the proxy without pacing, and through it as it is, on the relayed tail and in the archive.
+
+Each way is read through a proxy of its own, which knows nothing of the client yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.contestants import DIRECT, FETCHPROXY, FetchproxyServer
+from benchmarks.filling import Shape, fill
+from benchmarks.frame import Outcome, Part, Size, child, in_turn
+from benchmarks.replayed_topics import archived_topic
+from benchmarks.report import Row, ratios, row
+from benchmarks.stock_reader import CONSUME, POLL
+from lab.kafka import KafkaServer
+
+UNPACED = "fetchproxy, not paced"
+TAIL, ARCHIVE = "tail", "archive"
+_OFF = {"gateway.pace_by_appetite": "false"}
+SMALL = Shape(100, "none")
+# Records behind the first part: so many times as many.
+_FIRST_PART = 2
+Key = tuple[str, str, str]  # what is read and how, the way, "first" or "later"
+
+
+def measure(options: argparse.Namespace, console: Console) -> Outcome:
+    found: dict[Key, list[float]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="appetite-") as folder,
+        KafkaServer(data_dir=Path(folder) / "kafka") as kafka,
+    ):
+        archive = Path(folder) / "archive"
+        archive.mkdir()
+        for shape, partitions, calls in _cases(options):
+            console.print(f"{shape}, {partitions} partitions", markup=False)
+            records = options.records * 100 // max(shape.record_bytes, 100)
+            size = records * shape.record_bytes
+            name = f"{shape.record_bytes}-{shape.compression}-{partitions}"
+            kafka.create_topic(f"tail-{name}", partitions)
+            fill(kafka.bootstrap, f"tail-{name}", partitions, records, shape)
+            store = archive.as_uri()
+            archived_topic(kafka, f"old-{name}", shape, partitions, size, store)
+            for number in range(options.rounds):
+                for call in calls:
+                    what = f"{shape}, {partitions} partitions, {call}"
+                    for way in in_turn(_WAYS, number):
+                        _read(kafka, store, way, name, what, call, records, partitions, found)
+    return Outcome(_rows(found))
+
+
+_WAYS = (
+    (TAIL, DIRECT),
+    (TAIL, UNPACED),
+    (TAIL, FETCHPROXY),
+    (ARCHIVE, UNPACED),
+    (ARCHIVE, FETCHPROXY),
+)
+
+
+def _cases(options: argparse.Namespace) -> list[tuple[Shape, int, tuple[str, ...]]]:
+    if options.quick:
+        return [(SMALL, 8, (CONSUME,))]
+    small = [(SMALL, partitions, (CONSUME, POLL)) for partitions in (1, 8, 50)]
+    others = (Shape(50, "none"), Shape(300, "none"), Shape(100, "zstd"))
+    large = (Shape(1024, "none"), Shape(10 * 1024, "none"))
+    return small + [(shape, 8, (CONSUME,)) for shape in (*others, *large)]
+
+
+def _read(
+    kafka: KafkaServer,
+    store: str,
+    way: tuple[str, str],
+    name: str,
+    what: str,
+    call: str,
+    records: int,
+    partitions: int,
+    found: dict[Key, list[float]],
+) -> None:
+    path, server = way
+    topic = f"{'tail' if path == TAIL else 'old'}-{name}"
+    asked = [topic, str(records), str(records // _FIRST_PART), str(partitions)]
+    if server == DIRECT:
+        rates = child("benchmarks.stock_reader", call, kafka.bootstrap, *asked)
+    else:
+        settings = _OFF if server == UNPACED else {}
+        with FetchproxyServer(kafka.bootstrap, settings, store) as proxy:
+            rates = child("benchmarks.stock_reader", call, proxy.bootstrap, *asked)
+    for part, rate in rates.items():
+        found.setdefault((f"{what}, {path}", server, part), []).append(rate / 1000)
+
+
+def _rows(found: dict[Key, list[float]]) -> Sequence[Row]:
+    rows = [
+        row(f"{what}: {server}, {part} half", "k records/s", rates)
+        for (what, server, part), rates in found.items()
+    ]
+    for (what, server, part), rates in found.items():
+        if server != FETCHPROXY:
+            continue
+        at = what.rpartition(", ")[0]
+        direct = ratios(rates, found[f"{at}, {TAIL}", DIRECT, part])
+        small = what.startswith(f"{SMALL},")
+        at_least = (3.0 if part == "first" else 5.0) if small else None
+        rows.append(row(f"{what}, {part} half: paced / direct", "x", direct, at_least=at_least))
+        off = ratios(rates, found[what, UNPACED, part])
+        rows.append(row(f"{what}, {part} half: paced / not paced", "x", off, at_least=0.97))
+    return rows
+
+
+PART = Part(
+    "appetite",
+    "Stock librdkafka that catches up, records a second",
+    __doc__ or "",
+    [
+        Size("rounds", 1, 1, "of all ways in turn"),
+        Size("records", 4_000_000, 400_000, "of 100 bytes; fewer of larger ones"),
+    ],
+    measure,
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

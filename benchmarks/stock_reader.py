@@ -1,0 +1,59 @@
+"""One stock librdkafka consumer that reads a topic from offset 0, and how fast it did.
+
+`python -m benchmarks.stock_reader CALL BOOTSTRAP TOPIC RECORDS FIRST PARTITIONS` prints
+`{"first": …, "later": …}` as JSON: records a second of the first FIRST, and of those behind them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+POLL, CONSUME = "poll", "consume"
+_BATCH_RECORDS = 5_000
+_STALLED_S = 120.0
+
+
+def read(
+    call: str, bootstrap: str, topic: str, records: int, first: int, partitions: int
+) -> dict[str, float]:
+    """Raises KafkaException."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "benchmark",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+        }
+    )
+    consumer.list_topics(topic, timeout=30.0)
+    begun = time.perf_counter()
+    first_s = 0.0
+    consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
+    seen = 0
+    while seen < records:
+        if call == CONSUME:
+            batch = consumer.consume(_BATCH_RECORDS, timeout=0.1)
+        else:
+            message = consumer.poll(0.1)
+            batch = [] if message is None else [message]
+        if batch and batch[-1].error() is not None:
+            raise KafkaException(batch[-1].error())
+        seen += len(batch)
+        if not first_s and seen >= first:
+            first_s = time.perf_counter() - begun
+        if not batch and time.perf_counter() - begun > _STALLED_S:
+            raise SystemExit(f"only {seen} of {records} records after {_STALLED_S} s")
+    later_s = time.perf_counter() - begun - first_s
+    return {"first": first / first_s, "later": (records - first) / later_s}
+
+
+if __name__ == "__main__":
+    call, bootstrap, topic, *numbers = sys.argv[1:]
+    records, first, partitions = map(int, numbers)
+    print(json.dumps(read(call, bootstrap, topic, records, first, partitions)), flush=True)
+    os._exit(0)  # what waits in the queue is not needed, and takes seconds to free
