@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from archive_only_process import ArchiveOnlyProcess
 from fetchproxy_protocol.record_batch import walk
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from proxy_process import ProxyProcess, wait_for
@@ -22,14 +23,20 @@ TAIL, OLD = "ap-tail", "ap-old"
 PARTITIONS = 4
 RECORDS = 500_000
 CYCLE_RECORDS = 150_000  # a queue, and what an application takes meanwhile
+# On a busy machine a reader may be slower than any pace.
+READS_MAX = 5
 SETTINGS = {"archive.segment_age_max_ms": 300, "archive.rlm_process_interval_ms": 100}
 
 
 @pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tmp_path_factory.mktemp("ap-store").as_uri()
+
+
+@pytest.fixture(scope="module")
 def proxy(
-    kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
+    kafka_server: KafkaServer, store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
-    store = tmp_path_factory.mktemp("ap-store").as_uri()
     folder = tmp_path_factory.mktemp("ap")
     for topic in (TAIL, OLD):
         kafka_server.create_topic(topic, PARTITIONS)
@@ -40,6 +47,15 @@ def proxy(
     ) as process:
         wait_for("the archive", lambda: archived_ends(store, OLD) == ends)
         trim(kafka_server.bootstrap, OLD, {partition: end - 1 for partition, end in ends.items()})
+        yield process
+
+
+@pytest.fixture(scope="module")
+def archive_only(
+    proxy: ProxyProcess, store: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    """The same archive by itself."""
+    with ArchiveOnlyProcess(store, tmp_path_factory.mktemp("ap-alone")) as process:
         yield process
 
 
@@ -55,7 +71,7 @@ def _read_all(connection: RawConnection, topic: str) -> dict[int, list[int]]:
     batches: dict[int, list[int]] = {partition: [] for partition in offsets}
     while sum(offsets.values()) < RECORDS:
         before = sum(offsets.values())
-        answer = connection.fetch_response(11, topic, None, offsets)
+        answer = connection.fetch_response(11, topic, None, offsets, bytes_max=200_000)
         for part in answer.responses[0].partitions if answer.responses else ():
             assert part.error_code == 0
             for batch in walk(bytes(part.records or b"")):
@@ -71,17 +87,28 @@ def _read_all(connection: RawConnection, topic: str) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("topic", [TAIL, OLD])
 def test_pauses_are_seen_and_answers_paced(proxy: ProxyProcess, topic: str) -> None:
+    _check(proxy, topic)
+
+
+def test_archive_only_mode_paces_too(archive_only: ProxyProcess) -> None:
+    _check(archive_only, OLD)
+
+
+def _check(proxy: ProxyProcess, topic: str) -> None:
     names = ("fetchproxy_client_pauses_total", "fetchproxy_paced_answers_total")
     with RawConnection(proxy.bootstrap) as java:
         _says(java, "apache-kafka-java")
         before = [proxy.metric(name) for name in names]
         batches = _read_all(java, topic)
         assert [proxy.metric(name) for name in names] == before
-    with RawConnection(proxy.bootstrap) as stock:
-        _says(stock, "librdkafka")
-        assert _read_all(stock, topic) == batches
+    for _ in range(READS_MAX):
+        with RawConnection(proxy.bootstrap) as stock:
+            _says(stock, "librdkafka")
+            assert _read_all(stock, topic) == batches
         pauses, paced = (
             proxy.metric(name) - then for name, then in zip(names, before, strict=True)
         )
         assert pauses >= 1
-        assert paced >= 1
+        if paced:
+            return
+    raise AssertionError("no answer was paced")
