@@ -361,10 +361,7 @@ class PartitionMerger:
             await writer.discard()
         log.info(
             "segments_merged",
-            topic=tip.topic,
-            partition=tip.partition,
-            segment_id=str(finished.segment_id.id),
-            base_offset=finished.start_offset,
+            **finished.logged,
             end_offset=finished.end_offset,
             size_bytes=finished.segment_size_bytes,
             segments=len(sources),

@@ -439,10 +439,7 @@ class PartitionArchiver:
         resumed.lineage = extend_lineage(resumed.lineage, segment.leader_epochs)
         log.debug(
             "segment_copied",
-            topic=self.tip.topic,
-            partition=self.tip.partition,
-            segment_id=str(finished.segment_id.id),
-            base_offset=finished.start_offset,
+            **finished.logged,
             end_offset=finished.end_offset,
             size_bytes=finished.segment_size_bytes,
         )

@@ -595,10 +595,7 @@ class Expirer:
         await self._put(segment, State.DELETE_SEGMENT_STARTED)
         log.info(
             "segment_hidden",
-            topic=segment.topic_id_partition.topic,
-            partition=segment.topic_id_partition.partition,
-            segment_id=str(segment.segment_id.id),
-            base_offset=segment.start_offset,
+            **segment.logged,
             end_offset=segment.end_offset,
             state=segment.state.name,
         )
@@ -610,10 +607,7 @@ class Expirer:
         await self._put(segment, State.DELETE_SEGMENT_FINISHED)
         log.info(
             "segment_deleted",
-            topic=tip.topic,
-            partition=tip.partition,
-            segment_id=str(segment.segment_id.id),
-            base_offset=segment.start_offset,
+            **segment.logged,
             end_offset=segment.end_offset,
             size_bytes=segment.segment_size_bytes,
         )
