@@ -353,8 +353,6 @@ class _Race:
         return content
 
 
-# KIP-405's "Remote Storage Fetcher Thread Pool": single-flight, bounded, stubborn.
-#
 # A `Load` is one piece of work that several may ask for: a listing, an index, a chunk. It runs in
 # its own task and is retried with exponential back-off for as long as somebody has asked for it
 # recently: *the reply is time-boxed, the work is not*. What is read and what it means is the

@@ -293,8 +293,6 @@ class PendingReads:
         return True
 
 
-# RemoteFetchPurgatory: where fetches of archived data wait, and the read side's front door.
-#
 # A fetch completes when one of its requests has data, when an error cannot be mended, or at its
 # deadline. Checking memory and registering happen in one step of the loop, so there is no moment
 # between them for a lost wake-up. This module decides who waits for what and who is answered with

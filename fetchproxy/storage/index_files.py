@@ -138,8 +138,8 @@ class RemoteTimeIndex(_Entries):
 # One set of local index files: the remoteLogIndex entries of some segments, and what finds them.
 #
 #     <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one behind another
-#     <20-digit base offset>.remoteOffsetIndex   see `index_files`
-#     <20-digit base offset>.remoteTimeIndex     see `index_files`
+#     <20-digit base offset>.remoteOffsetIndex   see above
+#     <20-digit base offset>.remoteTimeIndex     see above
 #
 # Where two segments share offsets, the later one counts: its first entry ends what the two tables
 # say of those before it, as a truncation does in Kafka. So the tables follow from the

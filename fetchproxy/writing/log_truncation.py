@@ -153,8 +153,6 @@ def decided_below(
     return min([offset, last_stable_offset, *differing])
 
 
-# Truncates archives whose log was cut by an unclean leader election.
-#
 # Compares with the leader, and records what `truncation` has planned. It gathers and copies
 # nothing: the archiver begins anew afterwards. The objects of dropped segments stay until the
 # expirer's grace for readers in flight is over.

@@ -141,12 +141,10 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
     return f"the brokers delete {' and '.join(limits) or 'nothing'}"
 
 
-# Archives one partition: resumes, gathers, closes, copies; one turn at a time, by one worker.
-#
 # Where to go on is read from the archive itself, after a start, after every failure and before
 # every copy; nothing local counts. After an election, and before a copy counts, the archive is
 # held against the new leader's log (`log_truncation`). It owns no task and decides no schedule:
-# that is `manager`.
+# that is `remote_log_manager`.
 
 
 @dataclass(frozen=True, slots=True)

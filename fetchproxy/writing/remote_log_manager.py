@@ -112,8 +112,6 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
     return ConsumerGroupLeadership(cluster, settings, rng)
 
 
-# RemoteLogManager: finds the topics to archive and keeps every partition of them at it.
-#
 # A bounded number of workers takes one due partition at a time (`schedule`) and gives it one turn
 # (`partition_archiver`). Which partitions this instance leads `leadership` says; the others it
 # follows. What a turn does, and what is to be copied or deleted, is decided below; here is only

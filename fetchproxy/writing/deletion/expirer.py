@@ -340,8 +340,6 @@ class SegmentLooks:
         return None if len(tail) == 1 else f"is longer than the {size} bytes of its metadata"
 
 
-# Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a partition.
-#
 # The order keeps every reader safe, and every step may be the last before a crash:
 # 0. what retention would hide of it at once is announced before, if it is much
 #   (`expirer`);
