@@ -501,7 +501,6 @@ class PartitionSteps:
         self.tip = archiver.tip
         self.archiver = archiver
         self.step: Step | None = None  # what the turn under way is at; None: no turn
-        self.began_at: float | None = None  # of that turn, loop seconds
         self.view: PartitionView | None = None  # what step 3 has seen last
         self._rlmm = rlmm
         self._leadership = leadership
@@ -521,7 +520,6 @@ class PartitionSteps:
         1 is raised when the other steps are done. Nothing is deleted in either tier before the
         leader has said that its log is the one that is archived.
         """
-        self.began_at = asyncio.get_running_loop().time()
         try:
             failure, more = None, False
             if self.leads:
@@ -534,7 +532,7 @@ class PartitionSteps:
                 raise failure
             return more
         finally:
-            self.step = self.began_at = None
+            self.step = None
 
     async def release(self) -> None:
         """The partition is led here no more."""
