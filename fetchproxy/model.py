@@ -148,6 +148,16 @@ class RemoteLogSegmentMetadata:
         return self.segment_id.topic_id_partition
 
     @property
+    def logged(self) -> dict[str, object]:
+        """What names it in the log."""
+        return {
+            "topic": self.topic_id_partition.topic,
+            "partition": self.topic_id_partition.partition,
+            "segment_id": str(self.segment_id.id),
+            "base_offset": self.start_offset,
+        }
+
+    @property
     def stored_end_offset(self) -> int:
         """The last offset that the objects hold, inclusive; above `end_offset` nobody may read."""
         return self.end_offset if self.copied_end_offset is None else self.copied_end_offset

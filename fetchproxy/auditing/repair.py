@@ -127,8 +127,6 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
     return bool(newer) and newer[0].epoch > epoch_at(epochs, other.start_offset)
 
 
-# Mends what `verify` found, as far as it can be derived: index, transactions, epochs, metadata.
-#
 # All of them say again what the log says, so a sound log is the source of each. No log object is
 # written and none deleted: what a log has lost stays a fault. Whoever repairs verifies again
 # after it, by the same checks; here is only what is derived from what, and when that is refused.

@@ -92,10 +92,8 @@ def _is_held(offsets: tuple[int, int], segments: Iterable[RemoteLogSegmentMetada
     return wanted > last
 
 
-# Reads one segment's objects and holds them against each other and against its metadata.
-#
-# What is true of the bytes is decided in `check`, of transactions in `check`; here is
-# what is read, in which order, and what a store's answer means.
+# What is true of the bytes and of transactions is decided in `check`; here is what is read, in
+# which order, and what a store's answer means.
 
 
 class SegmentVerifier:

@@ -83,8 +83,6 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
     return [found[log] for log in sorted(found)]
 
 
-# Verification of a whole archive: every byte against its CRC, its index and its metadata.
-#
 # Reads only, so it may run beside archivers and proxies: what retention deletes meanwhile is no
 # fault. What one segment's objects say is read in `segment_verifier`, which segments there have
 # to be in `completeness`; here is the walk through partitions and their segments.

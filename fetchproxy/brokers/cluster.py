@@ -40,8 +40,6 @@ from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context
 
-# The proxy's own requests to the brokers: leaders, edges of the local log, raw batches.
-#
 # Runs on its own connections and never on a client's. It caches what it is told and says how old
 # that may be; it decides nothing about archives or clients. Errors: `ClusterUnavailable` where no
 # broker answered in time, `ClusterError` with Kafka's code where one refused.

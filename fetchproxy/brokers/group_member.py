@@ -172,8 +172,6 @@ def _raise_for(error_code: int, what: str) -> None:
         raise ClusterError(f"{what}: error {error_code}", error_code)
 
 
-# A member of a consumer group that consumes nothing: joins, shares out, heartbeats, leaves.
-#
 # Runs on the proxy's own connections and in the loop. What a part is, and how it is shared out
 # among the members, is the `GroupDuties`' matter. Ownership is held by a lease: where the
 # coordinator may have given our part to somebody else since (a pause of the process, brokers out

@@ -193,8 +193,6 @@ def _json(body: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-# The proxy's own authentication, and its renewal before a session ends (KIP-368).
-#
 # The mechanisms' own bytes are kafka-python's; here is who sends them, when, and what a refusal
 # is called. Clients' SASL is relayed and never comes here. Secrets are never logged nor in
 # errors.

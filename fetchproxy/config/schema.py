@@ -410,8 +410,6 @@ class TlsConfig(Section):
     )
 
 
-# Every configuration key, once: type, default, unit (last in the name) and why.
-#
 # `fetchproxy.config.load` fills these from TOML, environment and command line. Unknown keys fail.
 
 

@@ -196,8 +196,6 @@ class LimitedConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-# The console's HTTP side: health, metrics, status as JSON, and the page that shows it.
-#
 # Read-only: no request changes anything. It must never slow the relay, so every answer is made
 # from what the process already knows.
 

@@ -27,8 +27,6 @@ from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
 
-# What the console shows, as plain values, and the one thing it asks of its surroundings.
-#
 # The console renders a `Status`; who gathers it (`fetchproxy.console.collect` in the product, a
 # function in a test) is none of its business. Field names are the JSON names of `/api/status`.
 

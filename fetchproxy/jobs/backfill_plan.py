@@ -92,9 +92,6 @@ def _without(
     )
 
 
-# Which offsets of the archive a backfill has still to write, in ranges of about equal bytes.
-# Pure.
-#
 # A range is named by topic, partition and offsets, and its name is that of its files, so that
 # whoever writes it again replaces what is there. Ranges of one output never overlap: a later plan
 # covers only what no earlier one has, however the archive's segments have been merged meanwhile.

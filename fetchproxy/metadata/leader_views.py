@@ -194,8 +194,6 @@ async def compare_with_leader(
     return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
 
 
-# The archive as far as it is the log of whoever leads the partition now.
-#
 # Between an unclean leader election and the archiver's truncation the archive holds records that
 # are no longer in the log. Whoever reads for clients sees its views through this: cut where they
 # part from the leader's log, so that a dead lineage is shown to nobody, and what is above is the

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochEnd, EpochStart
 
-# Leader epochs of an archived partition: where each began, in the order of the log. Pure.
-#
 # The lineage is put together from the epochs that each segment's metadata keeps. The questions
 # are those of Kafka's LeaderEpochFileCache, so the answers are those that a broker with tiered
 # storage gives, whose cache reaches back to the first remote offset.

@@ -385,8 +385,6 @@ async def _content(rsm: RemoteStorageManager, entry: Readable) -> bytes | Damage
         return damage
 
 
-# The first RemoteLogMetadataManager: it reads the `.metadata` object beside each segment.
-#
 # The store is the only truth, so any number of proxies and archivers agree without talking to
 # each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
 # only the metadata objects that are new or have changed.

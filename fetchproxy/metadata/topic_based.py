@@ -381,8 +381,6 @@ def _known(partition: _LogPartition) -> list[TopicIdPartition]:
     return [*loaded, *partition.unloaded]
 
 
-# The second RemoteLogMetadataManager: it follows the events of `__remote_log_metadata`.
-#
 # Strongly consistent: a put returns when its own event was read back, and of two that raced the
 # one that came second in the log is refused, to all readers alike. What a partition looks like
 # costs no listing of the store, and 100 bytes of memory per segment.

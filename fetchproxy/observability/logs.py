@@ -130,8 +130,6 @@ class SparingWarnings:
         say(event, **context)
 
 
-# Logging: structlog for us, the standard library's records of other libraries routed into it.
-#
 # People get coloured lines on a terminal, machines get one JSON object a line with the same keys
 # (`timestamp`, `level`, `event`, `logger` first). Event names are constants; what varies is in
 # the other keys. Values of keys that are named like secrets never leave, whoever logs them.

@@ -15,12 +15,6 @@ from prometheus_client import (
 )
 from prometheus_client.metrics_core import Metric
 
-# The one registry of metrics, and how they are declared on it.
-#
-# Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
-# them: domain, type, name, without the rate suffix), so that existing alerts go on working; the
-# rest begin with `fetchproxy_`.
-
 # A `_created` series per counter doubles a scrape and nobody reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -350,8 +344,6 @@ STORE_REQUEST_ERRORS = counter(
 )
 
 
-# Every metric of fetchproxy, declared once, on one registry; `docs/metrics.md` is made from here.
-#
 # Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
 # them: domain, type, name, without the rate suffix), so that existing alerts go on working; the
 # rest begin with `fetchproxy_`. Modules count here and read nothing back: no decision may hang on

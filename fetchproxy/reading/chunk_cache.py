@@ -29,8 +29,6 @@ from fetchproxy.observability.metrics import (
     READ_AHEAD_UNUSED,
 )
 
-# Chunks in memory: cut by bisection, served as views of the stored bytes.
-#
 # Only `chunk_cache` makes chunks, so what is in the cache has passed its CRC-32C. The cache is
 # sized in bytes and knows which chunks were read ahead and not used yet.
 

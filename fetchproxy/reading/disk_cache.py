@@ -155,10 +155,8 @@ def parse_name(name: str) -> CachedChunk | None:
     return CachedChunk(int(match[1], 16), ByteRange(int(match[2]), int(match[3])))
 
 
-# The second cache of checked chunks: files in a folder of this process alone, by last use.
-#
 # It only ever helps: a reader does not wait for a write, nor for long for a read, and what is
-# wrong with a file makes it absent. The files themselves are `disk_cache`; here is which of
+# wrong with a file makes it absent. The files themselves are `DiskCacheFiles`; here is which of
 # them there are, how many bytes they take, and whose turn it is to go. Memory: at most
 # `disk_cache_writes_max` chunks that wait to be written.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -353,8 +353,6 @@ class _Race:
         return content
 
 
-# KIP-405's "Remote Storage Fetcher Thread Pool": single-flight, bounded, stubborn.
-#
 # A `Load` is one piece of work that several may ask for: a listing, an index, a chunk. It runs in
 # its own task and is retried with exponential back-off for as long as somebody has asked for it
 # recently: *the reply is time-boxed, the work is not*. What is read and what it means is the
@@ -406,7 +404,6 @@ class Load:
         self.wanted_until = wanted_until
         self.failures = 0
         self.failing_since: float | None = None
-        self.last_error: FetchProxyError | None = None
         self.error: FetchProxyError | None = StorageUnavailable("the read side is closed")
         self.chunk: Chunk | None = None
         self.permit: Permit | None = None
@@ -475,10 +472,6 @@ class FetcherPool:
         running = self._loads.get(key)
         return running is not None and running[0].ahead
 
-    def loads(self) -> Iterator[Load]:
-        """Under way, oldest first."""
-        return (load for load, _ in self._loads.values())
-
     def cancel_all(self) -> None:
         for _, task in self._loads.values():
             task.cancel()
@@ -490,7 +483,6 @@ class FetcherPool:
                 return
             REMOTE_FETCH_REQUESTS.labels(load.plan.topic).inc()
             while (failure := await self._attempt(load)) is not None:
-                load.last_error = failure
                 if not self._may_retry(load, failure, loop.time()):
                     load.error = failure
                     if isinstance(failure, CorruptSegment):

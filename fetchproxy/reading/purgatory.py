@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import structlog
@@ -293,42 +292,12 @@ class PendingReads:
         return True
 
 
-# RemoteFetchPurgatory: where fetches of archived data wait, and the read side's front door.
-#
 # A fetch completes when one of its requests has data, when an error cannot be mended, or at its
 # deadline. Checking memory and registering happen in one step of the loop, so there is no moment
 # between them for a lost wake-up. This module decides who waits for what and who is answered with
 # what; it reads nothing itself.
 
 _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
-
-# Reads that `status()` names one by one.
-STATUS_READS_MAX = 100
-
-
-@dataclass(frozen=True, slots=True)
-class ReadStatus:
-    """One read of the store under way, for the console."""
-
-    what: str
-    topic: str
-    partition: int
-    age_s: float
-    failures: int
-    last_error: str | None
-    ahead: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFetchStatus:
-    entries: int  # fetches that wait
-    entries_unwatched: int  # of fetches beyond purgatory_entries_max
-    pending_reads: int
-    store_reads: int  # in the store now
-    store_reads_waiting: int
-    inflight_bytes: int
-    cached_bytes: int
-    reads: tuple[ReadStatus, ...]  # the oldest STATUS_READS_MAX
 
 
 class RemoteFetchPurgatory:
@@ -461,32 +430,6 @@ class RemoteFetchPurgatory:
     ) -> tuple[int, int, int] | None:
         """See `TimestampLookup.in_memory`. Raises CorruptSegment."""
         return None if self._closed else self._by_time.in_memory(view, timestamp_ms)
-
-    def status(self) -> RemoteFetchStatus:
-        """What is going on now, for the console."""
-        now = asyncio.get_running_loop().time()
-        reads = [
-            ReadStatus(
-                load.plan.what,
-                load.plan.topic,
-                load.plan.partition,
-                now - load.begun_at,
-                load.failures,
-                None if load.last_error is None else str(load.last_error),
-                load.ahead,
-            )
-            for load, _ in zip(self._pool.loads(), range(STATUS_READS_MAX), strict=False)
-        ]
-        return RemoteFetchStatus(
-            entries=len(self._entries),
-            entries_unwatched=len(self._unwatched),
-            pending_reads=len(self._pending),
-            store_reads=self._pool.budget.tasks_taken,
-            store_reads_waiting=self._pool.budget.waiting,
-            inflight_bytes=self._pool.budget.bytes_taken,
-            cached_bytes=int(self._memory.chunks.currsize),
-            reads=tuple(reads),
-        )
 
     def _ask(self, request: RemoteReadRequest, now: float) -> None:
         outcome = self._reader.read(request, 1, True, now, now)

@@ -21,8 +21,6 @@ from fetchproxy.reading.segment_reader import (
     Served,
 )
 
-# Which readers read in sequence, and how far ahead of each to read. Pure.
-#
 # Nobody tells who a reader is: several groups replay one partition at once, and one group comes
 # over new connections. So a *stream* is recognised by where it must go on: a read that begins
 # exactly where an earlier one ended continues it; any other read is a seek and starts anew.

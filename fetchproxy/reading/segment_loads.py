@@ -107,10 +107,7 @@ class SegmentLoads:
         CORRUPT_CHUNKS.inc()
         log.error(
             "corrupt_segment",
-            topic=need.metadata.topic_id_partition.topic,
-            partition=need.metadata.topic_id_partition.partition,
-            segment_id=str(need.metadata.segment_id.id),
-            base_offset=need.metadata.start_offset,
+            **need.metadata.logged,
             error=str(error),
         )
 

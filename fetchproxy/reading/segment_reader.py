@@ -196,8 +196,6 @@ def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
     return 100 + _ABORTED_TXN_BYTES * len(value)
 
 
-# From an offset to bytes, out of memory only: view → segment → chunk → cut. No I/O, no waiting.
-#
 # `read` answers with a result or with the one thing it lacks; whoever drives it loads that and
 # asks again. So the whole way of a read is one synchronous function, the same whether everything
 # is in memory or nothing.

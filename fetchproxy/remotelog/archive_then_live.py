@@ -160,8 +160,6 @@ def _asked(what: str, ask: Callable[[], T]) -> T:
         raise ConfigError(f"archive then live: {what}: {name}: {reason.getMessage()}") from None
 
 
-# A topic from its first archived record to its live end: segments, then the brokers.
-#
 # History comes from `remotelog`, all after it from Spark's own Kafka source, which begins at
 # exactly the offset at which the archive ended when it was looked at: the crossing. So there is
 # no gap and no duplicate, whatever the archiver does meanwhile, and where the brokers have

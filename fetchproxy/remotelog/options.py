@@ -84,8 +84,6 @@ def is_live_only(name: str) -> bool:
     return is_not_needed(name) or name.lower().startswith(_LIVE_ONLY)
 
 
-# The options of `format("remotelog")`: those of Spark's Kafka source as far as they make sense.
-#
 # A job moves by changing the format's name and adding `store`: `options` says what becomes
 # of each option of Spark's. Pure; any other option is refused, as a mistyped one would go
 # unnoticed.

@@ -168,8 +168,6 @@ def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
     return NotHeld(clipped(found.missing), clipped(found.gaps), clipped(found.not_known))
 
 
-# Which task reads which bytes of which segments. Pure: from the metadata's views alone.
-#
 # A task is a run of parts of one partition, of about `partition_bytes_max` stored bytes. A part
 # is a whole segment, or a piece of a large one: from a byte up to another, which whoever reads it
 # moves to the segment's index borders, the same for both neighbours, so that each batch is in one

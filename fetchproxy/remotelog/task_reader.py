@@ -51,8 +51,6 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
     )
 
 
-# One task: ranges of segments' logs from the store, ahead of the decoder, to Arrow batches.
-#
 # Memory of a worker is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a batch that is
 # larger makes one longer), the decoder's arena, and one Arrow batch being made and one being
 # sent.

@@ -49,8 +49,6 @@ def check_folder_prefix(prefix: str) -> str:
     return check_prefix(prefix)
 
 
-# Where the objects of the archive lie: names from values and back. Pure; knows no store.
-#
 #     <prefix>/remote-log-layout
 #     <prefix>/<topic>-<topicId>/<partition>/<20-digit base offset>-<segmentId>.<suffix>
 #     <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.log-start-offset

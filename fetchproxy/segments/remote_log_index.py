@@ -147,8 +147,6 @@ def _checked_length(raw: Buffer, at: int) -> int:
     return int(length)
 
 
-# KIP-405's remoteLogIndex of one segment: which bytes of the `.log` object hold which offsets.
-#
 # Made once by the copier, read by whoever serves or verifies the segment. Nothing here does I/O.
 # The entries are those of `remote_log_index`; they follow each other in offsets and without
 # a hole in bytes, and the first is at byte 0.

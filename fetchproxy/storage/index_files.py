@@ -19,7 +19,7 @@ from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from struct import Struct
-from typing import IO, NamedTuple, ParamSpec, Self, TypeVar
+from typing import IO, ClassVar, NamedTuple, ParamSpec, Self, TypeVar
 
 import structlog
 from fetchproxy_protocol.primitives import Buffer
@@ -63,26 +63,34 @@ def encode_offset_entries(relative_offsets: Sequence[int], positions: Iterable[i
     return Struct(f">{2 * len(relative_offsets)}i").pack(*chain.from_iterable(pairs))
 
 
-class RemoteOffsetIndex:
+class _Entries:
     """Looks up in bytes that may be a mapped file; nothing is copied. A cut entry is ignored."""
 
     __slots__ = ("_base_offset", "_entries", "_raw")
+    _entry: ClassVar[Struct]
 
     def __init__(self, raw: Buffer, base_offset: int) -> None:
         self._raw = raw
         self._base_offset = base_offset
-        self._entries = range(len(raw) // OFFSET_ENTRY_BYTES)
+        self._entries = range(len(raw) // self._entry.size)
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def _fields(self, i: int) -> tuple[int, int]:
+        first, second = self._entry.unpack_from(self._raw, i * self._entry.size)
+        return first, second
+
+
+class RemoteOffsetIndex(_Entries):
+    __slots__ = ()
+    _entry = _OFFSET_ENTRY
+
     def offset(self, i: int) -> int:
-        return self._base_offset + int(
-            _OFFSET_ENTRY.unpack_from(self._raw, i * OFFSET_ENTRY_BYTES)[0]
-        )
+        return self._base_offset + self._fields(i)[0]
 
     def position(self, i: int) -> int:
-        return int(_OFFSET_ENTRY.unpack_from(self._raw, i * OFFSET_ENTRY_BYTES)[1])
+        return self._fields(i)[1]
 
     def first_at_or_after(self, offset: int) -> int:
         """The number of the first entry whose firstOffset is at or above `offset`; or `len`."""
@@ -108,24 +116,15 @@ def encode_time_entry(timestamp_ms: int, relative_offset: int) -> bytes:
     return _TIME_ENTRY.pack(timestamp_ms, relative_offset)
 
 
-class RemoteTimeIndex:
-    """Looks up in bytes that may be a mapped file; nothing is copied. A cut entry is ignored."""
-
-    __slots__ = ("_base_offset", "_entries", "_raw")
-
-    def __init__(self, raw: Buffer, base_offset: int) -> None:
-        self._raw = raw
-        self._base_offset = base_offset
-        self._entries = range(len(raw) // TIME_ENTRY_BYTES)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+class RemoteTimeIndex(_Entries):
+    __slots__ = ()
+    _entry = _TIME_ENTRY
 
     def timestamp_ms(self, i: int) -> int:
-        return int(_TIME_ENTRY.unpack_from(self._raw, i * TIME_ENTRY_BYTES)[0])
+        return self._fields(i)[0]
 
     def offset(self, i: int) -> int:
-        return self._base_offset + int(_TIME_ENTRY.unpack_from(self._raw, i * TIME_ENTRY_BYTES)[1])
+        return self._base_offset + self._fields(i)[1]
 
     def first_at_or_after(self, timestamp_ms: int) -> int:
         """The number of the first entry with at least that timestamp; or `len`."""
@@ -139,8 +138,8 @@ class RemoteTimeIndex:
 # One set of local index files: the remoteLogIndex entries of some segments, and what finds them.
 #
 #     <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one behind another
-#     <20-digit base offset>.remoteOffsetIndex   see `index_files`
-#     <20-digit base offset>.remoteTimeIndex     see `index_files`
+#     <20-digit base offset>.remoteOffsetIndex   see above
+#     <20-digit base offset>.remoteTimeIndex     see above
 #
 # Where two segments share offsets, the later one counts: its first entry ends what the two tables
 # say of those before it, as a truncation does in Kafka. So the tables follow from the

@@ -20,8 +20,6 @@ from fetchproxy.storage.stores.object_store import (
     StoredObject,
 )
 
-# How the store answers: listings, reads, writes and deletions, each with a state of its own.
-#
 # They fail apart: a bucket that is full or read-only is read well, and a key that may not delete
 # writes well. It drives the error after a long outage, the log, the metrics and the console.
 #

@@ -208,8 +208,6 @@ def on_server_name(tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContex
     return None if peer.knows(name) else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
 
-# SSL contexts from the configuration and the files it names. Raises ConfigError with the key.
-#
 # Decides what TLS may look like (version, who is verified) and nothing about connections. A
 # password is handed to OpenSSL and is in no message.
 

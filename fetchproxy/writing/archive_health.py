@@ -131,9 +131,6 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
         yield at, last
 
 
-# What is to be known of a partition's archive by what lies in the store: lost, missing, put
-# aside.
-#
 # Reads no log and asks no broker. `verify` and `segments` look at every partition, the status
 # page at those with holes alone: each look is a listing and a small read.
 

@@ -260,9 +260,6 @@ class SegmentCopier:
         """For who looks closely: whoever asked for the copy hears of its error and says it."""
         log.debug(
             event,
-            topic=metadata.topic_id_partition.topic,
-            partition=metadata.topic_id_partition.partition,
-            segment_id=str(metadata.segment_id.id),
-            base_offset=metadata.start_offset,
+            **metadata.logged,
             error=str(error) or type(error).__name__,
         )

@@ -57,9 +57,8 @@ def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """`every_topic` that these credentials may see; `archived` of them; `refused`: name -> why."""
+    """Of the topics that these credentials may see; `refused`: name -> why."""
 
-    every_topic: tuple[TopicInfo, ...] = ()
     archived: tuple[TopicInfo, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -101,7 +100,7 @@ class TopicDiscovery:
                 refused[topic.name] = reason
         self._configs = configs
         self._publish(refused)
-        return Discovered(tuple(topics), tuple(archived), refused)
+        return Discovered(tuple(archived), refused)
 
     async def _judge(self, topic: TopicInfo, configs: dict[UUID, dict[str, str]]) -> str | None:
         try:

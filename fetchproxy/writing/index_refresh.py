@@ -143,10 +143,7 @@ class LocalIndexRefresher:
         self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
         log.error(
             "segment_not_indexed",
-            topic=tip.topic,
-            partition=tip.partition,
-            segment_id=str(metadata.segment_id.id),
-            base_offset=metadata.start_offset,
+            **metadata.logged,
             error=str(error),
         )
 

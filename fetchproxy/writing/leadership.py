@@ -30,9 +30,6 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_GROUP_STABLE,
 )
 
-# Which partitions this instance leads: a leader copies and deletes, a follower only keeps
-# current.
-#
 # Leadership saves work, it is no lock: two leaders of one partition at once (one of them was
 # paused, or has not heard yet) do no harm, because segments have ids of their own and each copy
 # begins with a fresh look at the archive. It decides nothing about what is to be done.

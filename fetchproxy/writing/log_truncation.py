@@ -153,8 +153,6 @@ def decided_below(
     return min([offset, last_stable_offset, *differing])
 
 
-# Truncates archives whose log was cut by an unclean leader election.
-#
 # Compares with the leader, and records what `truncation` has planned. It gathers and copies
 # nothing: the archiver begins anew afterwards. The objects of dropped segments stay until the
 # expirer's grace for readers in flight is over.
@@ -372,10 +370,7 @@ class LogTruncation:
             # Another archiver, or retention, has deleted it since it was listed.
             log.warning(
                 "segment_not_truncated",
-                topic=metadata.topic_id_partition.topic,
-                partition=metadata.topic_id_partition.partition,
-                segment_id=str(metadata.segment_id.id),
-                base_offset=metadata.start_offset,
+                **metadata.logged,
                 error=str(error),
             )
 
@@ -386,10 +381,7 @@ class LogTruncation:
         except (CorruptSegment, ObjectNotFound, WireError) as error:
             log.warning(
                 "clipped_segment_unreadable",
-                topic=clipped.topic_id_partition.topic,
-                partition=clipped.topic_id_partition.partition,
-                segment_id=str(clipped.segment_id.id),
-                base_offset=clipped.start_offset,
+                **clipped.logged,
                 error=str(error),
             )
             max_timestamp_ms = clipped.max_timestamp_ms

@@ -262,8 +262,6 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
     return f"{source.topic_id_partition}: segment at offset {source.start_offset}"
 
 
-# Merges one partition's small segments, safely beside archivers, readers and other mergers.
-#
 # The merged segment is copied by the archiver's own copier: a new segment id, STARTED, its
 # objects, FINISHED. Until that last word nothing has changed for anybody; with it, readers see
 # the merged segment above the first one that it replaces, and each offset once. Those replaced
@@ -361,10 +359,7 @@ class PartitionMerger:
             await writer.discard()
         log.info(
             "segments_merged",
-            topic=tip.topic,
-            partition=tip.partition,
-            segment_id=str(finished.segment_id.id),
-            base_offset=finished.start_offset,
+            **finished.logged,
             end_offset=finished.end_offset,
             size_bytes=finished.segment_size_bytes,
             segments=len(sources),

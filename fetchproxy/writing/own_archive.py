@@ -71,8 +71,6 @@ class KnownPlaces:
         return self._folder / f"{_NAME_START}{name}"
 
 
-# Whether the archive at `store.url` is there, and is that of this cluster and this configuration.
-#
 # An archiver makes it where none is expected. A place without an archive may be a mistyped prefix
 # or a mount that is not there, and readers would skip what only the archive has. So a person has
 # to say (`--create`) that there is none where this machine has seen one, or where brokers lack

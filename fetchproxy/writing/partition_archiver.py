@@ -141,12 +141,10 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
     return f"the brokers delete {' and '.join(limits) or 'nothing'}"
 
 
-# Archives one partition: resumes, gathers, closes, copies; one turn at a time, by one worker.
-#
 # Where to go on is read from the archive itself, after a start, after every failure and before
 # every copy; nothing local counts. After an election, and before a copy counts, the archive is
 # held against the new leader's log (`log_truncation`). It owns no task and decides no schedule:
-# that is `manager`.
+# that is `remote_log_manager`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,10 +437,7 @@ class PartitionArchiver:
         resumed.lineage = extend_lineage(resumed.lineage, segment.leader_epochs)
         log.debug(
             "segment_copied",
-            topic=self.tip.topic,
-            partition=self.tip.partition,
-            segment_id=str(finished.segment_id.id),
-            base_offset=finished.start_offset,
+            **finished.logged,
             end_offset=finished.end_offset,
             size_bytes=finished.segment_size_bytes,
         )
@@ -506,7 +501,6 @@ class PartitionSteps:
         self.tip = archiver.tip
         self.archiver = archiver
         self.step: Step | None = None  # what the turn under way is at; None: no turn
-        self.began_at: float | None = None  # of that turn, loop seconds
         self.view: PartitionView | None = None  # what step 3 has seen last
         self._rlmm = rlmm
         self._leadership = leadership
@@ -526,7 +520,6 @@ class PartitionSteps:
         1 is raised when the other steps are done. Nothing is deleted in either tier before the
         leader has said that its log is the one that is archived.
         """
-        self.began_at = asyncio.get_running_loop().time()
         try:
             failure, more = None, False
             if self.leads:
@@ -539,7 +532,7 @@ class PartitionSteps:
                 raise failure
             return more
         finally:
-            self.step = self.began_at = None
+            self.step = None
 
     async def release(self) -> None:
         """The partition is led here no more."""

@@ -112,14 +112,76 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
     return ConsumerGroupLeadership(cluster, settings, rng)
 
 
-# RemoteLogManager: finds the topics to archive and keeps every partition of them at it.
-#
 # A bounded number of workers takes one due partition at a time (`schedule`) and gives it one turn
 # (`partition_archiver`). Which partitions this instance leads `leadership` says; the others it
 # follows. What a turn does, and what is to be copied or deleted, is decided below; here is only
 # when, and what an error means for the next turn.
 
 log = structlog.get_logger(__name__)
+
+
+class _Means:
+    """What all partitions of one archiver, or of one pass, are archived with."""
+
+    def __init__(
+        self,
+        config: ArchiveConfig,
+        cluster: Cluster,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        *,
+        topic_config: Callable[[UUID], Mapping[str, str] | None],
+        wall_clock_ms: Callable[[], int],
+        uuid_factory: Callable[[], UUID],
+        concerns: ArchiverConcerns,
+        limits: WritingLimits,
+    ) -> None:
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._source = open_source(config, cluster, limits.fetch_bytes_max)
+        leader_log = ClusterLeaderLog(cluster)
+        self.truncation = LogTruncation(leader_log, rsm, rlmm, wall_clock_ms=wall_clock_ms)
+        self.copier = SegmentCopier(
+            rsm,
+            rlmm,
+            copy_max_ms=config.copy_max_ms,
+            wall_clock_ms=wall_clock_ms,
+            uuid_factory=uuid_factory,
+        )
+        self.expirer = Expirer(
+            config,
+            rsm,
+            rlmm,
+            topic_config=topic_config,
+            wall_clock_ms=wall_clock_ms,
+            concerns=concerns,
+            limits=limits,
+        )
+        self.local_retention = LocalRetention(
+            config,
+            cluster,
+            rsm,
+            rlmm,
+            topic_config=topic_config,
+            wall_clock_ms=wall_clock_ms,
+            concerns=concerns,
+            limits=limits,
+        )
+
+    def archiver(
+        self, tip: TopicIdPartition, spool: Spool, may_go_on: Callable[[], bool] = lambda: True
+    ) -> PartitionArchiver:
+        return PartitionArchiver(
+            tip,
+            source=self._source,
+            rlmm=self._rlmm,
+            copier=self.copier,
+            truncation=self.truncation,
+            records=ArchiveRecords(self._rsm, tip),
+            spool=spool,
+            may_go_on=may_go_on,
+        )
+
 
 # Unfinished uploads of killed copies cost money in a store, but harm nothing: rarely is enough.
 _STALE_UPLOADS_INTERVAL_S = 3600.0
@@ -156,17 +218,6 @@ class RemoteLogManager:
         self._rlmm = rlmm
         self._wall_clock_ms = wall_clock_ms
         self._rng = rng
-        self._source = open_source(config, cluster, limits.fetch_bytes_max)
-        self._truncation = LogTruncation(
-            ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms
-        )
-        self._copier = SegmentCopier(
-            rsm,
-            rlmm,
-            copy_max_ms=config.copy_max_ms,
-            wall_clock_ms=wall_clock_ms,
-            uuid_factory=uuid_factory,
-        )
         self._schedule = ProcessingSchedule(
             config.rlm_process_interval_ms, config.rlm_retry_interval_ms
         )
@@ -175,9 +226,16 @@ class RemoteLogManager:
         self._discovery = TopicDiscovery(
             cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
         )
-        settings = self._discovery.topic_config
-        self._expirer, self._local_retention = _retention(
-            config, cluster, rsm, rlmm, settings, wall_clock_ms, self.concerns, limits
+        self._means = _Means(
+            config,
+            cluster,
+            rsm,
+            rlmm,
+            topic_config=self._discovery.topic_config,
+            wall_clock_ms=wall_clock_ms,
+            uuid_factory=uuid_factory,
+            concerns=self.concerns,
+            limits=limits,
         )
         self._deletion = PartitionDeletion(
             config,
@@ -308,22 +366,13 @@ class RemoteLogManager:
             self._wake.set()
 
     def _steps_for(self, tip: TopicIdPartition, spool: Spool) -> PartitionSteps:
-        archiver = PartitionArchiver(
-            tip,
-            source=self._source,
-            rlmm=self._rlmm,
-            copier=self._copier,
-            truncation=self._truncation,
-            records=ArchiveRecords(self._rsm, tip),
-            spool=spool,
-            may_go_on=lambda: self._leadership.leads(tip),
-        )
+        archiver = self._means.archiver(tip, spool, lambda: self._leadership.leads(tip))
         return PartitionSteps(
             archiver,
             rlmm=self._rlmm,
             leadership=self._leadership,
-            expirer=self._expirer,
-            local_retention=self._local_retention,
+            expirer=self._means.expirer,
+            local_retention=self._means.local_retention,
             refresher=self._refresher,
             refresh_interval_ms=self._limits.remote_refresh_interval_ms,
         )
@@ -445,7 +494,7 @@ class RemoteLogManager:
         return partition_archive_status(
             partition.steps,
             topic_config=self._discovery.topic_config(tip.topic_id),
-            last_error=partition.last_error or self._local_retention.refusal(tip.topic),
+            last_error=partition.last_error or self._means.local_retention.refusal(tip.topic),
             last_success_ms=partition.last_success_ms,
             stopped=partition.stopped,
             margin=self.watch.margin(tip),
@@ -517,20 +566,18 @@ async def archive_partitions(
     Another archiver may be at work on them: nothing is copied twice to a reader's eye. A partition
     whose log was cut or begins again (LogTruncated) is raised when all others are archived.
     """
-    source = open_source(config, cluster, limits.fetch_bytes_max)
-    copier = SegmentCopier(
+    concerns = ArchiverConcerns(rsm.concerns)
+    means = _Means(
+        config,
+        cluster,
         rsm,
         rlmm,
-        copy_max_ms=config.copy_max_ms,
+        topic_config=topic_config,
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid_factory,
-    )
-    truncation = LogTruncation(ClusterLeaderLog(cluster), rsm, rlmm, wall_clock_ms=wall_clock_ms)
-    concerns = ArchiverConcerns(rsm.concerns)
-    # A pass is too short to watch the clock.
-    limits = replace(limits, retention_clock_settle_ms=0)
-    retention = _retention(
-        config, cluster, rsm, rlmm, topic_config, wall_clock_ms, concerns, limits
+        concerns=concerns,
+        # A pass is too short to watch the clock.
+        limits=replace(limits, retention_clock_settle_ms=0),
     )
     places = asyncio.Semaphore(config.workers_max)
     at_work: dict[TopicIdPartition, PartitionArchiver] = {}
@@ -545,16 +592,7 @@ async def archive_partitions(
         telling = workers.create_task(told.run(), name="archive positions")
         passes = []
         for tip in tips:
-            archiver = PartitionArchiver(
-                tip,
-                source=source,
-                rlmm=rlmm,
-                copier=copier,
-                truncation=truncation,
-                records=ArchiveRecords(rsm, tip),
-                spool=spool,
-            )
-            work = _archive(archiver, at_work, cluster, places, retention)
+            work = _archive(means.archiver(tip, spool), at_work, cluster, places, means)
             passes.append(
                 workers.create_task(_or_stop(tip, work, stopped, concerns), name=f"archive {tip}")
             )
@@ -564,39 +602,6 @@ async def archive_partitions(
         await concerns.publish()
     if stopped:
         raise ExceptionGroup("partitions were stopped", stopped)
-
-
-def _retention(
-    config: ArchiveConfig,
-    cluster: Cluster,
-    rsm: RemoteStorageManager,
-    rlmm: RemoteLogMetadataManager,
-    topic_config: Callable[[UUID], Mapping[str, str] | None],
-    wall_clock_ms: Callable[[], int],
-    concerns: ArchiverConcerns,
-    limits: WritingLimits,
-) -> tuple[Expirer, LocalRetention]:
-    """Of both tiers."""
-    expirer = Expirer(
-        config,
-        rsm,
-        rlmm,
-        topic_config=topic_config,
-        wall_clock_ms=wall_clock_ms,
-        concerns=concerns,
-        limits=limits,
-    )
-    local_retention = LocalRetention(
-        config,
-        cluster,
-        rsm,
-        rlmm,
-        topic_config=topic_config,
-        wall_clock_ms=wall_clock_ms,
-        concerns=concerns,
-        limits=limits,
-    )
-    return expirer, local_retention
 
 
 async def _or_stop(
@@ -620,7 +625,7 @@ async def _archive(
     at_work: dict[TopicIdPartition, PartitionArchiver],
     cluster: Cluster,
     places: asyncio.Semaphore,
-    retention: tuple[Expirer, LocalRetention],
+    means: _Means,
 ) -> None:
     """Until the archive ends where the stable log ended at the beginning, or nothing more is.
 
@@ -639,10 +644,9 @@ async def _archive(
         finally:
             del at_work[archiver.tip]
             await archiver.release()
-        expirer, local_retention = retention
-        while await expirer.expire(archiver.tip):
+        while await means.expirer.expire(archiver.tip):
             continue
-        await local_retention.trim(archiver.tip)
+        await means.local_retention.trim(archiver.tip)
     log.info(
         "partition_archived",
         topic=archiver.tip.topic,

@@ -35,8 +35,7 @@ class PartitionArchiveStatus:
     `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
     `margin_offsets`: archive end minus the broker's log start; below 0, the brokers have deleted
     what is not archived. `last_success_ms`: epoch ms of the last turn without an error. `stopped`:
-    an error that no retry can mend. `turn_began_at` is loop time (s). A follower knows no more than
-    the archive's range.
+    an error that no retry can mend. A follower knows no more than the archive's range.
     """
 
     tip: TopicIdPartition
@@ -51,7 +50,6 @@ class PartitionArchiveStatus:
     leads: bool = True
     closed_segments: int = 0
     step: Step | None = None  # of the turn under way
-    turn_began_at: float | None = None
     copy: CopyProgress | None = None  # under way now
     first_unarchived_ms: int | None = None
     bytes_per_offset: float | None = None  # in the last segment of the archive, or the next one
@@ -139,7 +137,6 @@ def partition_archive_status(
         leads=steps.leads,
         closed_segments=progress.closed_segments,
         step=steps.step,
-        turn_began_at=steps.began_at,
         copy=progress.copy,
         first_unarchived_ms=progress.first_unarchived_ms,
         broker_retention=broker_retention(topic_config or {}),

@@ -86,8 +86,8 @@ class SteeredManager(RemoteLogManager):
                 tip,
                 source=BatchSegments(source, self._config),
                 rlmm=self._rlmm,
-                copier=self._copier,
-                truncation=self._truncation,
+                copier=self._means.copier,
+                truncation=self._means.truncation,
                 records=ArchiveRecords(self._rsm, tip),
                 spool=self._spool,
             )

@@ -11,6 +11,7 @@ from random import Random
 from faulty_store import Faults, FaultyObjectStore
 from generated_archive import Batch, make_batch, random_tip, store_segment
 from memory_object_store import MemoryObjectStore
+from reads_under_way import NOTHING, under_way
 
 from fetchproxy.config.schema import KiB, MetadataConfig, RemoteFetchConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -137,8 +138,4 @@ async def fetched(side: ReadSide, offset: int, wait_s: float = 0.5) -> DelayedRe
 
 
 def at_rest(side: ReadSide) -> bool:
-    status = side.purgatory.status()
-    return (
-        status.entries + status.entries_unwatched + status.pending_reads == 0
-        and status.store_reads + status.store_reads_waiting + status.inflight_bytes == 0
-    )
+    return under_way(side.purgatory) == NOTHING

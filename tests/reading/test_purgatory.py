@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from faulty_store import HANG, OUTAGE
+from faulty_store import HANG
 from read_side import (
     BATCH_BYTES,
     SLOW,
@@ -14,6 +14,7 @@ from read_side import (
     fetched,
     read_side,
 )
+from reads_under_way import under_way
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
@@ -205,7 +206,7 @@ def test_a_client_that_leaves_takes_its_fetch_away_but_not_the_read() -> None:
                 async with asyncio.timeout(0.1):
                     await fetch.wait()
             assert (fetch.reason, fetch.results()) == (CompletionReason.CANCELLED, {})
-            assert side.purgatory.status().entries == 0
+            assert under_way(side.purgatory).entries == 0
             fetch.cancel()
             await asyncio.sleep(10)
             assert fetch.reason is CompletionReason.CANCELLED
@@ -248,25 +249,5 @@ def test_closing_cancels_who_waits_and_leaves_no_task(closed_after_s: float) -> 
         assert at_rest(side)
         late = side.watch(side.request(0))
         assert late.reason is CompletionReason.CANCELLED
-
-    run_virtual(main)
-
-
-def test_status_names_what_is_read() -> None:
-    async def main() -> None:
-        async with read_side() as side:
-            metadata = await side.segment(batches(side.rng, 0, 4))
-            side.store.faults = OUTAGE
-            fetch = side.watch(side.request(0), wait_s=100)
-            await asyncio.sleep(3)
-            status = side.purgatory.status()
-            assert (status.entries, status.pending_reads) == (1, 1)
-            (read,) = status.reads
-            assert str(metadata.segment_id.id) in read.what
-            assert (read.topic, read.partition, read.ahead) == ("weather", 0, False)
-            assert read.failures >= 3
-            assert read.age_s == pytest.approx(3)
-            assert read.last_error is not None
-            fetch.cancel()
 
     run_virtual(main)

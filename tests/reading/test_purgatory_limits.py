@@ -17,6 +17,7 @@ from read_side import (
     fetched,
     read_side,
 )
+from reads_under_way import cached_bytes, under_way
 from virtual_loop import run_virtual
 
 from fetchproxy.config.schema import KiB
@@ -66,7 +67,7 @@ def test_a_full_purgatory_waits_and_does_not_fail() -> None:
             await side.segment(batches(side.rng, 0, 40))
             side.store.faults = SLOW
             waiting = [side.watch(side.request(40 * n), wait_s=3) for n in range(4)]
-            status = side.purgatory.status()
+            status = under_way(side.purgatory)
             assert (status.entries, status.entries_unwatched) == (2, 2)
             patient = side.watch(side.request(160), wait_s=60)
             for fetch in waiting:
@@ -88,7 +89,7 @@ def test_reads_that_nobody_watches_are_bounded_the_oldest_goes() -> None:
             for n in range(10):
                 side.purgatory.warm(side.request(n))
             await asyncio.sleep(1)
-            assert side.purgatory.status().pending_reads == 3
+            assert under_way(side.purgatory).pending_reads == 3
 
     run_virtual(main)
 
@@ -155,7 +156,7 @@ def test_read_ahead_leaves_half_of_the_cache_to_others() -> None:
                 await fetched(side, 40 * n)
                 await fetched(side, 40 * n + 20)
                 await asyncio.sleep(1)
-            assert side.purgatory.status().cached_bytes <= 40 * KiB
+            assert cached_bytes(side.purgatory) <= 40 * KiB
             # 6 chunks were used; of those never used at most 20 KiB were ever there at once.
             assert side.log_reads() <= 6 + 5 + 1
 

@@ -18,6 +18,7 @@ from read_side import (
     now,
     read_side,
 )
+from reads_under_way import under_way
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import StorageUnavailable
@@ -50,7 +51,7 @@ def test_the_reply_is_time_boxed_the_work_is_not() -> None:
             fetch = await fetched(side, 0)
             assert (fetch.reason, fetch.results()) == (CompletionReason.DEADLINE, {})
             assert now() == pytest.approx(began + 0.5)
-            assert side.purgatory.status().pending_reads == 1
+            assert under_way(side.purgatory).pending_reads == 1
             await asyncio.sleep(10)  # index and chunk, 2 s each
             assert side.in_memory(side.request(0)) is not None
             assert at_rest(side)
@@ -83,7 +84,7 @@ def test_a_failing_read_that_nobody_asks_for_ends() -> None:
             side.store.faults = OUTAGE
             await fetched(side, 0)
             await asyncio.sleep(9)
-            assert side.purgatory.status().pending_reads == 1
+            assert under_way(side.purgatory).pending_reads == 1
             await asyncio.sleep(3)
             assert at_rest(side)
             reads = len(side.store.reads)

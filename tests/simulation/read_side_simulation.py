@@ -19,6 +19,7 @@ from generated_archive import (
     store_partition,
 )
 from memory_object_store import MemoryObjectStore
+from reads_under_way import NOTHING, cached_bytes, under_way
 from virtual_loop import START_S, run_virtual
 
 from fetchproxy.config.schema import KiB, MetadataConfig, MiB, RemoteFetchConfig
@@ -301,11 +302,8 @@ async def _check_that_all_comes_to_rest(world: World) -> None:
     """Nobody asks any more: whatever is still read ends by itself, and every budget is whole."""
     hung_s = world.limits.chunk_read_max_ms / 1000
     await asyncio.sleep(60 + 50 * hung_s)
-    status = world.purgatory.status()
-    assert (status.entries, status.entries_unwatched, status.pending_reads) == (0, 0, 0)
-    assert (status.store_reads, status.store_reads_waiting, status.inflight_bytes) == (0, 0, 0)
-    assert not status.reads
-    assert status.cached_bytes <= world.config.chunk_cache_bytes_max
+    assert under_way(world.purgatory) == NOTHING
+    assert cached_bytes(world.purgatory) <= world.config.chunk_cache_bytes_max
     assert world.store.in_flight == 0
     assert world.store.in_flight_max <= world.config.fetcher_tasks_max + _metadata_reads()
     for (key, _), most in world.store.same_in_flight_max.items():

@@ -24,6 +24,7 @@ from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
 from generated_archive import random_uuid, store_segment
 from memory_object_store import MemoryObjectStore
 from network import NetworkLoop, SimulatedNetwork
+from reads_under_way import NOTHING, cached_bytes, under_way
 from session_scenario import draw_conditions, draw_config, draw_logs, draw_start
 from session_world import STALL_S_MAX, World
 from simulated_consumer import BOOTSTRAP, Habits, SimulatedConsumer
@@ -382,11 +383,8 @@ class _Simulation:
         unasked_s = world.limits.reading.unasked_read_max_ms / 1000
         await asyncio.sleep(unasked_s + 2 * world.recovery_s)
         assert gateway.connections == 0
-        status = self._purgatory.status()
-        assert (status.entries, status.entries_unwatched, status.pending_reads) == (0, 0, 0)
-        assert (status.store_reads, status.store_reads_waiting, status.inflight_bytes) == (0, 0, 0)
-        assert not status.reads
-        assert status.cached_bytes <= config.chunk_cache_bytes_max
+        assert under_way(self._purgatory) == NOTHING
+        assert cached_bytes(self._purgatory) <= config.chunk_cache_bytes_max
         to_gateway = [c for c in world.network.connections if c.address[0] == BOOTSTRAP[0]]
         assert not to_gateway
         for log in world.logs:

@@ -150,8 +150,6 @@ class Arena:
         self._bytes = larger
 
 
-# Stored bytes of a partition's log to Arrow: headers, checksums, who counts, decompression, rows.
-#
 # What is damaged is told to the caller's `on_fault`, which raises, or returns to go on behind it.
 
 # Position in the log in bytes, offset, what is wrong. May raise, which ends the decoding.

@@ -537,8 +537,6 @@ def _older(path: Path, epoch_ms: int) -> bool:
         return False
 
 
-# Objects as files below one folder, local or mounted.
-#
 # Every call runs on threads of the store's own: a disk or NFS server that hangs may stop all of
 # them, never the event loop. What happens on those threads is `filesystem`.
 

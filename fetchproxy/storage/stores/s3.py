@@ -303,8 +303,6 @@ class MultipartUpload:
         await self.abort(upload_id)
 
 
-# Objects in a bucket of any S3 server, by aiobotocore.
-#
 # One client, made at the first call or by `async with`, neither of which needs the server to be
 # there. Every request is tried once: back-off is the caller's. Bodies are protected by
 # Content-MD5, which every S3 server checks, in place of the newer checksums, which not every

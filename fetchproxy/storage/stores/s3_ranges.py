@@ -24,8 +24,6 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.s3_answers import by_status
 
-# GETs of byte ranges over HTTP/1.1, received where they are to lie.
-#
 # An HTTP library hands a body over in pieces, to be joined by one more copy, and an S3 library
 # makes and takes apart each request in two milliseconds of Python: for a replay, more than half
 # of what a byte cost (ADR 0031). This client knows one kind of exchange, the one that every byte

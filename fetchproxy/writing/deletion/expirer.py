@@ -340,8 +340,6 @@ class SegmentLooks:
         return None if len(tail) == 1 else f"is longer than the {size} bytes of its metadata"
 
 
-# Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a partition.
-#
 # The order keeps every reader safe, and every step may be the last before a crash:
 # 0. what retention would hide of it at once is announced before, if it is much
 #   (`expirer`);
@@ -595,10 +593,7 @@ class Expirer:
         await self._put(segment, State.DELETE_SEGMENT_STARTED)
         log.info(
             "segment_hidden",
-            topic=segment.topic_id_partition.topic,
-            partition=segment.topic_id_partition.partition,
-            segment_id=str(segment.segment_id.id),
-            base_offset=segment.start_offset,
+            **segment.logged,
             end_offset=segment.end_offset,
             state=segment.state.name,
         )
@@ -610,10 +605,7 @@ class Expirer:
         await self._put(segment, State.DELETE_SEGMENT_FINISHED)
         log.info(
             "segment_deleted",
-            topic=tip.topic,
-            partition=tip.partition,
-            segment_id=str(segment.segment_id.id),
-            base_offset=segment.start_offset,
+            **segment.logged,
             end_offset=segment.end_offset,
             size_bytes=segment.segment_size_bytes,
         )

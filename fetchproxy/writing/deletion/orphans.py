@@ -284,10 +284,7 @@ async def _is_orphan(
             return True
         log.warning(
             "finished_segment_not_in_metadata",
-            topic=view.tip.topic,
-            partition=view.tip.partition,
-            segment_id=str(metadata.segment_id.id),
-            base_offset=metadata.start_offset,
+            **metadata.logged,
         )
         return False
     return True

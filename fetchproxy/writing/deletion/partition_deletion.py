@@ -102,8 +102,6 @@ def _topics(fields: Fields) -> ClusterTopics:
     return ClusterTopics(frozenset(fields.uuids("alive")), frozenset(fields.uuids("gone")))
 
 
-# A topic was deleted in the cluster: its archive goes too, by itself and never by mistake.
-#
 # DELETE_PARTITION_MARKED, STARTED, segments, FINISHED: each state is recorded, so that any
 # archiver may go on where one ended. It stands beside the managed partitions and leads none of
 # them: nobody is assigned a topic that is gone, and every step may be done twice.

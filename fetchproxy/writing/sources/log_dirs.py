@@ -448,8 +448,6 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
     return False
 
 
-# The `log-dirs` source: rolled segment files of a broker on this host, one file one segment.
-#
 # A sidecar beside each broker copies the partitions that this broker leads, so each is copied
 # once. What may be copied is asked of the leader (start, LSO), never guessed from files. Where a
 # segment ends is Kafka's own decision, so `archive.segment_bytes_max` and `segment_age_max_ms` do

@@ -96,9 +96,7 @@ class Spool:
                 log.warning("spool_leftover_kept", path=os.fspath(folder), error=str(error))
 
 
-# Where the archiver gets segments from, as it sees it: whatever the source, a GatheredSegment.
-#
-# `broker` gathers a segment from fetched batches (`broker`, over a `LogSource`),
+# `broker` gathers a segment from fetched batches (over a `LogSource`),
 # `log-dirs` takes a broker's rolled segment file (`log_dirs`).
 
 

@@ -1,0 +1,37 @@
+"""What a purgatory has under way; a read side at rest has nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+
+
+class UnderWay(NamedTuple):
+    entries: int  # fetches that wait
+    entries_unwatched: int  # of fetches beyond purgatory_entries_max
+    pending_reads: int
+    loads: int
+    store_reads: int  # in the store now
+    store_reads_waiting: int
+    inflight_bytes: int
+
+
+NOTHING = UnderWay(0, 0, 0, 0, 0, 0, 0)
+
+
+def under_way(purgatory: RemoteFetchPurgatory) -> UnderWay:
+    budget = purgatory._pool.budget
+    return UnderWay(
+        entries=len(purgatory._entries),
+        entries_unwatched=len(purgatory._unwatched),
+        pending_reads=len(purgatory._pending),
+        loads=len(purgatory._pool._loads),
+        store_reads=budget.tasks_taken,
+        store_reads_waiting=budget.waiting,
+        inflight_bytes=budget.bytes_taken,
+    )
+
+
+def cached_bytes(purgatory: RemoteFetchPurgatory) -> int:
+    return int(purgatory._memory.chunks.currsize)
