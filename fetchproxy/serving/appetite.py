@@ -50,6 +50,8 @@ _RESTS_MAX = 5  # the last of them, each twice as long as the one before
 _SEARCH, _RETURN, _PROBE = 1.0, 0.05, 0.02
 _NEAR = 0.95
 _POINTS_MAX = 128
+# Of shorter spans no rate is taken: answers of several brokers may be under way at once.
+_SPAN_MIN_S = 0.05
 # A job that runs each night begins with what it took last time.
 _KNOWN_S = 48 * 3600.0
 _KNOWN_MAX = 10_000
@@ -82,6 +84,8 @@ class _Cycle:
         self._points: list[tuple[float, int]] = []  # when an answer left, given before it
 
     def add(self, records: int, at: float) -> None:
+        if self._points:  # of another connection's answers, too
+            at = max(at, self._points[-1][0])
         self._points.append((at, self.given))
         self.given += records
         self.answers_fit &= records < QUEUE_RECORDS
@@ -98,7 +102,8 @@ class _Cycle:
         last_at, before_last = self._points[-1]
         low = 0.0
         for at, before in self._points[:-1]:
-            low = max(low, (before_last - before - QUEUE_RECORDS) / max(last_at - at, 1e-3))
+            if last_at - at >= _SPAN_MIN_S:
+                low = max(low, (before_last - before - QUEUE_RECORDS) / (last_at - at))
         span = max(last_at + turn_s - self._points[0][0], 1e-3)
         return _Rate(low, max((self.given - QUEUE_RECORDS) / span, low))
 

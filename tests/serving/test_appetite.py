@@ -89,6 +89,19 @@ def test_silence_behind_fewer_records_than_fill_the_queue_is_no_pause() -> None:
     assert appetite.pauses == 0
 
 
+def test_pause_of_three_connections_is_one() -> None:
+    appetite, answered = Appetite(0.0), [0.0] * 3
+    for number in range(6):
+        for connection in range(3):
+            now = 0.1 * number + 0.01 * connection + 0.01
+            assert appetite.asked(now, answered[connection], 20_000) == 0.0
+            answered[connection] = now + 0.05
+    for connection in range(3):
+        appetite.asked(1.6 + 0.05 * connection, answered[connection], 20_000)
+    assert appetite.pauses == 1
+    assert 300_000 < appetite.pace < 600_000
+
+
 def test_pauses_grow_rarer() -> None:
     consumer, appetite = StockConsumer(8, 600_000, 1), Appetite(0.0)
     first = consumer.read(6 * _MILLION, appetite).pauses
