@@ -14,7 +14,7 @@ SEED ?=
 UV := uv==0.13.8
 # Tests of Kafka mostly wait, and the tests without real parts compute, so the two run side by side. The second half
 # ends sooner: the tests of stores and Spark come behind it.
-STORES_AND_SPARK := s3 or hdfs or spark
+STORES_AND_SPARK := s3 or gcs or azure or hdfs or spark
 REAL_PARTS := kafka or $(STORES_AND_SPARK)
 
 .PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
@@ -44,7 +44,7 @@ format: venv  ## let ruff format and fix what it can
 	$(BIN)/ruff format
 
 test: check  ## check, set up the real parts, run every test that is not slow
-	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 hdfs clients spark-oldest spark-newest
+	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients spark-oldest spark-newest
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; real=0; alone=0; \
 	echo 'Beside this run the tests without real parts, then those of stores and Spark; their output follows at the end.'; \
 	{ alone=0; nice -n 19 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" || alone=$$?; \
@@ -54,17 +54,17 @@ test: check  ## check, set up the real parts, run every test that is not slow
 	exit $$((real | alone))
 
 test-all: check  ## the same with the slow tests
-	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 hdfs clients frameworks rust spark spark-oldest spark-4.1 spark-4.2 spark-newest
+	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients frameworks rust spark spark-oldest spark-4.1 spark-4.2 spark-newest
 	$(BIN)/python -m pytest
 
 oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others
 	$(BIN)/python -m lab setup kafka kafka-newest
 	$(BIN)/python -m pytest tests/oracle
 
-demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3
+demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3|gcs|azure|hdfs
 	$(BIN)/python -m demo --upstream $(UPSTREAM) --store $(STORE)
 
-bench: venv  ## every benchmark, in 30 minutes: tables, and JSON and SVG in benchmarks/results
+bench: venv  ## every benchmark, in 45 minutes: tables, and JSON and SVG in benchmarks/results
 	$(BIN)/python -m lab setup kafka s3 kroxylicious
 	$(BIN)/python -m benchmarks
 
@@ -106,6 +106,7 @@ bench-pipeline: venv  ## reading the archive on Spark, next to Spark's Kafka sou
 bench-appetite: venv  ## what a stock librdkafka client reads: direct, through the proxy without pacing and with it
 	$(BIN)/python -m lab setup kafka
 	$(BIN)/python -m benchmarks.appetite
+	$(BIN)/python -m benchmarks.applications
 
 soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
 	$(BIN)/python -m lab setup kafka s3
@@ -117,8 +118,9 @@ chaos: venv  ## three brokers, two archivers, two proxies and S3, broken by seed
 
 lock: venv  ## resolve pyproject.toml anew into requirements/*.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)
-	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -o requirements/base.txt
+	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' --extra encryption -o requirements/base.txt
 	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' --constraints requirements/base.txt --extra dev -o requirements/dev.txt
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["kerberos"], sep="\n")' | $(BIN)/uv pip compile - --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -o requirements/kerberos.txt
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(BIN)/uv pip compile - --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -o requirements/build.txt
 
 clean:  ## remove .venv and everything that tools left in the tree (the lab's cache stays)

@@ -21,6 +21,7 @@ from benchmarks.replayed_topics import archived_topic
 from benchmarks.report import Row, ratios, row
 from benchmarks.stock_reader import CONSUME, POLL
 from lab.kafka import KafkaServer
+from lab.kafka_cluster import KafkaCluster
 
 UNPACED = "fetchproxy, not paced"
 TAIL, ARCHIVE = "tail", "archive"
@@ -53,9 +54,27 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
                     what = f"{shape}, {partitions} partitions, {call}"
                     for way in in_turn(_WAYS, number):
                         _read(kafka, store, way, name, what, call, records, partitions, found)
+    if not options.quick:
+        _read_three_brokers(options, console, found)
     return Outcome(_rows(found))
 
 
+def _read_three_brokers(
+    options: argparse.Namespace, console: Console, found: dict[Key, list[float]]
+) -> None:
+    """One consumer with a connection to each."""
+    what = f"{SMALL}, {_SPREAD} partitions of three brokers, {CONSUME}"
+    console.print(what, markup=False)
+    with tempfile.TemporaryDirectory(prefix="appetite-") as folder, KafkaCluster() as kafka:
+        kafka.create_topic("tail-spread", [[1 + each % 3] for each in range(_SPREAD)])
+        fill(kafka.bootstrap, "tail-spread", _SPREAD, options.records, SMALL)
+        store = Path(folder).as_uri()
+        for number in range(options.rounds):
+            for way in in_turn(_WAYS[:3], number):
+                _read(kafka, store, way, "spread", what, CONSUME, options.records, _SPREAD, found)
+
+
+_SPREAD = 9
 _WAYS = (
     (TAIL, DIRECT),
     (TAIL, UNPACED),
@@ -75,7 +94,7 @@ def _cases(options: argparse.Namespace) -> list[tuple[Shape, int, tuple[str, ...
 
 
 def _read(
-    kafka: KafkaServer,
+    kafka: KafkaServer | KafkaCluster,
     store: str,
     way: tuple[str, str],
     name: str,

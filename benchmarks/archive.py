@@ -2,16 +2,15 @@
 
 In each round the same topic of the same broker is read by a plain consumer that throws the records
 away, and archived by `fetchproxy archive --once` into a local directory and to an S3 server, in
-turn. Records of other sizes, and compressed ones, are archived and read once each.
+turn; the library of uploads alone puts as many bytes there. Records of other sizes, and compressed
+ones, are archived and read once each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -37,8 +36,9 @@ CONSUMER = "plain consumer"
 CONSUMER_UNPAUSED = "consumer that never pauses"
 DIRECTORY = "local directory"
 S3 = "S3 server"
+BARE = "bare uploads to the S3 server"
 _BUCKET = "benchmark"
-_PROJECT = Path(__file__).parents[1]
+_SEGMENT_BYTES = 64 * MIB
 
 
 MAIN = Shape(1024, "none")
@@ -79,6 +79,7 @@ class Bench:
         }
         if self.s3 is not None:
             found[S3] = self._to_s3
+            found[BARE] = self._bare_uploads
         return found
 
     def fill(self, shape: Shape, mib: int) -> int:
@@ -108,26 +109,34 @@ class Bench:
         url = self.s3.store_url(_BUCKET, f"store-{self._stores}")
         return self._archive(shape, records, url, self.s3.environment)
 
+    def _bare_uploads(self, shape: Shape, records: int) -> Run:
+        """As many bytes, in files that are as long as segments."""
+        assert self.s3 is not None
+        self._stores += 1
+        file = self.folder / "segment"
+        if not file.exists():
+            file.write_bytes(os.urandom(_SEGMENT_BYTES))
+        count = max(shape.record_bytes * records // _SEGMENT_BYTES, 1)
+        arguments = (self.s3.endpoint_url, _BUCKET, f"store-{self._stores}", str(count), str(file))
+        took = child("benchmarks.bare_upload", *arguments, environment=self.s3.environment)
+        return _run_of(count * _SEGMENT_BYTES, took)
+
     def _archive(
         self, shape: Shape, records: int, store: str, environment: Mapping[str, str]
     ) -> Run:
-        command = [sys.executable, "-m", "benchmarks.archive_run", "archive", "--once"]
-        command += ["--bootstrap", self.kafka.bootstrap, "--store", store]
-        command += ["--topics", re.escape(_topic(shape)), "--set", "log.level=warning"]
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            cwd=_PROJECT,
-            env={**os.environ, **environment},
-        )
-        return _run(shape, records, json.loads(done.stdout))
+        arguments = ["archive", "--once", "--bootstrap", self.kafka.bootstrap, "--store", store]
+        arguments += ["--topics", re.escape(_topic(shape)), "--set", "log.level=warning"]
+        took = child("benchmarks.archive_run", *arguments, environment=environment)
+        return _run(shape, records, took)
 
 
 def _run(shape: Shape, records: int, took: Mapping[str, float]) -> Run:
     """By the bytes of the values, also where they are compressed on their way."""
-    megabytes = shape.record_bytes * records / 1e6
+    return _run_of(shape.record_bytes * records, took)
+
+
+def _run_of(size_bytes: int, took: Mapping[str, float]) -> Run:
+    megabytes = size_bytes / 1e6
     cpu = took["cpu_seconds"] / (megabytes / 1000)
     return Run(megabytes / took["seconds"], cpu, took.get("mib_max"))
 
@@ -148,8 +157,8 @@ def rows_of(runs: Runs) -> list[Row]:
     rows = goal_rows(ARCHIVING, ratios(speeds(MAIN, DIRECTORY), speeds(MAIN, CONSUMER)))
     for shape, name in runs:
         if name in (DIRECTORY, S3):
-            for other in (CONSUMER, CONSUMER_UNPAUSED):
-                if (shape, name, other) != (MAIN, DIRECTORY, CONSUMER):
+            for other in (CONSUMER, CONSUMER_UNPAUSED, *([BARE] if name == S3 else [])):
+                if (shape, other) in runs and (shape, name, other) != (MAIN, DIRECTORY, CONSUMER):
                     values = ratios(speeds(shape, name), speeds(shape, other))
                     rows.append(row(f"archiving to {name} : {other}, {shape} records", "x", values))
     for shape, name in runs:
@@ -204,8 +213,8 @@ PART = Part(
     title="Archiving: medians of the rounds, ratios within a round",
     description=__doc__,
     sizes=(
-        Size("rounds", 5, 1, "rounds with records of 1 KiB"),
-        Size("mib", 640, 16, "of records of 1 KiB"),  # a run of the tail reads as much
+        Size("rounds", 3, 1, "rounds with records of 1 KiB"),
+        Size("mib", 2048, 16, "of records of 1 KiB"),  # so that a start, 0.5 s, counts for little
         Size("others", 256, 16, "MiB of records of each other kind"),
     ),
     measure=measure,

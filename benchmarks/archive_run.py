@@ -9,6 +9,8 @@ import os
 import sys
 import time
 
+import fetchproxy.cli.archive
+import fetchproxy.storage.stores.s3  # noqa: F401 - both are loaded when they are needed
 from benchmarks.process_usage import resident_mib_max
 from fetchproxy.cli.main import app
 

@@ -27,14 +27,16 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`delay_ms` before each piece of an answer that comes after a request; `bytes_per_s` of each
-    connection, 0: unlimited; `corrupt`: a bit in each piece of an object that is read and whose
-    key ends with `corrupt_suffix`; `cut`: no byte passes either way, and connections stay open;
-    `stale_listings`: a listing that was asked for before is answered as before the fault;
-    `refuse`: kinds of requests that are answered 503: list, read, write, delete."""
+    """`delay_ms` before each piece of an answer that comes after a request; `bytes_per_s` of the
+    answers on each connection and `sent_bytes_per_s` of its requests, 0: unlimited; `corrupt`: a
+    bit in each piece of an object that is read and whose key ends with `corrupt_suffix`; `cut`: no
+    byte passes either way, and connections stay open; `stale_listings`: a listing that was asked
+    for before is answered as before the fault; `refuse`: kinds of requests that are answered 503:
+    list, read, write, delete."""
 
     delay_ms: int = 0
     bytes_per_s: int = 0
+    sent_bytes_per_s: int = 0
     corrupt: bool = False
     corrupt_suffix: str = ""
     cut: bool = False
@@ -174,6 +176,8 @@ class Relay:
             if earlier is not None and self.fault.stale_listings:
                 writer.write(earlier)
                 return b""
+            if self.fault.sent_bytes_per_s:
+                await asyncio.sleep(len(data) / self.fault.sent_bytes_per_s)
             exchange.request(data)
             asked.set()
             return data

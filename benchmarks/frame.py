@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -125,14 +126,16 @@ def in_turn(contestants: Sequence[T], number: int) -> list[T]:
     return [*contestants[turn:], *contestants[:turn]]
 
 
-def child(module: str, *arguments: str) -> Any:
+def child(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
     """What a module of ours prints as JSON, run as a process of its own, so that its CPU time is
-    its own and it finds no memory or threads of a run before. Raises CalledProcessError."""
+    its own and it finds no memory or threads of a run before; `environment` comes beside our own.
+    Raises CalledProcessError."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         cwd=_PROJECT,
+        env={**os.environ, **(environment or {})},
     )
     return json.loads(done.stdout)

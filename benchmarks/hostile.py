@@ -174,7 +174,7 @@ PART = Part(
     sizes=(
         Size("rounds", 5, 1, "with and without them in turn"),
         Size("connections", 50, 20, "that mean harm"),
-        Size("samples", 20_000, 100, "records a round, some 6 ms each: ten minutes"),
+        Size("samples", 2_000, 100, "records a round, some 6 ms each: five minutes"),
     ),
     measure=measure,
 )

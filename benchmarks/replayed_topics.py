@@ -147,6 +147,20 @@ def archived_topic(
     """
     kafka.create_topic(name, partitions, {"retention.ms": "-1", "segment.bytes": str(4 * MIB)})
     written = fill(kafka.bootstrap, name, partitions, size_bytes // shape.record_bytes, shape)
+    move_to_archive(kafka, name, written, store, environment, segment_bytes)
+    return ReplayedTopic(name, shape, tuple(enumerate(written)))
+
+
+def move_to_archive(
+    kafka: KafkaServer,
+    name: str,
+    local_starts: Sequence[int],
+    store: str,
+    environment: Mapping[str, str] | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> None:
+    """All of it is in fetchproxy's archive when this returns; each partition's log at the broker
+    begins at its `local_starts`. Raises PartFailed."""
     command = [
         *FETCHPROXY_COMMAND,
         "archive",
@@ -164,10 +178,9 @@ def archived_topic(
     if done.returncode:
         raise PartFailed(f"{name} could not be archived\n{done.stderr[-2000:]}")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    asked = [TopicPartition(name, partition, end) for partition, end in enumerate(written)]
+    asked = [TopicPartition(name, partition, start) for partition, start in enumerate(local_starts)]
     for future in admin.delete_records(asked).values():
         future.result(timeout=60.0)
-    return ReplayedTopic(name, shape, tuple(enumerate(written)))
 
 
 def log_objects(folder: Path, topic: str) -> list[tuple[Path, int]]:

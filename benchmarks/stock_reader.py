@@ -2,6 +2,7 @@
 
 `python -m benchmarks.stock_reader CALL BOOTSTRAP TOPIC RECORDS FIRST PARTITIONS` prints
 `{"first": …, "later": …}` as JSON: records a second of the first FIRST, and of those behind them.
+With `when-told` behind it, it prints a line when it is ready, and begins when it reads one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ import time
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 POLL, CONSUME = "poll", "consume"
+WHEN_TOLD, READY = "when-told", "ready"
 _BATCH_RECORDS = 5_000
 _STALLED_S = 120.0
 
 
 def read(
-    call: str, bootstrap: str, topic: str, records: int, first: int, partitions: int
+    call: str,
+    bootstrap: str,
+    topic: str,
+    records: int,
+    first: int,
+    partitions: int,
+    *,
+    when_told: bool,
 ) -> dict[str, float]:
     """Raises KafkaException."""
     consumer = Consumer(
@@ -31,6 +40,9 @@ def read(
         }
     )
     consumer.list_topics(topic, timeout=30.0)
+    if when_told:
+        print(READY, flush=True)
+        sys.stdin.readline()
     begun = time.perf_counter()
     first_s = 0.0
     consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
@@ -53,7 +65,9 @@ def read(
 
 
 if __name__ == "__main__":
-    call, bootstrap, topic, *numbers = sys.argv[1:]
+    call, bootstrap, topic, *numbers = (each for each in sys.argv[1:] if each != WHEN_TOLD)
     records, first, partitions = map(int, numbers)
-    print(json.dumps(read(call, bootstrap, topic, records, first, partitions)), flush=True)
+    when_told = WHEN_TOLD in sys.argv
+    rates = read(call, bootstrap, topic, records, first, partitions, when_told=when_told)
+    print(json.dumps(rates), flush=True)
     os._exit(0)  # what waits in the queue is not needed, and takes seconds to free

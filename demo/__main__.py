@@ -16,7 +16,7 @@ from types import FrameType
 
 from confluent_kafka import KafkaException
 
-from demo.archive_store import open_archive_store
+from demo.archive_store import STORES, open_archive_store
 from demo.checks import CheckFailed
 from demo.narration import Narrator, quote
 from demo.readers import CLIENT_LOG
@@ -30,7 +30,7 @@ _LOG_LINES_SHOWN = 15
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("--upstream", choices=("mock", "kafka"), default="mock")
-    parser.add_argument("--store", choices=("file", "s3"), default="file")
+    parser.add_argument("--store", choices=STORES, default="file")
     parser.add_argument(
         "--keep", action="store_true", help="keep the folder with the logs and a file store"
     )

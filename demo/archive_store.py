@@ -1,15 +1,18 @@
-"""The store of the demo's archive, and how it is taken away: a folder that is renamed, or an S3
-server that is killed."""
+"""The store of the demo's archive, and how it is taken away: a folder that is renamed, or a server
+that is killed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lab.clouds import AzureServer, GcsServer
+from lab.hdfs import HdfsServer
 from lab.s3 import VERSITYGW_VERSION, S3Server
+from lab.store_server import StoreServer
 
 
 class ArchiveStore(ABC):
@@ -68,12 +71,12 @@ class FolderStore(ArchiveStore):
         return "The archive's folder has its name again."
 
 
-class S3Store(ArchiveStore):
-    name = f"versitygw {VERSITYGW_VERSION}, an S3 server"
+class ServerStore(ArchiveStore):
     _BUCKET = "demo-archive"
 
-    def __init__(self) -> None:
-        self._server = S3Server()
+    def __init__(self, name: str, server: StoreServer) -> None:
+        self.name = name
+        self._server = server
 
     @property
     def url(self) -> str:
@@ -86,11 +89,11 @@ class S3Store(ArchiveStore):
     def take_away(self) -> str:
         pid = self._server.pid
         self._server.kill()
-        return f"The S3 server, process {pid}, has been killed with SIGKILL."
+        return f"The store's server, process {pid}, has been killed."
 
     def bring_back(self) -> str:
         self._server.start()
-        return f"The S3 server runs again, as process {self._server.pid}."
+        return f"The store's server runs again, as process {self._server.pid}."
 
     def __enter__(self) -> Self:
         self._server.start()
@@ -106,5 +109,46 @@ class S3Store(ArchiveStore):
         self._server.stop()
 
 
+class HdfsStore(ArchiveStore):
+    name = "Apache Hadoop's HDFS"
+
+    def __init__(self) -> None:
+        self._server = HdfsServer()
+
+    @property
+    def url(self) -> str:
+        return self._server.store_url("demo-archive")
+
+    def take_away(self) -> str:
+        self._server.kill()
+        return "HDFS has been killed with SIGKILL."
+
+    def bring_back(self) -> str:
+        self._server.start()
+        return "HDFS runs again."
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.stop()
+
+
+_STORES: Mapping[str, Callable[[Path], ArchiveStore]] = {
+    "file": FolderStore,
+    "s3": lambda _: ServerStore(f"versitygw {VERSITYGW_VERSION}, an S3 server", S3Server()),
+    "gcs": lambda _: ServerStore("fake-gcs-server, as Google Cloud Storage", GcsServer()),
+    "azure": lambda _: ServerStore("Azurite, as Azure Blob Storage", AzureServer()),
+    "hdfs": lambda _: HdfsStore(),
+}
+STORES = tuple(_STORES)
+
+
 def open_archive_store(kind: str, folder: Path) -> ArchiveStore:
-    return S3Store() if kind == "s3" else FolderStore(folder)
+    return _STORES[kind](folder)

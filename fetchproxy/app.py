@@ -10,14 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-    suppress,
-)
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
@@ -33,7 +27,7 @@ from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
-from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.logs import SparingWarnings
@@ -43,15 +37,16 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import (
     give_back_freed_memory,
     glibc_allocator,
-    listening,
     publish_event_loop_time,
     spare_collections,
 )
 from fetchproxy.runtime.retrying import keep_running
+from fetchproxy.serving.appetite import Appetites
+from fetchproxy.serving.listener import Listener
 from fetchproxy.serving.relay.addresses import in_words
-from fetchproxy.serving.relay.server import FIRST_LOOKS_WAIT_MAX_S, GatewayServer
+from fetchproxy.serving.relay.server import FIRST_LOOKS_WAIT_MAX_S, open_gateway
 from fetchproxy.serving.standalone.limits import StandaloneLimits
-from fetchproxy.serving.standalone.server import ArchiveOnlyServer
+from fetchproxy.serving.standalone.server import open_archive_only
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -104,7 +99,7 @@ class Parts:
     serves: bool
     listener_tls: ReloadingContext | None = None
     upstream_tls: ReloadingContext | None = None
-    gateway: GatewayServer | ArchiveOnlyServer | None = None
+    gateway: Listener | None = None
     purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
@@ -155,8 +150,6 @@ class Parts:
             listener = f"gateway listener {self.config.gateway.listen}"
             what = f"The gateway does not listen at {self.config.gateway.listen} yet"
             yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing=listener)
-        if isinstance(self.gateway, GatewayServer):
-            yield from self.gateway.conditions(now)
         for failing in self.rsm.health.conditions(now):
             words, deleted_in_ms = self._consequences(failing.subject)
             yield replace(failing, what=f"{failing.what}. {words}", until=deleted_at(deleted_in_ms))
@@ -185,6 +178,9 @@ class Parts:
             return None
         return manager.leadership, manager.leads_and_follows, manager.refused_topics
 
+    def appetites(self) -> Appetites | None:
+        return None if self.gateway is None else self.gateway.appetites
+
     def concerns(self) -> ArchiverConcerns | None:
         return None if self.manager is None else self.manager.concerns
 
@@ -199,34 +195,16 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
         _open_parts(config, limits, serves=True, writes=archives, create=create) as parts,
         _local_indexes(parts, archives) as parts.local_indexes,
         _console(parts) as collector,
-        RemoteFetchPurgatory(
-            config.remote_fetch,
-            parts.views,
-            parts.rsm,
-            parts.random,
-            parts.local_indexes,
-            skips_gaps=config.gateway.gap_policy == "skip",
-            limits=_reading_limits(config, limits),
-        ) as parts.purgatory,
-        ArchiverPositions(
-            parts.rsm,
-            config.metadata.metadata_read_max_ms,
-            asyncio.get_running_loop().time,
-            parts.gathered_from if archives else None,
-            parts.health,
-            lambda: parts.own_key,
-        ) as parts.positions,
+        _purgatory(parts, parts.views) as parts.purgatory,
+        _positions(parts, parts.gathered_from if archives else None) as parts.positions,
         _gateway(parts, parts.positions) as gateway,
         asyncio.TaskGroup() as tasks,
     ):
         parts.gateway = gateway
-        if collector is not None:
-            tasks.create_task(keep_running("console", collector.run, parts.random), name="console")
         if archives:
             tasks.create_task(_keep_archiving(parts), name="archiver")
         tasks.create_task(parts.own_archive.run(), name="own archive")
-        tasks.create_task(_keep_tls_fresh(parts), name="tls files")
-        tasks.create_task(_watch_process(parts), name="process watch")
+        _keep_up(parts, collector, tasks)
         # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
         await asyncio.Event().wait()
 
@@ -236,21 +214,11 @@ async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
     async with (
         _open_parts(config, limits, serves=True, writes=False) as parts,
         _console(parts) as collector,
-        RemoteFetchPurgatory(
-            config.remote_fetch,
-            parts.rlmm,
-            parts.rsm,
-            parts.random,
-            skips_gaps=config.gateway.gap_policy == "skip",
-            limits=_reading_limits(config, limits),
-        ) as parts.purgatory,
+        _purgatory(parts, parts.rlmm) as parts.purgatory,
         asyncio.TaskGroup() as tasks,
     ):
-        if collector is not None:
-            tasks.create_task(keep_running("console", collector.run, parts.random), name="console")
         tasks.create_task(parts.own_archive.run(), name="own archive")
-        tasks.create_task(_keep_tls_fresh(parts), name="tls files")
-        tasks.create_task(_watch_process(parts), name="process watch")
+        _keep_up(parts, collector, tasks)
         # The console is there before: it says that the listener is not, while the store is away.
         async with _archive_only(parts) as parts.gateway:
             await asyncio.Event().wait()
@@ -263,20 +231,10 @@ async def run_archiver(
     async with (
         _open_parts(config, limits, serves=False, writes=True, create=create) as parts,
         _console(parts) as collector,
-        ArchiverPositions(
-            parts.rsm,
-            config.metadata.metadata_read_max_ms,
-            asyncio.get_running_loop().time,
-            health=parts.health,
-            own_key=lambda: parts.own_key,
-        ) as parts.positions,
+        _positions(parts, None) as parts.positions,
         asyncio.TaskGroup() as tasks,
     ):
-        showing = None
-        if collector is not None:
-            showing = tasks.create_task(keep_running("console", collector.run, parts.random))
-        freshening = tasks.create_task(_keep_tls_fresh(parts), name="tls files")
-        watching = tasks.create_task(_watch_process(parts), name="process watch")
+        kept_up = _keep_up(parts, collector, tasks)
         if not once:
             tasks.create_task(parts.positions.run(), name="archivers")
             tasks.create_task(parts.own_archive.run(), name="own archive")
@@ -284,10 +242,8 @@ async def run_archiver(
                 await _keep_archiving(parts)
         await parts.own_archive.confirm()
         await _archive_once(parts)
-        freshening.cancel()
-        watching.cancel()
-        if showing is not None:
-            showing.cancel()
+        for task in kept_up:
+            task.cancel()
     return True
 
 
@@ -316,11 +272,46 @@ async def _open_parts(
         )
 
 
-def _reading_limits(config: Config, limits: Limits) -> ReadingLimits:
-    """A range read outlasts the store's own time-out, whatever that is."""
-    least_ms = 3 * config.store.timeout_ms // 2
-    reading = limits.reading
-    return replace(reading, chunk_read_max_ms=max(reading.chunk_read_max_ms, least_ms))
+def _keep_up(
+    parts: Parts, collector: StatusCollector | None, tasks: asyncio.TaskGroup
+) -> list[asyncio.Task[None]]:
+    """What every process does beside its work, until the tasks are cancelled."""
+    begun = [
+        tasks.create_task(_keep_tls_fresh(parts), name="tls files"),
+        tasks.create_task(_watch_process(parts), name="process watch"),
+    ]
+    if collector is not None:
+        showing = keep_running("console", collector.run, parts.random)
+        begun.append(tasks.create_task(showing, name="console"))
+    return begun
+
+
+def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
+    config, reading = parts.config, parts.limits.reading
+    # A range read outlasts the store's own time-out, whatever that is.
+    chunk_read_max_ms = max(reading.chunk_read_max_ms, 3 * config.store.timeout_ms // 2)
+    return RemoteFetchPurgatory(
+        config.remote_fetch,
+        views,
+        parts.rsm,
+        parts.random,
+        parts.local_indexes,
+        skips_gaps=config.gateway.gap_policy == "skip",
+        limits=replace(reading, chunk_read_max_ms=chunk_read_max_ms),
+    )
+
+
+def _positions(
+    parts: Parts, gathered_from: Callable[[TopicIdPartition], int | None] | None
+) -> ArchiverPositions:
+    return ArchiverPositions(
+        parts.rsm,
+        parts.config.metadata.metadata_read_max_ms,
+        asyncio.get_running_loop().time,
+        gathered_from,
+        parts.health,
+        lambda: parts.own_key,
+    )
 
 
 def _local_indexes(
@@ -345,6 +336,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         work=parts.work,
         archiver=parts.archiver,
         concerns=parts.concerns,
+        appetites=parts.appetites,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(
@@ -354,10 +346,9 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         yield collector
 
 
-@asynccontextmanager
-async def _gateway(parts: Parts, positions: ArchiverPositions) -> AsyncIterator[GatewayServer]:
+def _gateway(parts: Parts, positions: ArchiverPositions) -> AbstractAsyncContextManager[Listener]:
     assert parts.purgatory is not None  # it is entered before
-    gateway = GatewayServer(
+    return open_gateway(
         parts.config,
         parts.cluster,
         parts.rlmm,
@@ -367,20 +358,14 @@ async def _gateway(parts: Parts, positions: ArchiverPositions) -> AsyncIterator[
         parts.is_archiving,
         tls=(parts.listener_tls, parts.upstream_tls),
         limits=parts.limits.serving,
+        health=parts.health,
+        first_looks_max_s=FIRST_LOOKS_WAIT_MAX_S,
     )
-    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as opened:
-        tried = asyncio.Event()
-        looking = tasks.create_task(gateway.look_ahead(tried), name="first looks")
-        opened.callback(looking.cancel)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOKS_WAIT_MAX_S):
-                await tried.wait()
-        yield await opened.enter_async_context(listening(parts.config.gateway.listen, gateway))
 
 
-def _archive_only(parts: Parts) -> AbstractAsyncContextManager[ArchiveOnlyServer]:
+def _archive_only(parts: Parts) -> AbstractAsyncContextManager[Listener]:
     assert parts.purgatory is not None  # it is entered before
-    server = ArchiveOnlyServer(
+    return open_archive_only(
         parts.config,
         parts.rlmm,
         parts.purgatory,
@@ -388,7 +373,6 @@ def _archive_only(parts: Parts) -> AbstractAsyncContextManager[ArchiveOnlyServer
         tls=parts.listener_tls,
         limits=parts.limits.serving,
     )
-    return listening(parts.config.gateway.listen, server)
 
 
 async def _keep_tls_fresh(parts: Parts) -> None:

@@ -10,6 +10,8 @@ FetchProxyError
 │   │   └── ArchiveMissing     the store answers, and has no archive at this place
 │   ├── ArchiveMismatch        the archive is another's, or this process is set otherwise; says how
 │   └── DamagedObject          also a CorruptSegment: what lies there nobody has stored; not read
+│       ├── SegmentLocked      it is encrypted, and no key at hand opens it; says which is wanted
+│       └── MetadataChanged    its metadata are not those that it was encrypted with; says which
 ├── CorruptSegment             bytes that fail their own checksum or shape
 ├── LogTruncated               the log was cut, and where it parted from the archive nobody can tell
 │   └── LogBeginsAgain         nothing of the archive is in the log: a person says which counts
@@ -28,6 +30,8 @@ FetchProxyError
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 
 class FetchProxyError(Exception):
@@ -74,6 +78,14 @@ class CorruptSegment(FetchProxyError):
 
 class DamagedObject(RemoteStorageError, CorruptSegment):
     """Too large for what it is called, or no file at all. The store itself works."""
+
+
+class SegmentLocked(DamagedObject):
+    """Lost for readers as if it were damaged, until somebody puts the key back."""
+
+
+class MetadataChanged(DamagedObject):
+    """By somebody who can write to the store, or to the metadata topic, and has no key."""
 
 
 def too_large(key: str, size_bytes: int, bytes_max: int) -> DamagedObject:
@@ -142,3 +154,12 @@ class ConfigError(FetchProxyError):
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))
         self.faults = faults
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Of a group of errors, however deep; an error alone is its only leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error

@@ -104,6 +104,8 @@ class StoredSegment(Protocol):
     def segment_size_bytes(self) -> int: ...
     @property
     def has_aborted_txns(self) -> bool: ...
+    @property
+    def packed(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,9 @@ class RemoteLogSegmentMetadata:
     # Set where an unclean leader election has cut the log below what was copied: `end_offset` is
     # then the last offset that still counts, this the last one that the objects hold (inclusive).
     copied_end_offset: int | None = None
+    # The `.log` object is not the log itself, but pieces of it that are compressed, encrypted or
+    # both; the `.packing` object beside it says how.
+    packed: bool = False
 
     @property
     def topic_id_partition(self) -> TopicIdPartition:

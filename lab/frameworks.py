@@ -9,14 +9,14 @@ import subprocess
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from lab import cache, jars, sources
 from lab.errors import PartMissing
 from lab.jars import Artifact
 from lab.java import find_java
 from lab.kafka_versions import KAFKA_VERSION
-from lab.process import ServerProcess, free_port
+from lab.process import ServerProcess, StartedServer, free_port
 
 FRAMEWORKS_ENTRY = f"kafka-frameworks-{KAFKA_VERSION}"
 _KAFKA = "org.apache.kafka"
@@ -75,7 +75,7 @@ def _java(path: str, log_folder: Path, main_class: str, *arguments: str) -> list
     return find_java().command(path, "-Xmx256m", "-XX:+UseSerialGC", log, main_class, *arguments)
 
 
-class ConnectWorker:
+class ConnectWorker(StartedServer):
     """A standalone worker with one connector: `with ConnectWorker(folder, bootstrap, config): …`.
 
     `offsets` are what the connector goes on from, as Connect's REST interface takes them.
@@ -126,17 +126,6 @@ class ConnectWorker:
         """An orderly end: what the connector has taken is committed."""
         if self._process is not None:
             self._process.stop(timeout_s=30.0)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _answers(self) -> bool:
         try:

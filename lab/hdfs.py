@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -17,7 +16,7 @@ from lab import jars
 from lab.errors import PartFailed
 from lab.jars import Artifact
 from lab.java import find_java
-from lab.process import ServerProcess, free_ports
+from lab.process import ServerProcess, StartedServer, free_ports
 
 HADOOP_VERSION = "3.4.3"
 HDFS_ENTRY = f"hdfs-{HADOOP_VERSION}"
@@ -38,7 +37,7 @@ def hdfs_jars() -> Path:
     )
 
 
-class HdfsServer:
+class HdfsServer(StartedServer):
     """`with HdfsServer() as hdfs: hdfs.store_url("archive")`; whoever runs it is the superuser.
 
     `kill()` and `start()` are an outage: data and ports of the NameNode stay. `pause()` and
@@ -101,8 +100,9 @@ class HdfsServer:
         subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=60)
 
     def _command(self, *options: str) -> list[str]:
-        command = find_java().command(f"{hdfs_jars()}/*", f"-Xmx{self._heap}", "-XX:+UseSerialGC")
-        command += [_MANAGER, *options, "-datanodes", "1"]
+        class_path = f"{self._folder}:{hdfs_jars()}/*"  # with core-site.xml, if one was written
+        command = find_java().command(class_path, f"-Xmx{self._heap}", "-XX:+UseSerialGC")
+        command += [*self._java_options(), _MANAGER, *options, "-datanodes", "1"]
         command += ["-httpport", str(self._port), "-nnport", str(self._port + 1)]
         command += ["-cmdport", str(self._port + 2)]
         properties = {
@@ -114,6 +114,9 @@ class HdfsServer:
         for name, value in properties.items():
             command += ["-D", f"{name}={value}"]
         return command
+
+    def _java_options(self) -> list[str]:
+        return []
 
     def _is_ready(self) -> bool:
         query = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
@@ -128,14 +131,3 @@ class HdfsServer:
         if self._process is None:
             raise PartFailed("HDFS has not been started")
         return self._process
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

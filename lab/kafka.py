@@ -11,12 +11,11 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 from lab.errors import PartFailed
 from lab.java import find_java
 from lab.kafka_versions import KAFKA_VERSION, kafka_jars
-from lab.process import ServerProcess, free_port, port_answers
+from lab.process import ServerProcess, StartedServer, free_port, port_answers
 
 _START_ATTEMPTS_MAX = 3
 
@@ -101,7 +100,7 @@ def tool_command(
     )
 
 
-class KafkaServer:
+class KafkaServer(StartedServer):
     """One broker and controller in one JVM on loopback. `with KafkaServer() as kafka: …`.
 
     `properties` are server.properties on top of the lab's own (`listeners` may use `{port}` and
@@ -219,17 +218,6 @@ class KafkaServer:
 
     def resume(self) -> None:
         self._server().resume()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _server(self) -> ServerProcess:
         if self._process is None:

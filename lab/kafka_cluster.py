@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer, new_cluster_id
-from lab.process import free_port
+from lab.process import StartedServer, free_port
 
 if TYPE_CHECKING:
     import kafka
@@ -52,7 +52,7 @@ class PartitionState:
     in_sync: frozenset[int]
 
 
-class KafkaCluster:
+class KafkaCluster(StartedServer):
     """`with KafkaCluster() as cluster: …`: brokers 1 … `broker_count`, all controllers too.
 
     Broker N is in rack `rack-N`. `properties` go to all brokers, `of_node[N]` to broker N on top.
@@ -226,17 +226,6 @@ class KafkaCluster:
             return not refused or refused == [KafkaError.ELECTION_NOT_NEEDED]
 
         _wait(f"{asked} led by any replica", led)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _server(self, node_id: int) -> KafkaServer:
         folder = self._folder / str(node_id)

@@ -7,13 +7,12 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Self
 
 from lab import cache, jars
 from lab.errors import PartFailed, PartMissing
 from lab.jars import Artifact
 from lab.java import find_java
-from lab.process import ServerProcess, free_ports, port_answers
+from lab.process import ServerProcess, StartedServer, free_ports, port_answers
 
 KROXYLICIOUS_VERSION = "0.12.0"
 KROXYLICIOUS_ENTRY = f"kroxylicious-{KROXYLICIOUS_VERSION}"
@@ -65,7 +64,7 @@ def kroxylicious_classes() -> Path:
     return cache.build_once(KROXYLICIOUS_ENTRY, build)
 
 
-class KroxyliciousProxy:
+class KroxyliciousProxy(StartedServer):
     """`with KroxyliciousProxy(kafka.bootstrap) as proxy: … proxy.bootstrap` (node ids 0 to 3)."""
 
     def __init__(self, upstream: str, heap: str = "512m") -> None:
@@ -109,14 +108,3 @@ class KroxyliciousProxy:
         if self._process is not None:
             self._process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

@@ -12,12 +12,11 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Self
 
 from confluent_kafka.admin import AdminClient
 
 from lab.errors import PartFailed
-from lab.process import ServerProcess
+from lab.process import ServerProcess, StartedServer
 
 # The owner of the cluster is a producer that must stay alive; its metadata names the addresses.
 _OWNER = """
@@ -35,7 +34,7 @@ threading.Event().wait()
 """
 
 
-class MockCluster:
+class MockCluster(StartedServer):
     """`with MockCluster(broker_count=3) as cluster: … cluster.bootstrap`."""
 
     def __init__(self, broker_count: int = 1) -> None:
@@ -95,14 +94,3 @@ class MockCluster:
 
     def resume(self) -> None:
         self._process.resume()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from lab import (
     browser,
     cache,
+    clouds,
     frameworks,
     go_client,
     hdfs,
     java,
     kafka_versions,
     kcat,
+    kerberos,
     kroxylicious,
     node_client,
     rust_client,
@@ -46,11 +48,27 @@ def set_up_s3() -> str:
     return f"versitygw {s3.VERSITYGW_VERSION} at {s3.versitygw_executable()}"
 
 
+def set_up_rclone() -> str:
+    return f"rclone at {s3.rclone_executable()}"
+
+
+def set_up_gcs() -> str:
+    return f"fake-gcs-server at {clouds.gcs_executable()}"
+
+
+def set_up_azure() -> str:
+    return f"Azurite at {clouds.azurite_command()[-1]}"
+
+
 def set_up_hdfs() -> str:
     runtime = java.find_java()
     jars = len(list(hdfs.hdfs_jars().glob("*.jar")))
     on = f"Java {runtime.version} from {runtime.origin}"
     return f"Apache Hadoop {hdfs.HADOOP_VERSION} ({jars} jars) on {on}"
+
+
+def set_up_kerberos() -> str:
+    return f"MIT's KDC and the package gssapi in {kerberos.kerberos_parts()}"
 
 
 def set_up_kroxylicious() -> str:
@@ -148,7 +166,11 @@ PARTS: dict[str, Part] = {
         ),
         *(_kafka(name, version) for name, version in OTHER_KAFKAS.items()),
         Part("s3", "a real S3 server", f"versitygw-{s3.VERSITYGW_VERSION}", set_up_s3),
+        Part("rclone", "a second real S3 server", s3.rclone_entry(), set_up_rclone),
+        Part("gcs", "an emulator of Google Cloud Storage", clouds.gcs_entry(), set_up_gcs),
+        Part("azure", "an emulator of Azure Blob Storage", clouds.azurite_entry(), set_up_azure),
         Part("hdfs", "a real HDFS", hdfs.HDFS_ENTRY, set_up_hdfs),
+        Part("kerberos", "a real Kerberos KDC", kerberos.KERBEROS_ENTRY, set_up_kerberos),
         Part(
             "kroxylicious",
             "another Kafka proxy, for benchmarks only",

@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 from lab.errors import PartFailed
 
@@ -178,3 +180,26 @@ def _stands_still(stat: Path) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return state in "TtZX"
+
+
+class StartedServer(ABC):
+    """A part that a `with` starts and stops; a start that fails leaves nothing behind."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Returns when it answers. Raises PartMissing and PartFailed."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Also where it was not started."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

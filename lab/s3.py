@@ -1,27 +1,23 @@
-"""S3 servers on loopback: versitygw, a real one over a local directory, and moto where only pip is
-there (it keeps objects in memory, accepts wrong signatures and is slow: for semantics only). Both
-have one interface; buckets are created by botocore, like any user would."""
+"""S3 servers on loopback: versitygw and rclone, real ones over a local directory, and moto where
+only pip is there (it keeps objects in memory, accepts wrong signatures and is slow: for semantics
+only). All have one interface; buckets are created by botocore, like any user would."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import botocore.session
 from botocore.config import Config
 
-from lab import go
-from lab.errors import PartFailed
-from lab.process import ServerProcess, free_port, port_answers
+from lab import go, sources
+from lab.store_server import StoreServer
 
 VERSITYGW_VERSION = "1.8.0"
-_START_ATTEMPTS_MAX = 3
+_RCLONE_SOURCES = sources.CLIENTS / "rclone_s3"
 
 
 def versitygw_executable() -> Path:
@@ -31,40 +27,24 @@ def versitygw_executable() -> Path:
     return go.install_module(f"versitygw-{version}", module)
 
 
-class S3Endpoint(ABC):
-    """An S3 server process with one account. `with S3Server() as s3: s3.create_bucket("b")`.
+def rclone_entry() -> str:
+    return sources.entry_of("rclone-s3", _RCLONE_SOURCES)
 
-    `kill()` and `start()` are an outage: the server comes back on the same port. `pause()` and
-    `resume()` are the other kind, where connections are accepted and nobody answers.
-    """
+
+def rclone_executable() -> Path:
+    """Built on first use. Raises PartMissing."""
+    return go.build_sources(rclone_entry(), _RCLONE_SOURCES)
+
+
+class S3Endpoint(StoreServer):
+    """An S3 server process with one account. `with S3Server() as s3: s3.create_bucket("b")`."""
 
     region = "us-east-1"
 
     def __init__(self, access_key: str = "lab-access", secret_key: str = "lab-secret") -> None:
+        super().__init__()
         self.access_key = access_key
         self.secret_key = secret_key
-        self._folder = Path(tempfile.mkdtemp(prefix="lab-s3-"))
-        self._process: ServerProcess | None = None
-        self._port = 0
-
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
-
-    @abstractmethod
-    def _command(self, port: int) -> list[str]: ...
-
-    @property
-    def port(self) -> int:
-        return self._port
-
-    @property
-    def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        return self._server().pid
 
     @property
     def environment(self) -> dict[str, str]:
@@ -100,71 +80,27 @@ class S3Endpoint(ABC):
             config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
         )
 
-    def start(self) -> None:
-        """Returns when the server accepts connections; after `kill()`, on the same port."""
-        if self._process is not None:
-            self._start_once(self._process)
-            return
-        for attempt in range(1, _START_ATTEMPTS_MAX + 1):
-            self._port = free_port()
-            process = ServerProcess(
-                self.name, self._command(self._port), self._folder / "server.log", self._env()
-            )
-            try:
-                self._start_once(process)
-            except PartFailed as failure:
-                if "in use" not in str(failure) or attempt == _START_ATTEMPTS_MAX:
-                    raise
-            else:
-                self._process = process
-                return
-
-    def stop(self) -> None:
-        """Ends the server and removes everything it stored."""
-        if self._process is not None:
-            self._process.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def kill(self) -> None:
-        """SIGKILL: connections are refused from now on."""
-        self._server().kill()
-
-    def pause(self) -> None:
-        self._server().pause()
-
-    def resume(self) -> None:
-        self._server().resume()
-
-    def _env(self) -> dict[str, str]:
-        return {}
-
-    def _server(self) -> ServerProcess:
-        if self._process is None:
-            raise PartFailed(f"{self.name} has not been started")
-        return self._process
-
-    def _start_once(self, process: ServerProcess) -> None:
-        process.start()
-        try:
-            process.wait_until(lambda: port_answers(self._port), timeout_s=60.0)
-        except BaseException:
-            process.kill()
-            raise
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
 
 class S3Server(S3Endpoint):
-    """versitygw over a temporary directory; objects survive `kill()`."""
+    """versitygw over a temporary directory; objects survive `kill()`.
+
+    `certificate`: a PEM file, whose key is in NAME-key.pem beside it; then it speaks TLS.
+    """
+
+    def __init__(
+        self,
+        access_key: str = "lab-access",
+        secret_key: str = "lab-secret",
+        *,
+        certificate: Path | None = None,
+    ) -> None:
+        super().__init__(access_key, secret_key)
+        self._certificate = certificate
+
+    @property
+    def endpoint_url(self) -> str:
+        plain = super().endpoint_url
+        return plain.replace("http:", "https:") if self._certificate else plain
 
     @property
     def name(self) -> str:
@@ -184,7 +120,11 @@ class S3Server(S3Endpoint):
             folder.mkdir(exist_ok=True)
         # Keep-alive is off by default in versitygw and on in every S3 service a user would have.
         command = [str(versitygw_executable()), "--quiet", "--keep-alive", "--region", self.region]
-        command += ["--port", f"127.0.0.1:{port}", "posix"]
+        command += ["--port", f"127.0.0.1:{port}"]
+        if (file := self._certificate) is not None:
+            key = file.with_name(f"{file.stem}-key.pem")
+            command += ["--cert", str(file), "--key", str(key)]
+        command.append("posix")
         if _has_extended_attributes(self._folder):
             command += ["--versioning-dir", str(versions)]
         else:
@@ -192,6 +132,23 @@ class S3Server(S3Endpoint):
             metadata.mkdir(exist_ok=True)
             command += ["--sidecar", str(metadata)]
         return [*command, str(self.objects)]
+
+
+class RcloneServer(S3Endpoint):
+    """`rclone serve s3` over a temporary directory; objects survive `kill()`, and uploads that were
+    not finished do not. It shares no code with versitygw."""
+
+    @property
+    def name(self) -> str:
+        return "rclone"
+
+    def _command(self, port: int) -> list[str]:
+        objects = self._folder / "objects"
+        objects.mkdir(exist_ok=True)
+        command = [str(rclone_executable()), "serve", "s3", "--addr", f"127.0.0.1:{port}"]
+        command += ["--auth-key", f"{self.access_key},{self.secret_key}"]
+        # Without one of its own it would read the user's, and say that there is none.
+        return [*command, "--config", str(self._folder / "rclone.conf"), str(objects)]
 
 
 class MotoServer(S3Endpoint):

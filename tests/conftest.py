@@ -20,11 +20,16 @@ import structlog
 from folder_fixture import folder_fixture
 from hypothesis import HealthCheck, settings
 
+from lab.clouds import AzureServer, GcsServer
 from lab.errors import PartMissing
 from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
+from lab.kerberos import Kdc, gssapi_folder
 from lab.mock_cluster import MockCluster
-from lab.s3 import S3Server
+from lab.s3 import RcloneServer, S3Server
+from lab.store_server import StoreServer
+
+pytest.register_assert_rewrite("fetchproxy.storage.contract")
 
 # Modules have unique names, so the tests of each folder may use what stands beside others.
 for folder in sorted({path.parent for path in Path(__file__).parent.rglob("*.py")}):
@@ -53,7 +58,7 @@ _parts_used = pytest.StashKey[set[str]]()
 _parts_missing = pytest.StashKey[dict[str, str]]()
 
 CreateTopic = Callable[..., str]
-Server = TypeVar("Server", KafkaServer, S3Server, HdfsServer)
+Server = TypeVar("Server", bound=KafkaServer | StoreServer | HdfsServer | Kdc)
 Found = TypeVar("Found")
 FindPart = Callable[[str, Callable[[], Found]], Found]
 
@@ -139,10 +144,28 @@ def s3_server(pytestconfig: pytest.Config) -> Iterator[S3Server]:
     yield from serve(pytestconfig, "s3", S3Server())
 
 
+@pytest.fixture(scope="session")
+def rclone_server(pytestconfig: pytest.Config) -> Iterator[RcloneServer]:
+    """A second real S3 server for the whole run: use a bucket of your own, and never stop it."""
+    yield from serve(pytestconfig, "rclone", RcloneServer())
+
+
 @pytest.fixture
 def own_s3_server(pytestconfig: pytest.Config) -> Iterator[S3Server]:
     """A real S3 server for this test alone, which may kill, restart or pause it."""
     yield from serve(pytestconfig, "s3", S3Server())
+
+
+@pytest.fixture(scope="session")
+def gcs_server(pytestconfig: pytest.Config) -> Iterator[GcsServer]:
+    """One emulator of Cloud Storage for the whole run: use a bucket of your own."""
+    yield from serve(pytestconfig, "gcs", GcsServer())
+
+
+@pytest.fixture(scope="session")
+def azure_server(pytestconfig: pytest.Config) -> Iterator[AzureServer]:
+    """One emulator of Blob Storage for the whole run: use a container of your own."""
+    yield from serve(pytestconfig, "azure", AzureServer())
 
 
 @folder_fixture
@@ -155,6 +178,16 @@ def hdfs_server(pytestconfig: pytest.Config) -> Iterator[HdfsServer]:
 def module_hdfs_server(pytestconfig: pytest.Config) -> Iterator[HdfsServer]:
     """A real HDFS for one module's tests, which may ill-treat it (about 10 s to start)."""
     yield from serve(pytestconfig, "hdfs", HdfsServer())
+
+
+@pytest.fixture(scope="module")
+def module_kdc(pytestconfig: pytest.Config) -> Iterator[Kdc]:
+    """A real KDC for one module's tests (0.1 s to start), and gssapi on this process's path."""
+    for kdc in serve(pytestconfig, "kerberos", Kdc()):
+        folder = str(gssapi_folder())
+        sys.path.append(folder)
+        yield kdc
+        sys.path.remove(folder)
 
 
 @pytest.fixture

@@ -76,6 +76,8 @@ class VerifyReport:
     segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
     not_known: tuple[NotKnown, ...] = ()
     concerns: tuple[Condition, ...] = ()  # what there is to know of it; no faults
+    # Where new ones are: no fault, and what a writer of the store without a key can add.
+    segments_not_encrypted: int = 0
 
     @property
     def clean(self) -> bool:

@@ -32,7 +32,7 @@ from fetchproxy.segments.check import (
 from fetchproxy.segments.description import FinishedOffsets, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage_manager import ListedSegment, RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
 from fetchproxy.writing.published import read_finished_offsets
 
@@ -134,7 +134,6 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
 # A partition with faults is read once more from its beginning, since how a transaction ended may
 # be said in a later segment, and a lineage begins in an earlier one.
 
-OnRepair = Callable[[Repair], None]
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 # The derived objects of a segment as they are; None: missing.
 Stored = dict[SegmentFile, bytes | None]
@@ -148,7 +147,6 @@ async def repair_archive(
     *,
     wall_clock_ms: Callable[[], int],
     dry_run: bool = False,
-    on_repair: OnRepair = lambda repair: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> RepairReport:
     """`faults` are those that `verify_archive` has just reported.
@@ -170,19 +168,20 @@ async def repair_archive(
             if not dry_run:
                 await partition.apply(repair)
             report.repairs.append(repair)
-            on_repair(repair)
     return report
 
 
 @dataclass(slots=True)
 class _Broken:
-    """A segment with a fault; `known`: its metadata, None where they are lost or unreadable."""
+    """A segment with a fault; `known`: its metadata, None where they are lost or unreadable.
+    `has_txn`: it was encrypted with a transaction index, and has to have one."""
 
     metadata: RemoteLogSegmentMetadata
     known: RemoteLogSegmentMetadata | None
     derived: DerivedSegment
     lineage_before: tuple[EpochStart, ...] | None  # None: there is no segment before it
     stored: Stored
+    has_txn: bool
 
 
 @dataclass(slots=True)
@@ -206,8 +205,9 @@ class _PartitionRepair:
             self._stated = await read_finished_offsets(self.rsm.records, self.tip)
         except CorruptSegment as error:
             self.refusals.append(str(error))
-        known = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.state is FINISHED]
-        every = [(s, s) for s in known] + [(s, None) for s in self._lost(known)]
+        stated = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.state is FINISHED]
+        known = [await self._as_copied(s) for s in stated]
+        every = [*zip(known, stated, strict=True), *((s, None) for s in await self._lost(known))]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
         found_again = await self._find_again([s for s, known_as in every if not known_as], known)
         seen = SeenLog()
@@ -215,7 +215,7 @@ class _PartitionRepair:
             stored = {file: await self._stored(stub, file) for file in DERIVED}
             if metadata is not None:
                 starts = {other.start_offset for other, _ in every if other is not stub}
-                counts, derived = metadata, await self._derive(stub, metadata, starts, known)
+                counts, derived = stub, await self._derive(stub, stub, starts, known)
             elif stub in found_again:
                 counts, derived = found_again[stub]
             else:
@@ -226,7 +226,10 @@ class _PartitionRepair:
                 begun = _aborted_open_at(counts, stored) if trusted else None
                 self._add_events(seen, counts, derived, begun)
                 if metadata is None or self._is_faulty(counts):
-                    self._broken.append(_Broken(counts, metadata, derived, before, stored))
+                    unsaid = replace(counts, has_aborted_txns=False)
+                    has_txn = (await self._as_copied(unsaid)).has_aborted_txns
+                    broken = _Broken(counts, metadata, derived, before, stored, has_txn)
+                    self._broken.append(broken)
             self._note_lineage(seen, counts, stored, derived, before)
         self._history.end(seen.end)
 
@@ -268,29 +271,31 @@ class _PartitionRepair:
         elif repair.content is None:
             await self.rsm.delete_txn_index(repair.metadata)
         else:
-            await self.rsm.put_index(repair.metadata, repair.file, repair.content)
+            listed = ListedSegment.like(repair.metadata)
+            await self.rsm.put_index(listed, repair.file, repair.content)
 
     # --- what is there ---
-    def _lost(self, known: Sequence[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
+    async def _lost(
+        self, known: Sequence[RemoteLogSegmentMetadata]
+    ) -> list[RemoteLogSegmentMetadata]:
         """Stand-ins for segments whose metadata are faulty and not known."""
         ids = {segment.segment_id for segment in known}
         lost: list[RemoteLogSegmentMetadata] = []
         for key in sorted(self.faulty):
             parsed = self.rsm.parse_key(key)
             if parsed and parsed.file is SegmentFile.METADATA and parsed.segment_id not in ids:
-                lost.append(
-                    RemoteLogSegmentMetadata(
-                        segment_id=parsed.segment_id,
-                        start_offset=parsed.base_offset,
-                        end_offset=parsed.base_offset,
-                        max_timestamp_ms=-1,
-                        event_timestamp_ms=self.wall_clock_ms(),
-                        segment_leader_epochs=(),
-                        segment_size_bytes=0,
-                        state=FINISHED,
-                        has_aborted_txns=True,  # so that the index is looked at
-                    )
+                stub = RemoteLogSegmentMetadata(
+                    segment_id=parsed.segment_id,
+                    start_offset=parsed.base_offset,
+                    end_offset=parsed.base_offset,
+                    max_timestamp_ms=-1,
+                    event_timestamp_ms=self.wall_clock_ms(),
+                    segment_leader_epochs=(),
+                    segment_size_bytes=0,
+                    state=FINISHED,
+                    has_aborted_txns=True,  # so that the index is looked at
                 )
+                lost.append(replace(stub, packed=await self.rsm.is_packed(stub)))
         return lost
 
     async def _derive(
@@ -312,7 +317,8 @@ class _PartitionRepair:
             stated_end=stated_end,
         )
         try:
-            derived = await derive_segment(self.rsm, metadata, self.chunk_bytes)
+            listed = ListedSegment.like(metadata)
+            derived = await derive_segment(self.rsm, listed, self.chunk_bytes)
             check_whole(derived.segment, witnesses)
         except (CorruptSegment, CompactedLog) as error:
             reason = f"its log cannot be derived from: {error}"
@@ -380,9 +386,15 @@ class _PartitionRepair:
             found = extend_lineage(before or (), derived.segment.leader_epochs)
         seen.note_lineage(metadata, found)
 
+    async def _as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        try:
+            return await self.rsm.as_copied(metadata)
+        except (ObjectNotFound, DamagedObject):
+            return metadata
+
     async def _stored(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes | None:
         try:
-            return await self.rsm.fetch_index(metadata, file)
+            return await self.rsm.fetch_index(ListedSegment.like(metadata), file)
         except (ObjectNotFound, DamagedObject):
             return None
 
@@ -423,7 +435,7 @@ class _PartitionRepair:
     def _aborted(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:
         """Raises CorruptSegment."""
         aborted = self._history.aborted_in(metadata.start_offset, metadata.end_offset)
-        return encode_aborted(aborted) if aborted else None
+        return encode_aborted(aborted) if aborted or broken.has_txn else None
 
     def _epochs(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes:
         """As they are, where they say the same as the log. Raises CorruptSegment."""

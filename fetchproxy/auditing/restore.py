@@ -9,7 +9,6 @@ Restore event comes before and behind what it writes. The logs themselves are no
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -52,15 +51,13 @@ async def restore_archive(
     follower: TopicFollower | None,
     *,
     wall_clock_ms: Callable[[], int],
-    topics: re.Pattern[str] | None = None,
     partitions: Iterable[TopicIdPartition] | None = None,
     dry_run: bool = False,
-    on_partition: Callable[[RestoredPartition], None] = lambda restored: None,
 ) -> list[RestoredPartition]:
     """`follower` None (only with `dry_run`): there is no metadata topic yet.
 
-    Of `partitions` (None: all in the store) those of topics whose whole name matches. Raises
-    RemoteStorageError; what was written until then stays, and counts in a next run.
+    `partitions` None: all in the store. Raises RemoteStorageError; what was written until then
+    stays, and counts in a next run.
     """
     done: list[RestoredPartition] = []
 
@@ -74,11 +71,9 @@ async def restore_archive(
                 # One that is refused was overtaken by an archiver: then the topic knows better.
                 await follower.append(event)
         done.append(restored)
-        on_partition(restored)
 
     every = await stored.list_partitions() if partitions is None else partitions
-    wanted = [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
-    await for_each(wanted, restore, PARTITIONS_AT_ONCE)
+    await for_each(every, restore, PARTITIONS_AT_ONCE)
     return sorted(done, key=lambda restored: restored.tip)
 
 

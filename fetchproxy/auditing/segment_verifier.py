@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fetchproxy.auditing.faults import Fault, Orphan
-from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import (
+    CorruptSegment,
+    DamagedObject,
+    MetadataChanged,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+)
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
     AbortedTxn,
@@ -72,13 +78,12 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
     if not objects.keys() >= _ALL_BUT_METADATA:
         return None
     try:
-        log_bytes = objects[SegmentFile.LOG].size_bytes
-        raw = await rsm.get_listed_index(objects[SegmentFile.INDEX], log_bytes)
+        raw, log_bytes = await rsm.get_listed_index(objects)
         index = RemoteLogIndex.parse(raw)
     except (CorruptSegment, ObjectNotFound):
         return None
     parsed = rsm.parse_key(objects[SegmentFile.LOG].key)
-    if parsed is None or index.size_bytes != objects[SegmentFile.LOG].size_bytes:
+    if parsed is None or index.size_bytes != log_bytes:
         return None
     return parsed.base_offset, index.last_offset
 
@@ -97,7 +102,7 @@ def _is_held(offsets: tuple[int, int], segments: Iterable[RemoteLogSegmentMetada
 
 
 class SegmentVerifier:
-    """One segment; `faults` are complete after `verify`.
+    """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
 
     `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
     """
@@ -118,18 +123,24 @@ class SegmentVerifier:
         self._reached = 0  # bytes of the log that count as done
         self.faults: list[Fault] = []
         self.lineage: tuple[EpochStart, ...] | None = None
+        self.is_encrypted = True
 
     async def verify(self, *, continues: bool) -> None:
         metadata = self._metadata
+        if not await self._metadata_are_its_own():
+            self._advance(metadata.segment_size_bytes)
+            self._txns.restart()
+            return
         index = await self._index()
         aborted = await self._aborted()
+        packing_there = await self._packing()
         await self._epochs()
         await self._kafka_files()
         txn_key = self._key(SegmentFile.TXN)
         self._txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
         spans = list(index.spans()) if index is not None else []
         check = SegmentCheck(metadata, spans, self._txns, continues=continues)
-        log_read = await self._read_log(check)
+        log_read = packing_there and await self._read_log(check)
         self._advance(metadata.segment_size_bytes)
         for finding in check.findings:
             file = SegmentFile.METADATA if finding.in_metadata else SegmentFile.LOG
@@ -143,6 +154,17 @@ class SegmentVerifier:
             Fault(tip.topic, tip.partition, f.object_key, f.byte_position, f.offset, f.what)
             for f in self._txns.end()
         )
+
+    async def _metadata_are_its_own(self) -> bool:
+        """False: nothing else can be held against them."""
+        try:
+            self.is_encrypted = await self._rsm.check_metadata(self._metadata)
+        except MetadataChanged as error:
+            self._fault(SegmentFile.METADATA, None, None, str(error))
+            return False
+        except (ObjectNotFound, DamagedObject):
+            return True  # each object that cannot be read is told by itself
+        return True
 
     async def _index(self) -> RemoteLogIndex | None:
         raw = await self._whole(SegmentFile.INDEX)
@@ -170,7 +192,7 @@ class SegmentVerifier:
         except CorruptSegment as error:
             self._fault(SegmentFile.TXN, None, None, str(error))
             return None
-        if not aborted:
+        if not aborted and self._metadata.copied_end_offset is None:
             self._fault(SegmentFile.TXN, None, None, "no entry, but has_aborted_txns is true")
         end_offset = self._metadata.stored_end_offset
         for number, entry in enumerate(aborted):
@@ -178,6 +200,10 @@ class SegmentVerifier:
                 what = f"lists a transaction from {entry.first_offset}, above the segment's end"
                 self._fault(SegmentFile.TXN, number * ENTRY_BYTES, entry.first_offset, what)
         return clip_aborted(aborted, self._metadata.end_offset)
+
+    async def _packing(self) -> bool:
+        """False: it is missing, so nothing of the log can be read."""
+        return not self._metadata.packed or await self._whole(SegmentFile.PACKING) is not None
 
     async def _epochs(self) -> None:
         raw = await self._whole(SegmentFile.EPOCHS)
@@ -239,6 +265,9 @@ class SegmentVerifier:
                 self._fault(SegmentFile.LOG, size, None, what)
         except ObjectNotFound:
             self._fault(SegmentFile.LOG, None, None, "object is missing")
+            return False
+        except DamagedObject as error:  # packed, and a block of it is not what was stored
+            self._fault(SegmentFile.LOG, None, None, str(error))
             return False
         return True
 

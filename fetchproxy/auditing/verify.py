@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -91,31 +90,27 @@ CHUNK_BYTES = 4 * 1024 * 1024
 PARTITIONS_AT_ONCE = 4
 
 Progress = Callable[[int, int], None]
-OnFault = Callable[[Fault], None]
 
 
 async def verify_archive(
     rsm: RemoteStorageManager,
     rlmm: StoreBackedRemoteLogMetadataManager,
     *,
-    topics: re.Pattern[str] | None = None,
     partitions: Sequence[TopicIdPartition] | None = None,
     metadata_topic: RemoteLogMetadataManager | None = None,
     on_progress: Progress = lambda done, total: None,
-    on_fault: OnFault = lambda fault: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> VerifyReport:
-    """Check every finished segment of `partitions`, or of topics whose whole name matches (all).
+    """Check every finished segment of `partitions` (None: of all).
 
-    `on_progress(bytes_done, bytes_total)` counts log bytes; `on_fault` is called as faults are
-    found, the report has them sorted. Where `metadata_topic` is given, the store is held against
-    what it says, too. A few partitions are read at once, each front to back.
+    `on_progress(bytes_done, bytes_total)` counts log bytes. Where `metadata_topic` is given, the
+    store is held against what it says, too. A few partitions are read at once, each front to back.
     Memory: the metadata of all segments, and per partition read at once a chunk, one segment's
     index and the largest batch (a batch whose size is corrupt may claim up to its segment's size).
     Raises RemoteStorageError where the store does not answer: then nothing is known.
     """
-    tips = await _partitions(rlmm, topics, partitions, metadata_topic)
-    run = _Run(rsm, rlmm, metadata_topic, on_progress, on_fault, chunk_bytes)
+    tips = await _partitions(rlmm, partitions, metadata_topic)
+    run = _Run(rsm, rlmm, metadata_topic, on_progress, chunk_bytes)
     await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
     run.progress(0)
     await for_each(tips, run.verify_partition, PARTITIONS_AT_ONCE)
@@ -130,34 +125,35 @@ async def verify_archive(
         segments_overlapping=run.segments_overlapping,
         not_known=tuple(sorted(run.not_known)),
         concerns=in_order(run.findings),
+        segments_not_encrypted=run.segments_not_encrypted,
     )
 
 
 async def metadata_faults(
     rsm: RemoteStorageManager,
     rlmm: StoreBackedRemoteLogMetadataManager,
-    topics: re.Pattern[str] | None = None,
-    partitions: Sequence[TopicIdPartition] | None = None,
+    partitions: Sequence[TopicIdPartition],
 ) -> tuple[Fault, ...]:
     """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
 
     Raises RemoteStorageError.
     """
-    run = _Run(rsm, rlmm, None, lambda done, total: None, lambda fault: None, CHUNK_BYTES)
-    await for_each(await _partitions(rlmm, topics, partitions), run.catalog, PARTITIONS_AT_ONCE)
+    run = _Run(rsm, rlmm, None, lambda done, total: None, CHUNK_BYTES)
+    await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
     return tuple(sorted(run.faults, key=place_of))
 
 
 async def _partitions(
     rlmm: StoreBackedRemoteLogMetadataManager,
-    topics: re.Pattern[str] | None,
     partitions: Sequence[TopicIdPartition] | None,
-    metadata_topic: RemoteLogMetadataManager | None = None,
+    metadata_topic: RemoteLogMetadataManager | None,
 ) -> Sequence[TopicIdPartition]:
-    every = await rlmm.list_partitions() if partitions is None else partitions
-    if metadata_topic is not None and partitions is None:
-        every = sorted({*every, *await metadata_topic.list_partitions()})
-    return [tip for tip in every if topics is None or topics.fullmatch(tip.topic)]
+    if partitions is not None:
+        return partitions
+    every = set(await rlmm.list_partitions())
+    if metadata_topic is not None:
+        every.update(await metadata_topic.list_partitions())
+    return sorted(every)
 
 
 def place_of(fault: Fault) -> tuple[str, int, str, int, int]:
@@ -172,13 +168,13 @@ class _Run:
     rlmm: StoreBackedRemoteLogMetadataManager
     metadata_topic: RemoteLogMetadataManager | None
     on_progress: Progress
-    on_fault: OnFault
     chunk_bytes: int
     bytes_total: int = 0
     bytes_done: int = 0
     segments: int = 0
     segments_unfinished: int = 0
     segments_overlapping: int = 0
+    segments_not_encrypted: int = 0
     gaps: list[RecordedGap] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     orphans: list[Orphan] = field(default_factory=list)
@@ -246,6 +242,8 @@ class _Run:
             if segment.faults and await self._is_gone(metadata):
                 self.segments -= 1
                 segment.faults.clear()
+            elif self.rsm.encrypts and not segment.is_encrypted:
+                self.segments_not_encrypted += 1
             self._report(segment.faults)
             if segment.lineage is not None:
                 found = lineage_faults(self.rsm, unconfirmed, metadata, segment.lineage, settled)
@@ -267,9 +265,7 @@ class _Run:
         return now.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
     def _report(self, faults: list[Fault]) -> None:
-        for fault in faults:
-            self.faults.append(fault)
-            self.on_fault(fault)
+        self.faults += faults
 
 
 def lineage_faults(

@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 from fetchproxy import __version__
 
 COMMANDS = (
-    *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "report"),
-    *("backfill", "resolve", "index", "user", "config"),
+    *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "mirror"),
+    *("report", "backfill", "resolve", "index", "user", "keys", "config"),
 )
 
 

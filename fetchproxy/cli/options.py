@@ -26,6 +26,7 @@ from fetchproxy.errors import ConfigError
 NAMED_KEYS = {
     "bootstrap": "cluster.bootstrap",
     "store": "store.url",
+    "source": "store.url",
     "listen": "gateway.listen",
     "advertise": "gateway.advertise_host",
     "archive": "archive.topics",
@@ -50,6 +51,15 @@ SHARED: dict[str, Any] = {
             metavar="URL",
             help="The archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
             "webhdfs://host:port/path.",
+        ),
+    ],
+    "source": Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            envvar="FETCHPROXY_STORE_URL",
+            metavar="URL",
+            help="The archive; as --store of other commands.",
         ),
     ],
     "listen": Annotated[
@@ -204,7 +214,7 @@ def read_settings(context: typer.Context, file: Path | None) -> Loaded:
     overrides = [_assignment(context, text) for text in context.params.get("assignments") or ()]
     for parameter, key in NAMED_KEYS.items():
         if parameter in context.params and is_given(context, parameter):
-            option = "--" + parameter.replace("_", "-")
+            option = "--from" if parameter == "source" else "--" + parameter.replace("_", "-")
             overrides.append(Setting(key, context.params[parameter], option))
     return load(file, os.environ, overrides)
 

@@ -19,7 +19,7 @@ import structlog
 import typer
 
 from fetchproxy.config.values import mask_text
-from fetchproxy.errors import CorruptSegment, FetchProxyError
+from fetchproxy.errors import CorruptSegment, FetchProxyError, leaves
 from fetchproxy.runtime.loop import TimedEventLoop
 
 log = structlog.get_logger(__name__)
@@ -38,8 +38,8 @@ def users_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        messages = [str(leaf) or type(leaf).__name__ for leaf in _leaves(error)]
-        if not all(_is_users(leaf) for leaf in _leaves(error)):
+        messages = [str(leaf) or type(leaf).__name__ for leaf in leaves(error)]
+        if not all(_is_users(leaf) for leaf in leaves(error)):
             raise
         line = " ".join("; ".join(dict.fromkeys(messages)).split())
         typer.echo(f"fetchproxy: {mask_text(line)}", err=True)
@@ -81,14 +81,6 @@ async def _until_signal(work: Coroutine[None, None, T]) -> T | None:
 def _forget_signals(loop: asyncio.AbstractEventLoop) -> None:
     for number in _SIGNALS:
         loop.remove_signal_handler(number)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _is_users(error: BaseException) -> bool:

@@ -151,11 +151,13 @@ def print_summary(report: VerifyReport, failures: Iterable[Failure] = ()) -> Non
     for what in report.not_known:
         typer.echo(f"not known: {what}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
+    plain = report.segments_not_encrypted
     typer.echo(
         f"{count(report.segments, 'segment')}, {decimal(report.size_bytes)} in "
         f"{count(report.partitions, 'partition')}"
         f"{f', {unfinished} unfinished' if unfinished else ''}"
-        f"{f', {overlapping} copied twice in part' if overlapping else ''}: "
+        f"{f', {overlapping} copied twice in part' if overlapping else ''}"
+        f"{f', {plain} not encrypted' if plain else ''}: "
         f"{_verdict(report, failures)}"
     )
 
@@ -169,6 +171,7 @@ def report_json(report: VerifyReport, failures: Iterable[Failure] = ()) -> dict[
         "segments": report.segments,
         "segments_unfinished": report.segments_unfinished,
         "segments_overlapping": report.segments_overlapping,
+        "segments_not_encrypted": report.segments_not_encrypted,
         "size_bytes": report.size_bytes,
         "faults": [asdict(fault) for fault in report.faults],
         "concerns": [concern.as_json() for concern in report.concerns],

@@ -25,6 +25,7 @@ from fetchproxy.config.memory_plan import within_ceiling
 from fetchproxy.config.rules import (
     GONE,
     archive_only_fault,
+    encryption_fault,
     group_fault,
     log_dirs_fault,
     metadata_topic_fault,
@@ -182,6 +183,7 @@ OPTION_VARIABLES = frozenset(
         *("SPARK", "SPARK_MASTER", "SPARK_CONF", "MERGE_BYTES_MAX", "REPORT_OUT"),
         *("REPORT_PARQUET", "BACKFILL_PARQUET", "BACKFILL_TO_TOPIC", "BACKFILL_OPTION"),
         *("BACKFILL_RANGE_BYTES", "BACKFILL_APPEND", "BACKFILL_COMPRESSION"),
+        *("MIRROR_TO", "MIRROR_COMPARE", "MIRROR_WITH_DAMAGED", "MIRROR_BYTES_PER_S"),
     )
 )
 
@@ -395,6 +397,7 @@ def _relation_faults(config: Config, chosen: Mapping[str, Setting]) -> list[str]
         *tls_faults(config.gateway, config.cluster),
         sasl_fault(config.cluster),
         archive_only_fault(config, places),
+        encryption_fault(config),
         log_dirs_fault(config.archive),
         group_fault(config.archive),
         metadata_topic_fault(config.archive, config.metadata),

@@ -80,7 +80,8 @@ def fixed_parts(config: Config) -> dict[str, int]:
     if remote.disk_cache_dir is not None:
         parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * remote.chunk_bytes
     if archive.topics is not None:
-        a_worker = 2 * FETCH_BYTES_MAX + PARTS_IN_FLIGHT_MAX * PART_BYTES
+        # The client of uploads has one part more than are in flight, and gathers the next.
+        a_worker = 2 * FETCH_BYTES_MAX + (PARTS_IN_FLIGHT_MAX + 2) * PART_BYTES
         parts["archive.workers_max"] = archive.workers_max * a_worker
     return parts
 

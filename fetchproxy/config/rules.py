@@ -67,6 +67,19 @@ def _openness_fault(config: Config, places: Mapping[str, str]) -> str | None:
     )
 
 
+# What encryption at rest demands. Pure.
+
+
+def encryption_fault(config: Config) -> str | None:
+    """The disk cache keeps records as clients get them, for longer than the process lives."""
+    if config.store.encryption_keys is None or config.remote_fetch.disk_cache_dir is None:
+        return None
+    return (
+        "remote_fetch.disk_cache_dir is set and store.encryption_keys too: the disk cache would "
+        "hold records in the clear"
+    )
+
+
 # What the keys of `archive` demand of each other. Pure.
 
 

@@ -5,7 +5,7 @@ section.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +18,7 @@ from fetchproxy.config.values import (
     OptionalHostName,
     OptionalHostPortText,
     OptionalHttpUrl,
+    OptionalKeyRing,
     OptionalNodeMap,
     OptionalNodeNames,
     OptionalPaths,
@@ -61,12 +62,16 @@ class ArchiveConfig(Section):
         64 * MiB, description="a segment is cut at this size", ge=KiB, le=8 * GiB
     )
     segment_age_max_ms: Duration = Field(
-        600_000, description="or when its first batch was read this long ago", ge=1
+        600_000,
+        description="a segment is also cut when its first batch was read this long ago",
+        ge=1,
     )
     rlm_process_interval_ms: Duration = Field(
-        1_000, description="between two looks at a partition", ge=1
+        1_000, description="time between two turns of a partition", ge=1
     )
-    rlm_retry_interval_ms: Duration = Field(5_000, description="after a remote error", ge=1)
+    rlm_retry_interval_ms: Duration = Field(
+        5_000, description="time until a partition's next turn after a remote error", ge=1
+    )
     workers_max: int = Field(4, description="partitions processed at once", ge=1)
     # No longer than objects without metadata are left alone (`WritingLimits.orphan_age_min_ms`): an
     # upload whose answer was lost may take this, and what it brings must not go meanwhile.
@@ -93,10 +98,11 @@ class ArchiveConfig(Section):
     )
     local_index_dir: Path | None = Field(
         None,
-        description="where this process keeps the archive's indexes, so that a reader's first look "
-        "into a segment costs one request to the store less; rebuilt from the store if lost, and "
-        "of one process alone. Not set: none, as it is of use only in a folder that lasts, takes "
-        "0.2% of the archive's size, and is filled by a request for each segment",
+        description="folder in which this process keeps the archive's indexes, so that a reader's "
+        "first look into a segment costs one request less. It takes 0.2% of the "
+        "archive's size and one request for each segment, and is rebuilt from the "
+        "store if it is lost. Use it only in a lasting folder, one for each process; "
+        "not set: no local indexes",
     )
     margin_warn_share: float = Field(
         0.5,
@@ -109,8 +115,8 @@ class ArchiveConfig(Section):
     # --- leadership ---
     group_id: str | None = Field(
         None,
-        description="archivers that name the same consumer group share the partitions between "
-        "them, one leads each; not set: this archiver leads all and must be the only one",
+        description="archivers with the same consumer group share the partitions: each partition "
+        "has one leader. Not set: this archiver leads all and must be the only one",
     )
     group_instance_id: str | None = Field(
         None,
@@ -185,8 +191,9 @@ class ArchiveConfig(Section):
     )
     topic_deletion_grace_ms: Duration = Field(
         86_400_000,
-        description="the cluster must have denied such a topic for this long at every look: a day "
-        "is time to notice a mistake, and for a cluster that shows itself by half",
+        description="the archive of a topic is deleted once every look at the cluster for this "
+        "long has found no such topic. A day leaves time to notice a mistake, and for "
+        "a cluster to recover that shows only some of its topics",
         ge=0,
     )
 
@@ -202,8 +209,9 @@ class ArchiveOnlyConfig(Section):
     )
     open_to_anybody: bool = Field(
         False,
-        description="whoever reaches the listener may read the whole archive; beyond loopback it "
-        "starts with this, with `users_file` or with `gateway.tls_client_auth = required` only",
+        description="everybody who reaches the listener may read the whole archive. Beyond "
+        "loopback archive-only mode starts only with this, with `users_file`, or with "
+        "`gateway.tls_client_auth = required`",
     )
     users_file: Path | None = Field(
         None,
@@ -223,8 +231,9 @@ class ArchiveOnlyConfig(Section):
     )
     groups_bytes_max: Size = Field(
         256 * MiB,
-        description="what members of all groups brought and were given, and committed offsets, "
-        "names included; above it members and new commits are turned away",
+        description="memory for what members of all groups have sent and received, and for "
+        "committed offsets, with all names; above it new members and commits are "
+        "refused",
         ge=KiB,
     )
 
@@ -258,8 +267,9 @@ class MetadataConfig(Section):
     )
     topic_name: str = Field(
         "__remote_log_metadata",
-        description="another name is needed where the brokers have tiered storage of their own, "
-        "which takes this one, or for a second archive of the same cluster",
+        description="name of the metadata topic. Choose another if the brokers have tiered "
+        "storage of their own, which uses this one, or for a second archive of the "
+        "same cluster",
     )
     topic_partitions: int = Field(
         50,
@@ -277,13 +287,15 @@ class MetadataConfig(Section):
     )
     view_age_max_ms: Duration = Field(
         30_000,
-        description="a partition's view that is older and still in use is read again in the "
-        "background: so long what another process has deleted may still be served",
+        description="a view of a partition that is in use is read again in the background when it "
+        "is older than this. Until then records that another process has deleted may "
+        "still be served",
         ge=1,
     )
     metadata_read_max_ms: Duration = Field(
         10_000,
-        description="a listing or a read of metadata is given up when nothing came for so long",
+        description="a listing or a read of metadata ends with an error when nothing has come for "
+        "this long",
         ge=1,
     )
 
@@ -321,17 +333,17 @@ class RemoteFetchConfig(Section):
     chunk_cache_bytes_max: Size = Field(256 * MiB, description="memory of the chunk cache", ge=0)
     read_ahead_chunks_max: int = Field(
         16,
-        description="most chunks read ahead of a sequential reader, also across segments; reached "
-        "only by one that has to wait with fewer, and all readers' together at most half of the "
-        "cache; 0: none",
+        description="most chunks that are read ahead of a sequential reader, also across "
+        "segments. A reader gets so many only if fewer make it wait; all readers "
+        "together get at most half of the cache. 0: none",
         ge=0,
     )
     client_bytes_per_s_max: Size = Field(
         0,
-        description="archived bytes a second that one client may have, over all its connections: "
-        "who shows one certificate, else one address (of IPv6 a /64), whatever client ids it says; "
-        "above it is throttled as by a broker's quota (consumer_byte_rate); relayed bytes do not "
-        "count; 0: no limit",
+        description="archived bytes a second for one client over all its connections. A client is "
+        "a certificate, or else an address (of IPv6 a /64), whatever client ids it "
+        "sends. Above the limit it is throttled as by a broker's quota "
+        "(consumer_byte_rate). Relayed bytes do not count. 0: no limit",
         ge=0,
     )
     index_cache_bytes_max: Size = Field(
@@ -346,13 +358,13 @@ class RemoteFetchConfig(Section):
     )
     disk_cache_bytes_max: Size = Field(
         10_240 * MiB,
-        description="of that folder; the longest unused chunk goes before this is reached",
+        description="size of that folder; the chunks that were unused longest are removed first",
         ge=MiB,
     )
     hedged_reads_share_max: float = Field(
         0.05,
-        description="share of range reads that are asked a second time when slow, to take the "
-        "faster answer; what a store is asked more at most; 0: none",
+        description="share of range reads that may be sent a second time when they are slow; the "
+        "faster answer counts. The store gets at most so many more requests. 0: none",
         ge=0,
         le=1,
     )
@@ -366,22 +378,40 @@ class StoreConfig(Section):
 
     url: OptionalUrl = Field(
         None,
-        description="file:///path, s3://bucket/prefix?endpoint_url=… or webhdfs://host:port/path",
+        description="file:///path, s3://bucket/prefix?endpoint_url=…, gs://bucket/prefix, "
+        "az://container/prefix or webhdfs://host:port/path",
     )
     hdfs_token_file: Path | None = Field(
         None,
         description="holds a delegation token for an HDFS, read at the first request and again when"
-        " the token is refused; none: the URL's user is believed, as HDFS does without Kerberos",
+        " the token is refused; none: one is got by Kerberos where HDFS wants that, and else the"
+        " URL's user is believed",
     )
     connections_max: int = Field(
-        32, description="to the store; range reads of S3 have as many of their own", ge=1
+        32,
+        description="to the store; range reads and uploads of S3 have as many of their own each",
+        ge=1,
     )
     timeout_ms: Duration = Field(
         20_000,
-        description="silence of the store within an answer; longer for a store or a link that is "
-        "slow. Three times this for sending a part of 8 MiB (140 KiB/s by default), and at most "
-        "3 s of it for a connection; then it is tried again",
+        description="how long the store may be silent within an answer; raise it for a slow store "
+        "or link. Sending a part of 8 MiB may take three times this (140 KiB/s by "
+        "default), and a connection at most 3 s of it. Then the request is tried "
+        "again",
         ge=100,
+    )
+
+    compression: Literal["none", "zstd"] = Field(
+        "none",
+        description="of segments that are written from now on and whose batches are not compressed;"
+        " zstd takes a third to a half of the space and some CPU. All are read, whatever it says",
+    )
+
+    encryption_keys: OptionalKeyRing = Field(
+        None,
+        description="key ring that encrypts new segments and opens encrypted ones: the path of a "
+        "file of `fetchproxy keys`, or aws-kms://REGION/KEY. With ?required=true segments that are "
+        "not encrypted are refused. Of several, the first one encrypts, and all open",
     )
 
     # A store that takes a connection at all does so in a round trip or two.
@@ -399,7 +429,13 @@ class StoreConfig(Section):
         return 3 * self.timeout_ms
 
 
-# The section `tls` of the configuration. Declares keys and nothing else.
+# TLS, of the section `tls` and of the keys that the listener and the brokers' side have alike.
+
+KeyFile = Annotated[
+    Path | None,
+    Field(description="PEM of the private key; default: it is in the certificate's file"),
+]
+KeyPassword = Annotated[OptionalSecret, Field(description="of the private key (ssl.key.password)")]
 
 
 class TlsConfig(Section):
@@ -474,15 +510,16 @@ class GatewayConfig(Section):
     )
     gap_policy: Literal["skip", "error"] = Field(
         "skip",
-        description="what a reader gets at offsets that were lost before they could be archived: "
-        "the first records behind them, as Kafka reads a hole that compaction left (skip), or "
-        "INVALID_RECORD, on which consumers stop, except aiokafka, which waits there (error)",
+        description="what a reader gets at offsets that were lost before they could be archived. "
+        "skip: the first records behind them, as at a hole that compaction left. "
+        "error: INVALID_RECORD, which stops consumers; aiokafka waits there",
     )
     held_max_ms: Duration = Field(
         1_800_000,
-        description="how long a reader waits for an offset that an archiver says it is gathering; "
-        "then it is led on behind it. Longer than archive.segment_age_max_ms, or readers pass over "
-        "what would have been archived; thrice its default",
+        description="how long a reader waits for an offset that an archiver is gathering; after "
+        "that it continues behind it. Keep it longer than archive.segment_age_max_ms, "
+        "or readers skip records that would have been archived; the default is three "
+        "times the default of that key",
         ge=1_000,
     )
     permit_ttl_ms: Duration = Field(
@@ -496,16 +533,12 @@ class GatewayConfig(Section):
         description="PEM, the certificate first, then its chain; clients then speak TLS only "
         "(ssl.keystore.certificate.chain)",
     )
-    tls_key_file: Path | None = Field(
-        None, description="PEM of the private key; default: it is in the certificate's file"
-    )
-    tls_key_password: OptionalSecret = Field(
-        None, description="of the private key (ssl.key.password)"
-    )
+    tls_key_file: KeyFile = None
+    tls_key_password: KeyPassword = None
     tls_client_auth: Literal["none", "requested", "required"] = Field(
         "none",
-        description="whether clients show a certificate (ssl.client.auth); it opens the listener "
-        "and is no principal to the broker",
+        description="whether clients show a certificate (ssl.client.auth); it admits them to this "
+        "listener, and the broker does not learn of it",
     )
     tls_client_ca_file: Path | None = Field(
         None, description="PEM of the authorities that clients' certificates come from"
@@ -515,12 +548,13 @@ class GatewayConfig(Section):
         description="one port for all brokers: the name that clients bootstrap with; needs TLS",
     )
     sni_node_pattern: OptionalNodeNames = Field(
-        None, description="and the name of each broker, such as broker-{node_id}.kafka.example.com"
+        None,
+        description="with it: the name of each broker, such as broker-{node_id}.kafka.example.com",
     )
     sni_port_advertised: int = Field(
         0,
-        description="port that clients are told with it, where a load balancer is in front; 0: "
-        "the listener's own",
+        description="port that clients are told with these names, if a load balancer is in front; "
+        "0: the listener's own",
         ge=0,
         le=65535,
     )
@@ -544,9 +578,9 @@ class ProcessConfig(Section):
 
     memory_bytes_max: Size = Field(
         0,
-        description="ceiling of all memory that has a limit, which is all but segments' metadata "
-        "(80 bytes each): limits that are not set shrink until they fit, what does not fit stops "
-        "the start; 0: each limit counts for itself",
+        description="ceiling of all memory that has a limit (everything but segments' metadata, "
+        "80 bytes each). Limits that are not set shrink until they fit; the process "
+        "does not start if they cannot. 0: each limit counts for itself",
         ge=0,
     )
 
@@ -569,13 +603,13 @@ class ClusterConfig(Section):
         "127.0.0.1:9092", description="host:port[,host:port…] of the brokers"
     )
     request_max_ms: Duration = Field(
-        10_000, description="an answer of a broker may take this", ge=1
+        10_000, description="how long a broker may take for an answer", ge=1
     )
     client_id: str = Field("fetchproxy", description="client.id of the proxy's own requests")
     connect_max_ms: Duration = Field(
         3_000,
-        description="to reach a broker, for the proxy's own requests and for clients; far below "
-        "request_max_ms, which a dead broker would use up",
+        description="how long connecting to a broker may take, for the proxy's own requests and "
+        "for clients; keep it far below request_max_ms, or a dead broker uses that up",
         ge=1,
     )
     frame_bytes_max: Size = Field(
@@ -595,10 +629,8 @@ class ClusterConfig(Section):
     tls_certificate_file: Path | None = Field(
         None, description="PEM that the proxy shows to brokers that ask for one (mTLS), with chain"
     )
-    tls_key_file: Path | None = Field(
-        None, description="PEM of its private key; default: it is in the certificate's file"
-    )
-    tls_key_password: OptionalSecret = Field(None, description="of the private key")
+    tls_key_file: KeyFile = None
+    tls_key_password: KeyPassword = None
     tls_verify_hostname: bool = Field(
         True,
         description="the certificate must be for the name that the broker is dialed by "
@@ -623,7 +655,8 @@ class ClusterConfig(Section):
         description="holds a token (JWT) that something else renews; read at each authentication",
     )
     sasl_oauthbearer_token_endpoint_url: OptionalHttpUrl = Field(
-        None, description="or tokens are fetched from here by client credentials (RFC 6749, 4.4)"
+        None,
+        description="where the proxy fetches tokens itself, by client credentials (RFC 6749, 4.4)",
     )
     sasl_oauthbearer_client_id: str | None = Field(None, description="for the token endpoint")
     sasl_oauthbearer_client_secret: OptionalSecret = Field(

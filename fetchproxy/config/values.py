@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from socket import inet_aton
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
@@ -153,6 +153,60 @@ def parse_attachments(text: str) -> list[Attachment]:
             raise ValueError(f"{name} comes twice")
         found[name] = Attachment(name, url, topic)
     return list(found.values())
+
+
+# `store.encryption_keys`: where the key ring is. Text only.
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRingPlace:
+    """`path` of a file, or `region`, `key` and `endpoint_url` of a key service.
+
+    `key` "": segments are only read. `required`: those that are not encrypted are refused.
+    """
+
+    path: Path | None = None
+    region: str = ""
+    key: str = ""
+    endpoint_url: str | None = None
+    required: bool = False
+
+    @property
+    def without_options(self) -> KeyRingPlace:
+        return replace(self, required=False)
+
+
+def parse_key_ring(text: str) -> KeyRingPlace:
+    """`/path`, `file:///path` or `aws-kms://REGION/KEY?endpoint_url=…`; all take `required=true`.
+
+    Raises ValueError.
+    """
+    parts = urlsplit(text)
+    query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    required = query.pop("required", "false")
+    if required not in ("true", "false"):
+        raise ValueError("required is neither true nor false")
+    path = unquote(parts.path)
+    if parts.scheme == "aws-kms" and parts.netloc:
+        endpoint_url = query.pop("endpoint_url", None)
+        if endpoint_url is not None:
+            _parse_http_url(endpoint_url)
+        place = KeyRingPlace(None, parts.netloc, path[1:], endpoint_url, required == "true")
+    elif parts.scheme in ("", "file") and not parts.netloc and path.startswith("/"):
+        place = KeyRingPlace(Path(path), required=required == "true")
+    else:
+        raise ValueError("expected the absolute path of a file, or aws-kms://REGION/KEY")
+    if query or parts.fragment:
+        raise ValueError("has parameters that are not known")
+    return place
+
+
+def parse_key_rings(text: str) -> tuple[KeyRingPlace, ...]:
+    """One, or several separated by commas: the first one encrypts. Raises ValueError."""
+    places = tuple(parse_key_ring(part.strip()) for part in text.split(","))
+    if len({place.without_options for place in places}) < len(places):
+        raise ValueError("one key ring comes twice")
+    return places
 
 
 # `gateway.node_map`: which port stands for which broker, and what clients are told. Text only.
@@ -426,6 +480,14 @@ OptionalUrl = Annotated[
     str | None,
     _checked_by(_parse_url),
     TextForm("a URL such as file:///var/lib/archive or s3://bucket/prefix"),
+]
+OptionalKeyRing = Annotated[
+    str | None,
+    _checked_by(parse_key_rings),
+    TextForm(
+        "the absolute path of a file, or aws-kms://REGION/KEY; ?required=true behind it; several "
+        "separated by commas"
+    ),
 ]
 OptionalHttpUrl = Annotated[
     str | None,

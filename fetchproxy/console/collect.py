@@ -34,6 +34,7 @@ from fetchproxy.console.status import (
     StoreStatus,
     archiver_status,
     is_same_archive,
+    largest_clients,
     partition_status,
     with_work,
 )
@@ -57,6 +58,7 @@ from fetchproxy.observability.health import (
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
 from fetchproxy.runtime.loop import each_of
+from fetchproxy.serving.appetite import Appetites, ClientStatus
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcern, read_concerns
 from fetchproxy.writing.leadership import LeadershipState
@@ -80,6 +82,7 @@ class Surroundings:
     `work`: what this process' own archiver does with a partition, None: it has not got it.
     `archiver`: how it stands to others, how many partitions it leads and follows, and the topics
     that it refuses, with the reason; None where there is none. `concerns`: what it has decided.
+    `appetites`: of the clients; None where none are served.
     """
 
     mode: str
@@ -89,6 +92,7 @@ class Surroundings:
     work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tip: None
     archiver: Callable[[], Archiver | None] = lambda: None
     concerns: Callable[[], ArchiverConcerns | None] = lambda: None
+    appetites: Callable[[], Appetites | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +169,11 @@ class StatusCollector:
         found = await self._found(now)
         table = PartitionTable(asked, found.conditions)
         await asyncio.sleep(0)
+        clients: tuple[ClientStatus, ...] = ()
+        clients_total = 0
         if asked != NO_PARTITIONS:
             await self._fill(table)
+            clients, clients_total = await self._clients()
         shown = table.conditions_shown(found.conditions)
         await asyncio.sleep(0)
         return Status(
@@ -193,6 +200,8 @@ class StatusCollector:
             brokers=self._around.brokers(),
             conditions=tuple([one.as_json_at(now) async for one in each_of(shown, LINES_AT_ONCE)]),
             condition_counts=found.counts,
+            clients=clients,
+            clients_total=clients_total,
         )
 
     async def run(self) -> None:
@@ -341,6 +350,14 @@ class StatusCollector:
         async for tip in each_of(self._tips, LINES_AT_ONCE):
             now = asyncio.get_running_loop().time()
             table.add(with_work(self._partition_line(tip), self._around.work(tip), now))
+
+    async def _clients(self) -> tuple[tuple[ClientStatus, ...], int]:
+        """Those that are shown, and how many there are."""
+        appetites = self._around.appetites()
+        if appetites is None:
+            return (), 0
+        consumers = appetites.consumers()
+        return await largest_clients(consumers, appetites.clock()), len(consumers)
 
     def _archiver(self) -> ArchiverStatus | None:
         found = self._around.archiver()

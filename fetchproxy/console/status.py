@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +23,7 @@ from fetchproxy.observability.health import (
     first_of_each_kind,
 )
 from fetchproxy.runtime.loop import each_of
+from fetchproxy.serving.appetite import ClientStatus, Consumer
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.leadership import LeadershipState
@@ -177,6 +180,7 @@ class Status:
     one sentence for each kind that waits for a person: both are made of the conditions. `archiver`
     is None where this process does not archive. `partitions`: as asked for, those with a fault
     first, then by topic and partition; `topics` and the totals are of all that there are.
+    `clients`: those that read most bytes, CLIENTS_MAX of `clients_total`.
     """
 
     version: str
@@ -199,6 +203,8 @@ class Status:
     topics: tuple[TopicStatus, ...] = ()
     partitions_total: int = 0
     partitions_matching: int = 0
+    clients: tuple[ClientStatus, ...] = ()
+    clients_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +346,24 @@ class PartitionTable:
             size_bytes=before.size_bytes + line.size_bytes,
             deleted_in_seconds=min(left, default=None),
         )
+
+
+# The clients of a status.
+
+CLIENTS_MAX = 50
+# There may be as many as connections; one takes some 3 µs.
+_CLIENTS_AT_ONCE = 100
+
+
+async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[ClientStatus, ...]:
+    """In one pass, those that read most bytes first. Some may leave meanwhile."""
+    rows: list[ClientStatus] = []
+    for first in range(0, len(consumers), _CLIENTS_AT_ONCE):
+        some = consumers[first : first + _CLIENTS_AT_ONCE]
+        rows += [one.status(now) for one in some if one.readers]
+        rows = heapq.nlargest(CLIENTS_MAX, rows, key=lambda row: (row.bytes_per_s, row.pauses))
+        await asyncio.sleep(0)
+    return tuple(rows)
 
 
 # One partition's line of the console, from what archive and broker last said. Pure.

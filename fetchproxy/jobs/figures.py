@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import HEADER_BYTES, CompressionType, decompress, walk
 
-from fetchproxy.errors import ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
@@ -188,7 +188,7 @@ async def _sampled(
     for i in spread_evenly(len(view.segments), SAMPLED_SEGMENTS_MAX):
         try:
             found += sample_codecs(await _beginning(rsm, view.segments[i]))
-        except (ObjectNotFound, RangeNotSatisfiable, WireError, ValueError):
+        except (CorruptSegment, ObjectNotFound, RangeNotSatisfiable, WireError, ValueError):
             unreadable += 1  # what is wrong with it says `verify`
     return add_codecs(found), unreadable
 

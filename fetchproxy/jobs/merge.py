@@ -96,7 +96,10 @@ def merge_work(
 async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
     by_store = config.metadata.manager == "store"  # then no brokers are needed
     opened = stored_archive(config, writes=True) if by_store else managed_archive(config)
-    async with opened as archive, Spool(config.archive.spool_dir) as spool:
+    async with (
+        opened as archive,
+        Spool(config.archive.spool_dir, encrypted=archive.rsm.encrypts) as spool,
+    ):
         yield ToMerge(archive, spool)
 
 

@@ -90,13 +90,13 @@ def bar_chart(title: str, bars: Sequence[Bar], ticks: Sequence[tuple[float, str]
     return "".join([*parts, "</svg>"])
 
 
-def round_ticks(top: float, base: int = 1000) -> list[float]:
-    """A few round numbers from 0 up to at least `top`; `base` as bytes are counted."""
+def round_ticks(top: float) -> list[float]:
+    """A few round numbers from 0 up to at least `top`."""
     if top <= 0:
         return [0.0, 1.0]
     step = 1.0
-    while step * base <= top / _TICKS:
-        step *= base
+    while step * 1000 <= top / _TICKS:
+        step *= 1000
     for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         if step * factor * _TICKS >= top:
             step *= factor
@@ -274,12 +274,12 @@ def _byte_ticks(values: Iterable[float]) -> list[tuple[float, str]]:
     return [(tick, decimal(round(tick))) for tick in round_ticks(max(values, default=0.0))]
 
 
-def fewer(days: Sequence[Day], bars_max: int = BARS_MAX) -> list[Day]:
-    """As many at most, each then of so many days that all have their place; empty ones too."""
+def fewer(days: Sequence[Day]) -> list[Day]:
+    """BARS_MAX at most, each then of so many days that all have their place; empty ones too."""
     if not days:
         return []
     first, last = days[0].day, days[-1].day
-    width = -(-(last - first + 1) // bars_max)
+    width = -(-(last - first + 1) // BARS_MAX)
     sums = {at: [0, 0, 0] for at in range(first, last + 1, width)}
     for day in days:
         total = sums[first + (day.day - first) // width * width]

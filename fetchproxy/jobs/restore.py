@@ -125,7 +125,7 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
 
 async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tell) -> RestoredGroup:
     (rsm, rlmm), follower = opened
-    lost = await metadata_faults(rsm, rlmm, partitions=tips)
+    lost = await metadata_faults(rsm, rlmm, tips)
     repaired = await repair_archive(rsm, rlmm, lost, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
     done = await restore_archive(
         rlmm, follower, wall_clock_ms=wall_clock_ms, partitions=tips, dry_run=dry_run

@@ -25,7 +25,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from fetchproxy.archive import for_executors, in_loop
 from fetchproxy.config.schema import Config, LogConfig
-from fetchproxy.errors import FetchProxyError, PipelineFailed
+from fetchproxy.errors import FetchProxyError, PipelineFailed, leaves
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import keep_what_is_loaded
 
@@ -371,7 +371,7 @@ def _domain_errors(name: str) -> Iterator[list[Failure]]:
     try:
         yield failures
     except* (FetchProxyError, OSError) as group:
-        errors = list(_leaves(group))
+        errors = list(leaves(group))
         text = "; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors))
         retriable = all(getattr(e, "retriable", True) for e in errors)
         failures.append(Failure(name, text, retriable))
@@ -489,11 +489,3 @@ class _watched:
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_S):
             self._on_progress(self._look())
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

@@ -157,6 +157,7 @@ def together(reports: Iterable[VerifyReport]) -> VerifyReport:
         segments_overlapping=sum(report.segments_overlapping for report in every),
         not_known=tuple(sorted(what for report in every for what in report.not_known)),
         concerns=in_order(found for report in every for found in report.concerns),
+        segments_not_encrypted=sum(report.segments_not_encrypted for report in every),
     )
 
 

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
 from struct import error as StructError
-from types import TracebackType
 from typing import NamedTuple, Self
 from uuid import UUID
 
@@ -202,12 +201,7 @@ class Collecting:
         self._tasks = await asyncio.TaskGroup().__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         tasks, self._tasks = self._tasks, None
         for put in self._puts:
             put.cancel()

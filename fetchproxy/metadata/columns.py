@@ -33,7 +33,7 @@ from fetchproxy.segments.records import (
     NO_OFFSET,
     SEGMENT_EPOCH,
     SEGMENT_HEAD,
-    SEGMENT_TAIL,
+    SEGMENT_TAILS,
     START_AT,
     TAIL_FIELDS,
     Entry,
@@ -65,6 +65,7 @@ class SegmentExtent(NamedTuple):
     stored_end_offset: int
     size_bytes: int
     has_aborted_txns: bool
+    packed: bool
 
 
 class EpochPool:
@@ -290,8 +291,9 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             stored = array("q", map(copied.get, ids, ends))
         sizes = self._column("segment_size_bytes", index)
         aborted = map(bool, self._column("has_aborted_txns", index))
+        packed = map(bool, self._column("packed", index))
         starts = self._column("start_offset", index)
-        return map(SegmentExtent, ids, starts, ends, stored, sizes, aborted)
+        return map(SegmentExtent, ids, starts, ends, stored, sizes, aborted, packed)
 
     def bounds(self) -> Iterator[tuple[int, int]]:
         """(start offset, end offset) of each, both inclusive."""
@@ -371,7 +373,8 @@ class EntryRows:
         _, body, end, epochs = entry
         if epochs < 0:
             return False
-        tail = SEGMENT_TAIL.unpack_from(self._entries, end - SEGMENT_TAIL.size)
+        packed, absent = SEGMENT_TAILS[self._entries[body + 1]]
+        tail = packed.unpack_from(self._entries, end - packed.size) + absent
         if tail[_STATE] != _FINISHED:
             return False
         self._taken.append(entry)
@@ -405,13 +408,13 @@ class EntryRows:
         return Columns(bytearray(b"".join(ids)), values, epochs, pool, clipped)
 
     def _epochs(self, pool: EpochPool) -> list[int]:
-        entries, start_at, tail = self._entries, 2 + START_AT, SEGMENT_TAIL.size
+        entries, start_at, size = self._entries, 2 + START_AT, SEGMENT_EPOCH.size
         return [
             pool.number(
-                entries[body + EPOCHS_AT : end - tail],
+                entries[body + EPOCHS_AT : body + EPOCHS_AT + size * epochs],
                 entries[body + start_at : body + start_at + 8],
             )
-            for _, body, end, _ in self._taken
+            for _, body, _, epochs in self._taken
         ]
 
     def decoded(self, tip: TopicIdPartition, where: str) -> Iterator[MetadataEvent]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import IO, Self
 from uuid import UUID
 
@@ -481,12 +480,7 @@ class KeptEvents:
             self._writer = self._tasks.create_task(self._run(), name="metadata cache")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._tasks is None or self._writer is None:
             return
         async with self._disk:  # not in the middle of a flush: what it has taken would be lost

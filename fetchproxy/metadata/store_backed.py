@@ -547,7 +547,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                     await self._rsm.delete_log_start_offset(lower)
                 except RemoteStorageError as error:
                     log.warning(
-                        "lower_log_start_kept",
+                        "old_log_start_not_deleted",
                         topic=tip.topic,
                         partition=tip.partition,
                         error=str(error),

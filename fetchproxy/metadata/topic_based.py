@@ -672,5 +672,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             )
         except RemoteStorageError as error:
             log.warning(
-                "lower_log_start_kept", topic=tip.topic, partition=tip.partition, error=str(error)
+                "old_log_start_not_deleted",
+                topic=tip.topic,
+                partition=tip.partition,
+                error=str(error),
             )

@@ -40,6 +40,9 @@ class Kind(StrEnum):
     # This process, and what it depends on.
     BROKERS_AWAY = "brokers_away"
     STORE_FAILING = "store_failing"
+    STORE_THROTTLES = "store_throttles"
+    SEGMENTS_LOCKED = "segments_locked"
+    SEGMENT_METADATA_CHANGED = "segment_metadata_changed"
     ARCHIVE_MISSING = "archive_missing"
     ARCHIVE_MISMATCH = "archive_mismatch"
     ARCHIVE_LISTING_FAILING = "archive_listing_failing"
@@ -99,6 +102,25 @@ MEANINGS: Mapping[str, Meaning] = {
         "operation",
         "the store's listings, reads, writes or deletions fail, or are not answered for 8 s",
         "mend the store or the way to it; fetchproxy goes on by itself",
+    ),
+    Kind.STORE_THROTTLES: Meaning(
+        Level.WARNING,
+        "operation",
+        "the store refuses requests as too many (503 SlowDown); fetchproxy asks less for a minute",
+        "nothing if it ends; else ask the store's owner for more requests a second",
+        waits=False,
+    ),
+    Kind.SEGMENTS_LOCKED: Meaning(
+        Level.ERROR,
+        "key",
+        "segments are encrypted with a key that is not at hand: their reads fail",
+        "put the key back into the key ring that `store.encryption_keys` names",
+    ),
+    Kind.SEGMENT_METADATA_CHANGED: Meaning(
+        Level.ERROR,
+        "partition",
+        "somebody has changed the metadata of an encrypted segment: its reads fail",
+        "see who else can write to the store; `fetchproxy verify --repair`",
     ),
     Kind.ARCHIVE_MISSING: Meaning(
         Level.ERROR,

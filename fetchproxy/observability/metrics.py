@@ -212,7 +212,7 @@ LOCAL_INDEX_FILES = gauge(
 )
 LOCAL_INDEX_REBUILDS = counter(
     "fetchproxy_local_index_rebuilds",
-    "Times that local index files were torn or damaged, and were cut and made again",
+    "Times that local index files were torn or damaged, and were removed and fetched again",
 )
 LOCAL_INDEX_READS = counter(
     "fetchproxy_local_index_reads",
@@ -326,8 +326,14 @@ STORE_FAILING_SECONDS = gauge(
     "Seconds since requests of that kind began to fail; 0 while they succeed",
     "operation",
 )
+STORE_REQUESTS_PER_S_MAX = gauge(
+    "fetchproxy_store_requests_per_s_max",
+    "Requests of that kind a second, after the store has refused some as too many; 0: no limit",
+    "operation",
+)
 for _operation in ("list", "read", "write", "delete"):
     STORE_UP.labels(_operation).set(1)
+    STORE_REQUESTS_PER_S_MAX.labels(_operation).set(0)
     STORE_FAILING_SECONDS.labels(_operation).set(0)
 STORE_REQUEST_SECONDS = Histogram(
     "fetchproxy_store_request_seconds",

@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment
+from fetchproxy.errors import CorruptSegment, SegmentLocked
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
@@ -103,6 +103,9 @@ class SegmentLoads:
         self._memory.mark_damaged(need, error, asyncio.get_running_loop().time())
         if isinstance(need, NeedView):
             log.error("corrupt_metadata", topic=need.tip.topic, error=str(error))
+            return
+        if isinstance(error, SegmentLocked):
+            log.error("segment_locked", **need.metadata.logged, error=str(error))
             return
         CORRUPT_CHUNKS.inc()
         log.error(

@@ -192,6 +192,7 @@ class SegmentToRead(NamedTuple):
     start_offset: int
     segment_size_bytes: int
     has_aborted_txns: bool
+    packed: bool
 
 
 class SegmentPart(NamedTuple):
@@ -206,6 +207,7 @@ class SegmentPart(NamedTuple):
     stored_end_offset: int
     size_bytes: int
     has_aborted_txns: bool
+    packed: bool
     byte_from: int
     byte_to: int
     offset_from: int
@@ -213,7 +215,9 @@ class SegmentPart(NamedTuple):
 
     def segment(self, tip: TopicIdPartition) -> SegmentToRead:
         segment_id = RemoteLogSegmentId(tip, UUID(bytes=self.segment_id))
-        return SegmentToRead(segment_id, self.start_offset, self.size_bytes, self.has_aborted_txns)
+        return SegmentToRead(
+            segment_id, self.start_offset, self.size_bytes, self.has_aborted_txns, self.packed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +333,9 @@ def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[Se
 def _pieces(
     segment: SegmentExtent, offset_from: int, offset_end: int, bytes_max: int
 ) -> Iterator[SegmentPart]:
-    raw_id, start, _, stored_end, size, aborted = segment
+    raw_id, start, _, stored_end, size, aborted, packed = segment
+    said = raw_id, start, stored_end, size, aborted, packed
     count = -(-size // bytes_max)
     for number in range(count):
         byte_from, byte_to = size * number // count, size * (number + 1) // count
-        yield SegmentPart(
-            raw_id, start, stored_end, size, aborted, byte_from, byte_to, offset_from, offset_end
-        )
+        yield SegmentPart(*said, byte_from, byte_to, offset_from, offset_end)

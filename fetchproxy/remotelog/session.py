@@ -100,13 +100,13 @@ def master_places(master: str) -> list[tuple[str, int]]:
     )
 
 
-def check_master(master: str, max_s: float = MASTER_ANSWERS_MAX_S) -> None:
+def check_master(master: str) -> None:
     """Raises ConfigError where nobody answers there: Spark itself takes a minute to say so."""
     places = master_places(master)
     errors = []
     for place in places:
         try:
-            socket.create_connection(place, max_s).close()
+            socket.create_connection(place, MASTER_ANSWERS_MAX_S).close()
             return
         except OSError as error:
             errors.append(f"{place[0]}:{place[1]}: {error.strerror or error}")

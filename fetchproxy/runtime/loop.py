@@ -11,7 +11,6 @@ import resource
 import selectors
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar, cast
@@ -20,7 +19,6 @@ import structlog
 
 from fetchproxy.config.memory_plan import FREED_BYTES_MAX
 from fetchproxy.config.schema import MiB
-from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import (
     EVENT_LOOP_BUSY_SECONDS,
     EVENT_LOOP_CPU_SECONDS,
@@ -30,24 +28,6 @@ from fetchproxy.observability.metrics import (
     HEAP_FREED_BYTES,
     HEAP_TRIMS,
 )
-
-# A server's listener is opened, or the configuration is at fault.
-
-Server = TypeVar("Server", bound=AbstractAsyncContextManager[object])
-
-
-@asynccontextmanager
-async def listening(listen: str, server: Server) -> AsyncIterator[Server]:
-    """`listen`: where `server` does. Raises ConfigError where it cannot."""
-    async with AsyncExitStack() as opened:
-        try:
-            await opened.enter_async_context(server)
-        except OSError as error:
-            raise ConfigError(
-                f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
-            ) from error
-        yield server
-
 
 # How long the event loop is held: what everything else that is ready has to wait for.
 #

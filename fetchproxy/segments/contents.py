@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -203,9 +203,11 @@ class GatheredSegment:
     leader_epochs: tuple[EpochStart, ...]
     aborted: tuple[AbortedTxn, ...]
     log: Path
-    log_crc: int  # CRC-32C of all of `log`
+    log_crc: int  # CRC-32C of all of `log`, as it lies there
     log_settled: bool  # nobody will write to `log` again; False: it is a broker's own file
     unnamed_index: bytes
+    compressible: bool = False  # most of its bytes are in batches that are not compressed
+    stream_key: bytes | None = field(default=None, repr=False)  # `log` is encrypted with it
     kafka_files: KafkaFiles = NO_KAFKA_FILES
 
     def index(self, object_key: str) -> bytes:
@@ -244,6 +246,7 @@ class SegmentSummary:
         self.position = start_offset  # the next offset that is wanted
         self.size_bytes = 0
         self._crc = 0
+        self._uncompressed_bytes = 0
         self.first_timestamp_ms: int | None = None
         self._max_timestamp_ms = -1
         self._epochs: list[EpochStart] = []
@@ -285,10 +288,12 @@ class SegmentSummary:
         if self.first_timestamp_ms is None:
             self.first_timestamp_ms = header.base_timestamp
         self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
+        if not header.compression:
+            self._uncompressed_bytes += header.size
         self.position = header.last_offset + 1
 
     def add_bytes(self, chunk: memoryview) -> None:
-        """The bytes of batches that were added, all of them and in order."""
+        """The bytes of batches that were added, all of them and in order, as the file has them."""
         self.size_bytes += len(chunk)
         self._crc = crc32c(chunk, self._crc)
 
@@ -306,6 +311,7 @@ class SegmentSummary:
             log_crc=self._crc,
             log_settled=settled,
             unnamed_index=self._index.finish(),
+            compressible=2 * self._uncompressed_bytes > self.size_bytes,
         )
 
 

@@ -5,7 +5,7 @@ fields, and what can be true of them. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
@@ -360,6 +360,8 @@ FIELDS = (
         "copied_end_offset", "copiedEndOffset", "copied_end_offset", FieldKind.OPTIONAL_INT64,
         low="end_offset", since=1,
     ),
+    # Who overlooked it would take the log for damaged.
+    StoredField("packed", "packed", "packed", FieldKind.BOOLEAN, since=2, if_absent=False),
 )  # fmt: skip
 
 # Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON. Pure.
@@ -374,20 +376,24 @@ FIELDS = (
 #
 # Version 2 is written for segments that a truncation has clipped, and for these alone: it adds
 # `"copied_end_offset"`, and whoever overlooked that would take the object for a damaged one.
+# Likewise version 3 for those whose log is packed, `"packed": true`; such a one may be clipped too.
 
-SEGMENT_VERSION = 2
+SEGMENT_VERSION = 3
+_CLIPPED_VERSION = 2
 _UNCLIPPED_VERSION = 1
 _IN_EVERY_OBJECT = 1  # fields up to this version of the record: the first objects have them, too
 
 
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
     clipped = metadata.copied_end_offset is not None
+    version = _CLIPPED_VERSION if clipped else _UNCLIPPED_VERSION
     document = _of_partition(
-        metadata.topic_id_partition, SEGMENT_VERSION if clipped else _UNCLIPPED_VERSION
+        metadata.topic_id_partition, SEGMENT_VERSION if metadata.packed else version
     )
     for field in FIELDS:
         value = getattr(metadata, field.attribute)
-        if field.json and value is not None:
+        is_said = field.since <= _IN_EVERY_OBJECT or value != field.if_absent
+        if field.json and value is not None and is_said:
             document[field.json] = _TO_JSON.get(field.kind, _as_it_is)(value)
     return json_document(document)
 
@@ -396,12 +402,21 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
+def epochs_as_json(epochs: Iterable[EpochStart]) -> list[dict[str, int]]:
+    return [{"epoch": e.epoch, "start_offset": e.start_offset} for e in epochs]
+
+
+def epoch_starts(fields: Fields, name: str) -> tuple[EpochStart, ...]:
+    return tuple(
+        EpochStart(e.integer("epoch", -1, INT32), e.integer("start_offset", 0, INT64))
+        for e in fields.objects(name)
+    )
+
+
 _TO_JSON: dict[FieldKind, Callable[[Any], Any]] = {
     FieldKind.UUID: lambda segment_id: uuid_text(segment_id.id),
     FieldKind.STATE: lambda state: state.name,
-    FieldKind.EPOCHS: lambda epochs: [
-        {"epoch": e.epoch, "start_offset": e.start_offset} for e in epochs
-    ],
+    FieldKind.EPOCHS: epochs_as_json,
 }
 
 
@@ -412,7 +427,10 @@ def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
 
 def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
     tip = fields.partition()
-    clipped = fields.integer("version", 1, INT32) > _UNCLIPPED_VERSION
+    version = fields.integer("version", 1, INT32)
+    clipped = version == _CLIPPED_VERSION or (
+        version > _CLIPPED_VERSION and "copied_end_offset" in fields.names()
+    )
     values: dict[str, Any] = {}
     for field in FIELDS:
         if field.json and field.since > _IN_EVERY_OBJECT and field.json not in fields.names():
@@ -434,10 +452,7 @@ def _json_value(
     if field.kind is FieldKind.BOOLEAN:
         return fields.boolean(name)
     if field.kind is FieldKind.EPOCHS:
-        return tuple(
-            EpochStart(e.integer("epoch", low, INT32), e.integer("start_offset", 0, INT64))
-            for e in fields.objects(name)
-        )
+        return epoch_starts(fields, name)
     if field.kind is FieldKind.OPTIONAL_INT64:
         return fields.integer(name, low, INT64) if clipped else None
     return fields.integer(name, low, INT64)

@@ -121,7 +121,8 @@ _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 class SegmentFile(StrEnum):
     """The objects of one segment; the value is the suffix."""
 
-    LOG = "log"  # record batches, byte for byte
+    LOG = "log"  # record batches, byte for byte; or packed (`packing`)
+    PACKING = "packing"  # how a packed log lies in its object, and its key; else absent
     INDEX = "index"  # remoteLogIndex entries
     TXN = "txn"  # aborted transactions; absent where there are none
     EPOCHS = "epochs"  # leader epochs up to the segment's end
@@ -258,8 +259,33 @@ def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
     return f"{partition_folder(prefix, tip)}{_DELETION_OBJECT}"
 
 
+def is_partition_object_key(prefix: str, key: str) -> bool:
+    """Of a partition, and of none of its segments."""
+    folder, slash, name = key.rpartition("/")
+    if name in (_FINISHED_OBJECT, _DELETION_OBJECT, _RETENTION_STEP_OBJECT):
+        return parse_partition_folder(prefix, folder + slash) is not None
+    return (
+        parse_log_start_key(prefix, key) is not None
+        or parse_archive_gap_key(prefix, key) is not None
+        or parse_partition_note_key(prefix, key) is not None
+    )
+
+
 def retention_step_key(prefix: str, tip: TopicIdPartition) -> str:
     return f"{partition_folder(prefix, tip)}{_RETENTION_STEP_OBJECT}"
+
+
+def archive_wide_folders(prefix: str) -> tuple[str, ...]:
+    """Of objects beside the topics' folders that a copy of the archive needs too.
+
+    The others are of the place itself: who archives there, and what was collected of metadata.
+    """
+    return f"{prefix}{_CLUSTERS_FOLDER}", concerns_folder(prefix)
+
+
+def own_folders(prefix: str) -> tuple[str, ...]:
+    """Those others."""
+    return archivers_folder(prefix), f"{prefix}{_COLLECTED_FOLDER}"
 
 
 def cluster_topics_key(prefix: str, cluster_id: str) -> str:

@@ -32,7 +32,8 @@ the partition is not known. A fetchproxy that is too old for it takes it for an 
 read, says so, and tells nobody that an offset is not there.
 
 The newest version of each is written, all are read; a log start of the first history is written in
-version 0, as programs that know no other can read that, and so is a history with no `earlier`.
+version 0, as programs that know no other can read that, and so is a history with no `earlier`. For
+the same reason a segment's metadata are written in the least version, from 1 on, that says it all.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import (
@@ -111,10 +112,26 @@ def _struct_of(fields: Iterable[StoredField], more: str = "") -> Struct:
 # A segment's record in its newest version: up to the number of leader epochs, each epoch, the rest.
 SEGMENT_HEAD = _struct_of(_BEFORE_EPOCHS, "i")
 SEGMENT_EPOCH = Struct(">iq")
-SEGMENT_TAIL = _struct_of(_BEHIND_EPOCHS)
 # Of what the structs give; leaderEpoch and the number of epochs are of no field.
 HEAD_FIELDS = (*(f.attribute if f.json else f.record for f in _BEFORE_EPOCHS), "epochs")
 TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
+_TAIL_SINCE = 1  # the first version with such a tail; each later one has further fields at its end
+
+
+class SegmentTail(NamedTuple):
+    """What stands behind the epochs in one version, and the values of fields of later ones."""
+
+    packed: Struct
+    absent: tuple[Any, ...]
+
+
+SEGMENT_TAILS = {
+    version: SegmentTail(
+        _struct_of(f for f in _BEHIND_EPOCHS if f.since <= version),
+        tuple(f.if_absent for f in _BEHIND_EPOCHS if f.since > version),
+    )
+    for version in range(_TAIL_SINCE, NEWEST_VERSION[RecordType.REMOTE_LOG_SEGMENT_METADATA] + 1)
+}
 START_AT = _struct_of(FIELDS[:1]).size  # of the start offset, behind the id
 _DELETION = Struct(">iqb")
 _LOG_START = Struct(">qq")
@@ -274,7 +291,9 @@ class _Fields:
 def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
     """Type and version, and the record."""
     if isinstance(event, RemoteLogSegmentMetadata):
-        return record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA), _encode_segment(event)
+        version = _least_version(event)
+        head = record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA, version)
+        return head, _encode_segment(event, version)
     at_ms = event.event_timestamp_ms
     if isinstance(event, LogStartOffset):
         kind = RecordType.LOG_START_OFFSET
@@ -294,10 +313,19 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
     return record_head(RecordType.DELETE_PARTITION_STATE), data
 
 
-def _encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
+def _least_version(metadata: RemoteLogSegmentMetadata) -> int:
+    """That has every field of which there is something to say."""
+    return max(
+        _TAIL_SINCE,
+        *(f.since for f in _BEHIND_EPOCHS if getattr(metadata, f.attribute) != f.if_absent),
+    )
+
+
+def _encode_segment(metadata: RemoteLogSegmentMetadata, version: int) -> bytes:
     epochs = metadata.segment_leader_epochs
     head = SEGMENT_HEAD.pack(*[_packed(metadata, f) for f in _BEFORE_EPOCHS], len(epochs))
-    tail = SEGMENT_TAIL.pack(*[_packed(metadata, f) for f in _BEHIND_EPOCHS])
+    said = [_packed(metadata, f) for f in _BEHIND_EPOCHS if f.since <= version]
+    tail = SEGMENT_TAILS[version].packed.pack(*said)
     return b"".join([head, *(SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in epochs), tail])
 
 
@@ -397,14 +425,15 @@ def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
 
 
 # Where an entry begins, where its record does behind the length, where it ends; and of a segment's
-# metadata in the newest version the number of leader epochs. That is -1 for every other entry, and
-# for one that is not as long as it should be. Plain numbers: a cold start makes millions.
+# metadata in a version of `SEGMENT_TAILS` the number of leader epochs. That is -1 for every other
+# entry, and for one that is not as long as it should be. Plain numbers, as there may be millions.
 Entry = tuple[int, int, int, int]
 EPOCHS_AT = 2 + SEGMENT_HEAD.size  # behind the record's beginning: the first leader epoch
 
 _STATE_AT = _struct_of(_BEHIND_EPOCHS[:1]).size
-_SEGMENT, _NEWEST = record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA)
-_FIXED_BYTES = EPOCHS_AT + SEGMENT_TAIL.size
+_SEGMENT = record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA)[0]
+_FIXED_BYTES = {version: EPOCHS_AT + tail.packed.size for version, tail in SEGMENT_TAILS.items()}
+_FIXED_BYTES_MIN = min(_FIXED_BYTES.values())
 _COUNT_AT = EPOCHS_AT - INT32.size
 
 
@@ -421,9 +450,10 @@ def walk_entries(entries: bytes, where: str) -> Iterator[Entry]:
         end, epochs = body + length, -1
         if end > size or not length:
             raise CorruptSegment(f"{where}, entry at byte {at}: not whole")
-        if length >= _FIXED_BYTES and entries[body] == _SEGMENT and entries[body + 1] == _NEWEST:
+        if length >= _FIXED_BYTES_MIN and entries[body] == _SEGMENT:
             counted: int = INT32.unpack_from(entries, body + _COUNT_AT)[0]
-            if length == _FIXED_BYTES + SEGMENT_EPOCH.size * counted:
+            fixed_bytes = _FIXED_BYTES.get(entries[body + 1])
+            if fixed_bytes and length == fixed_bytes + SEGMENT_EPOCH.size * counted:
                 epochs = counted
         yield at, body, end, epochs
         at = end
@@ -446,7 +476,7 @@ def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
         raw = entries[begin:end]
         if epochs >= 0:
             at = body + 2
-            state = entries[end - SEGMENT_TAIL.size + _STATE_AT]
+            state = entries[body + EPOCHS_AT + SEGMENT_EPOCH.size * epochs + _STATE_AT]
             start = int.from_bytes(entries[at + START_AT : at + START_AT + 8], "big")
             last[entries[at : at + START_AT]] = state, start, raw
             continue

@@ -24,7 +24,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
 from fetchproxy.runtime.fairness import FairQueue, TokenBucket
-from fetchproxy.serving.appetite import Appetites, Reader, may_pause
+from fetchproxy.serving.appetite import SOFTWARE_SHOWN_MAX, Appetites, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
 
 # How much memory archived records may hold while clients take them, for one and for all together.
@@ -362,7 +362,7 @@ class Share:
     appetite for it (`due_in`).
     """
 
-    __slots__ = ("_admission", "_charged", "_may_pause", "_pace", "_reader", "_turn")
+    __slots__ = ("_admission", "_charged", "_may_pause", "_pace", "_reader", "_software", "_turn")
 
     def __init__(self, admission: Admission, payer: Callable[[], str]) -> None:
         self._admission = admission
@@ -370,24 +370,26 @@ class Share:
         self._turn = ConnectionTurn(admission.turns)
         self._charged = 0
         self._reader: Reader | None = None
-        self._may_pause = False
+        self._may_pause, self._software = False, ""
 
-    def software_is(self, name: str) -> None:
+    def software_is(self, name: str, version: str) -> None:
         """What the client's library calls itself: before its first fetch, if at all."""
         self._may_pause = may_pause(name)
+        self._software = f"{name} {version}".strip()[:SOFTWARE_SHOWN_MAX]
 
     def due_in(
         self,
         client: Callable[[], Client],
         node_id: int | None,
         partitions: Mapping[PartitionKey, FetchEntry],
+        session_partitions: int = 0,
     ) -> float:
-        """When a fetch has come: for so long it is to wait, in s."""
+        """When a fetch has come: for so long it is to wait, in s. As Reader.asked."""
         if self._reader is None:
-            if not self._may_pause:
-                return 0.0
-            self._reader = self._admission.appetites.reader(client(), node_id, partitions)
-        return self._reader.asked(partitions)
+            self._reader = self._admission.appetites.reader(
+                client(), node_id, partitions, self._software, paced=self._may_pause
+            )
+        return self._reader.asked(partitions, session_partitions)
 
     def bytes_wanted(self, bytes_max: int) -> int:
         """Of the `bytes_max` that a fetch asks for, at most what its client takes at once."""

@@ -13,7 +13,10 @@ begin the queue held QUEUE_RECORDS, and fewer one answer before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from cachetools import TTLCache
@@ -23,6 +26,8 @@ from fetchproxy.observability.metrics import CLIENT_PAUSES, PACED_ANSWERS, PACED
 
 # librdkafka's default of `queued.min.messages`.
 QUEUE_RECORDS = 100_000
+# 64 MiB (`queued.max.messages.kbytes`) fill its queue, too: larger records count as several.
+_RECORD_BYTES = 64 * 1024 * 1024 / QUEUE_RECORDS
 # Such a silence is taken for `fetch.queue.backoff.ms`, which is 1,000. Shorter ones are the
 # network's or the machine's. In longer ones the application does not empty its queue: it is slower
 # than any pace.
@@ -37,16 +42,20 @@ FULL_ANSWER_BYTES = 64 * 1024
 # An offset that is further on is another reader's or the application's choice.
 _ADVANCE_MAX = 2_000_000
 # Below the measured rate, so that what varies does not fill the queue.
-_BELOW = 0.92
+_BELOW = 0.94
+# The application took the highest rate that so many pauses tell. One of them says little: where the
+# machine stood still for a moment, the queue is full at any pace.
+_TOLD_BY = 3
 # A pace must promise so many times what the client takes with its pauses; else it rests.
 _GAIN_MIN = 1.3
 _REST_S = 60.0
-# A client whose answers fill the queue alone loses little by its pauses. A trial costs it a pause
-# more, so it comes late.
-_LARGE_PAUSES = 6
+# Where one answer filled the queue, its rate is not known: at most so many times the mean, pauses
+# included. With a large mean the answers hold several queues: there is less to win.
+_GUESS, _GUESS_LARGE, _LARGE_MEAN = 5.0, 1.5, 250_000.0
 _RESTS_MAX = 5  # the last of them, each twice as long as the one before
 # How fast a pace grows while it holds answers back, as a power of e per second: until it was too
-# high once, after that, and near the rate that was too high. There it halves with each pause.
+# high once (a quarter of it with a large mean), after that, and near the rate that was too high.
+# There it halves with each pause.
 _SEARCH, _RETURN, _PROBE = 1.0, 0.05, 0.02
 _NEAR = 0.95
 _POINTS_MAX = 128
@@ -57,9 +66,18 @@ _KNOWN_S = 48 * 3600.0
 _KNOWN_MAX = 10_000
 # A fetch of more is not paced: each partition is looked at in one turn of the loop, and remembered.
 PARTITIONS_PACED_MAX = 1_000
+# The same for clients that are never paced: their records are counted for the page alone.
+PARTITIONS_COUNTED_MAX = 100
 _PARTITION_BYTES = 250  # that a reader keeps of each: its key and offset
+# What a client reads "lately" is of so many seconds, up to twice as many.
+LATELY_S = 5.0
+# A client may call itself and its library anything.
+CLIENT_ID_SHOWN_MAX = SOFTWARE_SHOWN_MAX = 100
+# Among so many of one address and client id a new connection's consumer is looked for.
+_ALIKE_MAX = 100
 
 Client = tuple[str, str]  # address, client id
+_Given = tuple[float, int]  # when an answer left, its records
 
 
 def may_pause(software: str) -> bool:
@@ -74,13 +92,22 @@ class _Rate(NamedTuple):
     high: float
 
 
+class _Known(NamedTuple):
+    """Of a consumer that has left: its pace, and its records' size, 0: not known."""
+
+    pace: float
+    record_bytes: float
+
+
+_NOTHING_KNOWN = _Known(0.0, 0.0)
+
+
 class _Cycle:
     """What one consumer was given since its last pause."""
 
     def __init__(self, begun_at: float) -> None:
         self.begun_at = begun_at
         self.given = 0
-        self.answers_fit = True  # none filled the queue alone
         self._points: list[tuple[float, int]] = []  # when an answer left, given before it
 
     def add(self, records: int, at: float) -> None:
@@ -88,24 +115,93 @@ class _Cycle:
             at = max(at, self._points[-1][0])
         self._points.append((at, self.given))
         self.given += records
-        self.answers_fit &= records < QUEUE_RECORDS
         if len(self._points) > _POINTS_MAX:
             self._points = [*self._points[:-1:2], self._points[-1]]
 
-    def rate(self, turn_s: float) -> _Rate:
+    def rate(self, full_at: float, turn_s: float, last: int) -> _Rate:
         """At the pause that ends it. `turn_s`: the client's time to read an answer.
 
-        Before the last answer the queue was not full: between any point and that one, at least what
-        was given less one queue was taken. After it the queue was full, and it was empty at the
-        begin: no more than what was given less one queue was taken.
+        Before the last answers, one of each connection, the queue was not full: between any point
+        and those, at least what was given less one queue was taken. With the answer that left at
+        `full_at` the queue was full, and it was empty at the begin: no more than what was given
+        less one queue was taken. Other connections may have gone on after that.
         """
-        last_at, before_last = self._points[-1]
+        end = next((i for i, (at, _) in enumerate(self._points) if at > full_at + turn_s), None)
+        points = self._points[:end]
+        given = self.given if end is None else self._points[end][1]
+        last_at, before_last = points[max(len(points) - last, 0)]
         low = 0.0
-        for at, before in self._points[:-1]:
+        for at, before in points:
             if last_at - at >= _SPAN_MIN_S:
                 low = max(low, (before_last - before - QUEUE_RECORDS) / (last_at - at))
-        span = max(last_at + turn_s - self._points[0][0], 1e-3)
-        return _Rate(low, max((self.given - QUEUE_RECORDS) / span, low))
+        span = max(full_at + turn_s - points[0][0], 1e-3)
+        return _Rate(low, max((given - QUEUE_RECORDS) / span, low))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """One consumer. Only one that stands on librdkafka has pauses or a pace.
+
+    `software`: its library's name for itself, and version; "" where it tells none. `records_per_s`
+    and `bytes_per_s` are of the last seconds. `partitions`: the most that each connection asked for
+    meanwhile. `pauses` and `held_back_s` are since it connected. `pace_records_per_s` is None while
+    its answers are not held back. `records_per_s` is None where it asks for so many partitions that
+    nobody counts (PARTITIONS_PACED_MAX, PARTITIONS_COUNTED_MAX).
+    """
+
+    client_id: str
+    software: str
+    address: str
+    connections: int
+    partitions: int
+    records_per_s: int | None
+    bytes_per_s: int
+    pauses: int
+    pace_records_per_s: int | None
+    held_back_s: float
+
+
+class Lately:
+    """What one connection read in the last LATELY_S seconds, up to twice as long."""
+
+    __slots__ = ("_before", "_begun_at", "_bytes", "_partitions", "_records")
+
+    def __init__(self, now: float) -> None:
+        self._begun_at = now
+        self._records, self._bytes = 0, 0
+        self._before = (now, 0, 0, 0)  # begin, records, bytes, partitions
+        self._partitions = 0
+
+    def add(self, at: float, records: int, size_bytes: int, partitions: int) -> None:
+        if at - self._begun_at >= LATELY_S:
+            self._turn(at)
+        self._records += records
+        self._bytes += size_bytes
+        self._partitions = max(self._partitions, partitions)
+
+    @property
+    def partitions(self) -> int:
+        """The most of one fetch."""
+        return max(self._partitions, self._before[3])
+
+    def seen(self, now: float) -> tuple[float, float, int]:
+        """Records/s, bytes/s, and the most partitions of one fetch."""
+        if now - self._begun_at >= LATELY_S:
+            self._turn(now)
+        begun_at, records, size_bytes, _ = self._before
+        span = max(now - begun_at, 1.0)
+        return (
+            (records + self._records) / span,
+            (size_bytes + self._bytes) / span,
+            self.partitions,
+        )
+
+    def _turn(self, now: float) -> None:
+        if now - self._begun_at < 2 * LATELY_S:
+            self._before = (self._begun_at, self._records, self._bytes, self._partitions)
+        else:
+            self._before = (now - LATELY_S, 0, 0, 0)
+        self._begun_at, self._records, self._bytes, self._partitions = now, 0, 0, 0
 
 
 class Appetite:
@@ -115,9 +211,12 @@ class Appetite:
         """`known`: a pace that it was read at before."""
         self.pace = known  # 0: it is not paced
         self.pauses = 0
+        self.held_s = 0.0  # that its fetches were told to wait
         self._natural = 0.0  # the rate without a pace, pauses included
         self._too_fast = known / _BELOW  # no pace above this was kept
         self._misses = 1 if known else 0  # pauses in spite of a pace
+        # The least that each of the last pauses tells; a known pace counts as one of them.
+        self._took: deque[float] = deque([known] if known else [], _TOLD_BY)
         self._cycle = _Cycle(now)
         self._taken_by = now  # all that was given is taken then, at this pace
         self._grown_at = now
@@ -125,20 +224,31 @@ class Appetite:
         self._holds = False  # the last answer was held back
         self._rests, self._rests_until = 0, -math.inf
 
-    def asked(self, now: float, answered_at: float, records: int) -> float:
-        """A fetch came; the answer before it left with `records`. The fetch waits so long, in s."""
-        self._cycle.add(records, answered_at)
+    def asked(
+        self, now: float, answered_at: float, records: int, others: Sequence[_Given] = ()
+    ) -> float:
+        """A fetch came; the answer before it left with `records`. The fetch waits so long, in s.
+
+        `others`: what other connections were given, and did not ask behind yet; behind a silence.
+        """
         silence = now - answered_at
-        if silence < PAUSE_MIN_S:
+        if answered_at < self._cycle.begun_at:  # another connection told of the pause, and of this
+            records = 0
+        elif silence < PAUSE_MIN_S:
+            self._cycle.add(records, answered_at)
             self._turn_s += (silence - self._turn_s) / 8
             self._grow(now)
-        elif answered_at >= self._cycle.begun_at:  # else another connection told of this pause
-            self._silent(now, silence)
+        else:
+            others = [one for one in others if one[0] >= self._cycle.begun_at]
+            for at, given in sorted([(answered_at, records), *others]):
+                self._cycle.add(given, at)
+            self._silent(now, answered_at, 1 + len(others))
         if not self.pace:
             return 0.0
         self._taken_by = max(self._taken_by, now - ANSWER_S) + records / self.pace
         due_in = min(max(self._taken_by - now, 0.0), DELAY_MAX_S)
         self._holds = due_in > 0
+        self.held_s += due_in
         return due_in
 
     @property
@@ -146,27 +256,37 @@ class Appetite:
         """An answer is to carry no more; while there is a pace."""
         return max(int(self.pace * ANSWER_S), ANSWER_RECORDS_MIN)
 
-    def _silent(self, now: float, silence: float) -> None:
+    def _silent(self, now: float, answered_at: float, last: int) -> None:
+        """`last`: of the cycle's answers, the last one of each connection."""
         cycle, self._cycle = self._cycle, _Cycle(now)
         self._taken_by = self._grown_at = now
-        if silence > PAUSE_MAX_S or cycle.given < QUEUE_RECORDS:
+        if now - answered_at > PAUSE_MAX_S or cycle.given < QUEUE_RECORDS:
             return
         self.pauses += 1
-        low, high = cycle.rate(self._turn_s)
+        low, high = cycle.rate(answered_at, self._turn_s, last)
+        self._took.append(low)
         if self.pace:
-            taken = max(low, self._natural)
+            low = max(low, min(max(self._took), self.pace))
+        at_least = max(self._natural, QUEUE_RECORDS)
+        if self.pace and low < at_least:  # too short to tell; there may be less to win
+            taken = min(high, self.pace / 2)
+            self._too_fast = self.pace
+        elif self.pace:
+            taken = low
             self._too_fast = taken * (1 + 1 - _NEAR)
             self._misses += 1
         else:
             mean = cycle.given / (now - cycle.begun_at)
             self._natural = max(mean, self._natural * 0.7)
-            if now < self._rests_until or not (cycle.answers_fit or self.pauses > _LARGE_PAUSES):
+            if now < self._rests_until:
                 return
-            guess = 4 * mean if cycle.answers_fit else 1.5 * mean
-            taken = max(low, min((low + high) / 2, guess))
+            guess = (_GUESS_LARGE if mean > _LARGE_MEAN else _GUESS) * mean
+            taken = max(low, min(high, guess))
             self._too_fast, self._misses = high, 0
         if taken >= _GAIN_MIN * max(self._natural, QUEUE_RECORDS):
             self.pace = _BELOW * taken
+            return
+        if not self.pace:
             return
         self.pace = 0.0
         self._rests_until = now + _REST_S * 2**self._rests
@@ -179,6 +299,8 @@ class Appetite:
         near = self.pace >= _NEAR * self._too_fast
         if not self._misses:
             speed = _SEARCH / 2 if near else _SEARCH
+            if self._natural > _LARGE_MEAN:
+                speed /= 4
         else:
             speed = _PROBE / 2 ** min(self._misses, 5) if near else _RETURN
         self.pace *= math.exp(speed * span)
@@ -194,71 +316,150 @@ class Appetites:
     def __init__(self, clock: Callable[[], float], *, enabled: bool = True) -> None:
         self.clock = clock
         self._enabled = enabled
-        self._live: dict[Client, list[_Consumer]] = {}
-        # By a hash: what a client calls itself may be long.
-        self._known: TTLCache[int, float] = TTLCache(_KNOWN_MAX, _KNOWN_S, timer=clock)
+        # Both by a hash: what a client calls itself may be long.
+        self._live: dict[int, dict[Consumer, None]] = {}
+        self._unpaced = Appetite(clock())  # of all that are only counted: it is never asked
+        self._known: TTLCache[int, _Known] = TTLCache(_KNOWN_MAX, _KNOWN_S, timer=clock)
 
     def reader(
-        self, client: Client, node_id: int | None, partitions: Mapping[PartitionKey, FetchEntry]
+        self,
+        client: Client,
+        node_id: int | None,
+        partitions: Mapping[PartitionKey, FetchEntry],
+        software: str,
+        *,
+        paced: bool,
     ) -> Reader:
-        """Of one more connection; it must be closed."""
-        consumers = self._live.setdefault(client, [])
-        consumer = next((one for one in consumers if node_id not in one.nodes), None)
+        """Of one more connection; it must be closed. Not `paced`: it is only counted."""
+        consumers = self._live.setdefault(hash(client), {})
+        alike = (one for one in islice(consumers, _ALIKE_MAX) if one.software == software)
+        consumer = next((one for one in alike if node_id not in one.readers), None)
+        paced = paced and self._enabled
+        subject = hash((client, frozenset(topic for topic, _ in partitions)))
+        known = self._known.get(subject, _NOTHING_KNOWN)
         if consumer is None:
-            subject = hash((client, frozenset(topic for topic, _ in partitions)))
-            known = self._known.get(subject, 0.0)
-            consumer = _Consumer(client, subject, Appetite(self.clock(), known), set())
-            consumers.append(consumer)
-        consumer.nodes.add(node_id)
-        return Reader(self, consumer, node_id, enabled=self._enabled)
+            appetite = Appetite(self.clock(), known.pace) if paced else self._unpaced
+            shown = client[0], client[1][:CLIENT_ID_SHOWN_MAX]
+            consumer = Consumer(hash(client), shown, software, subject, appetite, {})
+            consumers[consumer] = None
+        reader = Reader(self, consumer, node_id, known.record_bytes, paced=paced)
+        consumer.readers[node_id] = reader
+        return reader
 
-    def left(self, consumer: _Consumer, node_id: int | None) -> None:
-        consumer.nodes.remove(node_id)
-        if consumer.nodes:
+    def consumers(self) -> list[Consumer]:
+        """All that are connected and have fetched."""
+        return [one for all_of in self._live.values() for one in all_of]
+
+    def left(self, consumer: Consumer, node_id: int | None) -> None:
+        reader = consumer.readers.pop(node_id)
+        if consumer.readers:
             return
-        live = self._live[consumer.client]
-        live.remove(consumer)
+        live = self._live[consumer.of_client]
+        del live[consumer]
         if not live:
-            del self._live[consumer.client]
+            del self._live[consumer.of_client]
         if consumer.appetite.pace:
-            self._known[consumer.subject] = consumer.appetite.pace
+            self._known[consumer.subject] = _Known(consumer.appetite.pace, reader.record_bytes)
 
 
-class _Consumer(NamedTuple):
-    client: Client
+@dataclass(frozen=True, slots=True, eq=False)
+class Consumer:
+    of_client: int  # a hash
+    client: Client  # as it is shown
+    software: str
     subject: int
     appetite: Appetite
-    nodes: set[int | None]  # that it has a connection to
+    readers: dict[int | None, Reader]  # its connections, by the broker
+
+    def given(self, but: Reader) -> list[_Given]:
+        """What its other connections were given and did not ask behind yet."""
+        others = (one.given for one in self.readers.values() if one is not but)
+        return [one for one in others if one[1]]
+
+    def status(self, now: float) -> ClientStatus:
+        address, client_id = self.client
+        records = size_bytes = 0.0
+        partitions, counted = 0, True
+        for reader in self.readers.values():
+            of_reader = reader.lately.seen(now)
+            records, size_bytes = records + of_reader[0], size_bytes + of_reader[1]
+            partitions += of_reader[2]
+            counted = counted and of_reader[2] <= reader.partitions_max
+        pace = self.appetite.pace
+        return ClientStatus(
+            client_id,
+            self.software,
+            address,
+            len(self.readers),
+            partitions,
+            round(records) if counted else None,
+            round(size_bytes),
+            self.appetite.pauses,
+            round(pace) if pace else None,
+            round(self.appetite.held_s, 2),
+        )
 
 
 class Reader:
     """One connection of a consumer."""
 
+    __slots__ = (
+        "_answer_bytes",
+        "_answered_at",
+        "_appetites",
+        "_consumer",
+        "_node_id",
+        "_offsets",
+        "_paced",
+        "lately",
+        "partitions_max",
+        "record_bytes",
+    )
+
     def __init__(
-        self, appetites: Appetites, consumer: _Consumer, node_id: int | None, *, enabled: bool
+        self,
+        appetites: Appetites,
+        consumer: Consumer,
+        node_id: int | None,
+        record_bytes: float,
+        *,
+        paced: bool,
     ) -> None:
+        """`record_bytes`: of its records, 0: not known."""
         self._appetites = appetites
         self._consumer = consumer
         self._node_id = node_id
-        self._enabled = enabled
+        self._paced = paced
+        self.partitions_max = PARTITIONS_PACED_MAX if paced else PARTITIONS_COUNTED_MAX
         self._offsets: dict[PartitionKey, int] = {}
         self._answered_at = -math.inf
         self._answer_bytes = 0
-        self._record_bytes = 0.0
+        self.record_bytes = record_bytes
+        self.lately = Lately(appetites.clock())
 
-    def asked(self, partitions: Mapping[PartitionKey, FetchEntry]) -> float:
-        """A fetch came: it is to wait so long, in s."""
-        if not self._enabled or len(partitions) > PARTITIONS_PACED_MAX:
+    def asked(
+        self, partitions: Mapping[PartitionKey, FetchEntry], session_partitions: int = 0
+    ) -> float:
+        """A fetch came: it is to wait so long, in s. Of the `session_partitions` that its client
+        still wants it need not name all."""
+        size, self._answer_bytes = self._answer_bytes, 0
+        wide = max(len(partitions), session_partitions)
+        if wide > self.partitions_max:
             self._offsets = {}
+            self.lately.add(self._answered_at, 0, size, wide)
             return 0.0
         records = self._advance(partitions)
-        size, self._answer_bytes = self._answer_bytes, 0
-        if size < FULL_ANSWER_BYTES or not records:
+        self.lately.add(self._answered_at, records, size, wide)
+        if not self._paced or size < FULL_ANSWER_BYTES or not records:
             return 0.0
-        self._record_bytes = size / records
+        records = max(records, int(size / _RECORD_BYTES))
+        self.record_bytes = size / records
         appetite = self._consumer.appetite
         pauses = appetite.pauses
-        due_in = appetite.asked(self._appetites.clock(), self._answered_at, records)
+        now = self._appetites.clock()
+        silent = now - self._answered_at >= PAUSE_MIN_S
+        others = self._consumer.given(self) if silent else ()
+        due_in = appetite.asked(now, self._answered_at, records, others)
         CLIENT_PAUSES.inc(appetite.pauses - pauses)
         if due_in:
             PACED_ANSWERS.inc()
@@ -267,14 +468,21 @@ class Reader:
 
     def bytes_wanted(self, bytes_max: int) -> int:
         appetite = self._consumer.appetite
-        if not appetite.pace or not self._record_bytes:
+        if not appetite.pace or not self.record_bytes:
             return bytes_max
-        wanted = max(int(appetite.answer_records * self._record_bytes), FULL_ANSWER_BYTES)
+        records = appetite.answer_records / len(self._consumer.readers)  # they come at once
+        wanted = max(int(records * self.record_bytes), FULL_ANSWER_BYTES)
         return min(bytes_max, wanted)
 
     def answered(self, size_bytes: int) -> None:
         self._answer_bytes += size_bytes
         self._answered_at = self._appetites.clock()
+
+    @property
+    def given(self) -> _Given:
+        """Its last answer, if no fetch has come behind it: its records as its bytes tell."""
+        full = self._answer_bytes >= FULL_ANSWER_BYTES and self.record_bytes
+        return self._answered_at, int(self._answer_bytes / self.record_bytes) if full else 0
 
     @property
     def kept_bytes(self) -> int:
@@ -293,6 +501,6 @@ class Reader:
             if 0 < step <= _ADVANCE_MAX:
                 advanced += step
             seen[key] = offset
-        if len(seen) > 2 * len(partitions) + 100:
+        if len(seen) > 2 * max(len(partitions), self.lately.partitions) + 100:
             self._offsets = {key: seen[key] for key in partitions}
         return advanced

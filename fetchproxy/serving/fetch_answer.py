@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.fetch import (
     FLEXIBLE_FROM,
+    FetchRequest,
     FetchResponseHead,
+    PartitionEntries,
     PartitionKey,
     PartitionPatch,
     TopicRef,
     encode_head,
     encode_partition_end,
     encode_partition_start,
-    encode_topic_end,
-    encode_topic_start,
+    encode_topic,
 )
 from fetchproxy_protocol.primitives import Buffer
 
@@ -47,13 +48,7 @@ class PartitionAnswer(NamedTuple):
         return bool(self.records) or self.error_code != 0 or self.watermarks != shown
 
 
-class EncodedTopics(NamedTuple):
-    topics: int
-    pieces: Sequence[Buffer]
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.pieces))
+EncodedTopics = Mapping[TopicRef, PartitionEntries]
 
 
 # A batch (v2) up to the offset of its last record: base offset, length, …, last offset delta.
@@ -126,22 +121,23 @@ _ENCODED_AT_ONCE = 400
 
 
 def encode_topics(
-    version: int, isolation: IsolationLevel, answers: Iterable[PartitionAnswer]
+    request: FetchRequest, answers: Iterable[PartitionAnswer]
 ) -> Generator[None, None, EncodedTopics]:
-    """`answers` as topic entries; records are not copied. With a pause wherever it yields."""
+    """The entries of `answers`; records are not copied. With a pause wherever it yields."""
+    version, committed = request.version, IsolationLevel.READ_COMMITTED
     grouped: dict[TopicRef, list[PartitionAnswer]] = {}
     for answer in answers:
         grouped.setdefault(answer.key[0], []).append(answer)
-    pieces: list[Buffer] = []
+    topics: dict[TopicRef, PartitionEntries] = {}
     encoded = 0
     for topic, partitions in grouped.items():
-        pieces.append(encode_topic_start(version, topic, len(partitions)))
+        pieces: list[Buffer] = []
         for answer in partitions:
             encoded += 1
             if not encoded % _ENCODED_AT_ONCE:
                 yield
             aborted = None
-            if isolation is IsolationLevel.READ_COMMITTED:
+            if request.isolation_level == committed:
                 aborted = [(a.producer_id, a.first_offset) for a in answer.aborted]
             pieces.append(
                 encode_partition_start(
@@ -155,18 +151,22 @@ def encode_topics(
             )
             pieces.extend(answer.records)
             pieces.append(encode_partition_end(version))
-        pieces.append(encode_topic_end(version))
-    return EncodedTopics(len(grouped), pieces)
+        topics[topic] = PartitionEntries(len(partitions), pieces)
+    return topics
 
 
 def encode_own_answer(
-    version: int,
-    correlation_id: int,
+    request: FetchRequest,
     session_id: int,
-    topics: EncodedTopics,
-    throttle_time_ms: int = 0,
-) -> list[Buffer]:
-    """A whole framed answer, without any part of the broker's."""
-    tail = b"\x00" if version >= FLEXIBLE_FROM else b""
-    head = FetchResponseHead(correlation_id, throttle_time_ms, 0, session_id, topics.topics)
-    return [encode_head(version, head, topics.size + len(tail)), *topics.pieces, tail]
+    answers: Iterable[PartitionAnswer],
+    throttle_time_ms: int,
+) -> Generator[None, None, list[Buffer]]:
+    """A whole framed answer, without any part of the broker's. Pauses like `encode_topics`."""
+    topics = yield from encode_topics(request, answers)
+    body: list[Buffer] = []
+    for topic, entries in topics.items():
+        body += encode_topic(request.version, topic, entries)
+    if request.version >= FLEXIBLE_FROM:
+        body.append(b"\x00")
+    head = FetchResponseHead(request.correlation_id, throttle_time_ms, 0, session_id, len(topics))
+    return [encode_head(request.version, head, sum(map(len, body))), *body]

@@ -1,23 +1,26 @@
 """Where clients connect: sockets, TLS, how many may be there, and the looks at those that are.
 
-A server gives it what makes a session of a connection; of requests it knows nothing.
+It is one server with two things behind it, the brokers of a cluster (`relay.server`) or an archive
+alone (`standalone.server`). They give it what makes a session of a connection, and what is to run
+as long as it does. Of requests it knows nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Coroutine
 from typing import Self
 
 import structlog
 
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
+from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CONNECTION_BUFFERS_BYTES, CONNECTIONS, LIMITS_REACHED
+from fetchproxy.serving.appetite import Appetites
 from fetchproxy.serving.limits import ConnectionLimits, ServingLimits, to_close
-from fetchproxy.serving.session import ClientSession
+from fetchproxy.serving.session import Address, ClientSession
 from fetchproxy.serving.transport import ReceiveBuffer
 from fetchproxy.tls.acceptor import TlsAcceptor
 from fetchproxy.tls.contexts import ReloadingContext
@@ -36,61 +39,51 @@ _BACKLOG = 1024
 NewSession = Callable[[str | None], ClientSession]
 
 
-def tells_address_reached(config: GatewayConfig) -> bool:
-    """Whether there is no one host that all clients are told."""
-    return config.advertise_host is None and is_any_address(parse_host_port(config.listen).host)
-
-
-def warn_of_address_reached(config: GatewayConfig, listener: str) -> None:
-    """At the start: what clients are told, and for whom it is wrong."""
-    log.warning(
-        "listens_on_all_addresses",
-        listener=listener,
-        host=parse_host_port(config.listen).host,
-        clients_are_told="the address at which each has reached this listener",
-        fails_for="clients behind NAT, a load balancer or a container's published ports, and where "
-        "a certificate does not name that address",
-        hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
-    )
-
-
 class Listener:
     """An async context manager; no session outlives it. It is what sessions call their owner.
 
-    Its owner cancels what it has begun in `tasks` before this ends. `name` is for the log. With
-    `tls` clients speak TLS and nothing else; `knows` judges the names that they ask for.
+    `name` is for the log. With `tls` clients speak TLS and nothing else; its owner keeps it fresh.
+    `knows` judges the server names that they ask for, where these say whom a client wants.
+    Its server sets `node_addresses()`, which is what clients are told, by node id, and `appetites`.
     """
+
+    node_addresses: Callable[[], dict[int, Address]]
+    appetites: Appetites
 
     def __init__(
         self,
         config: GatewayConfig,
         limits: ServingLimits,
         tls: ReloadingContext | None,
-        warnings: SparingWarnings,
         name: str,
         knows: Callable[[str | None], bool] | None = None,
     ) -> None:
         self.config = config
         self.limits = limits
-        self.warnings = warnings
         self.clock = asyncio.get_running_loop().time
+        self.warnings = SparingWarnings(self.clock)
         self.receive = ReceiveBuffer()
-        self.tasks = asyncio.TaskGroup()
         self.host = parse_host_port(config.listen).host
+        # There is no one host that all clients could be told.
+        every_address = config.advertise_host is None and is_any_address(self.host)
+        self.tells_reached = every_address and knows is None
         self._tls = tls
         self._name = name
         self._knows = knows
         self._acceptor: TlsAcceptor | None = None
-        self._counts = ConnectionLimits(config, warnings.warn)
+        self._counts = ConnectionLimits(config, self.warnings.warn)
         self._sessions: set[ClientSession] = set()
         self._empty = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+        self._own_tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        await self.tasks.__aenter__()
+        await self._tasks.__aenter__()
         if self._tls is not None:
             self._acceptor = TlsAcceptor(
                 self._tls,
-                self.tasks,
+                self._tasks,
                 self.limits.tls_handshake_max_ms,
                 admit=self._admit,
                 changed=self._count,
@@ -101,22 +94,63 @@ class Listener:
             log.warning("plaintext_beyond_loopback", listener=self._name, host=self.host)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """The server closes its listening sockets before this."""
+    async def __aexit__(self, *_: object) -> None:
+        """Whoever has called `listen` closes that server before this."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._own_tasks:
+            task.cancel()
         if self._acceptor is not None:
             self._acceptor.close()
         for session in list(self._sessions):
             session.close()
         await self._closed()
-        await self.tasks.__aexit__(kind, error, traceback)
+        # Without the error, if there is one: a group of errors would hide what it is.
+        await self._tasks.__aexit__(None, None, None)
+
+    async def open(self, new_session: NewSession) -> None:
+        """At `gateway.listen`. Raises ConfigError where it cannot listen there."""
+        listen = self.config.listen
+        try:
+            self._server = await self.listen(parse_host_port(listen).port, new_session)
+        except OSError as error:
+            raise ConfigError(
+                f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
+            ) from error
+        self.run(self._sweep(), "connection-sweeper")
+        if self.tells_reached:
+            self._warn_of_address_reached()
+
+    def run(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Until this is closed."""
+        self._own_tasks.append(self._tasks.create_task(work, name=name))
+
+    @property
+    def port(self) -> int:
+        """Of `gateway.listen`, also where port 0 was asked for."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def advertised(self, reached: str) -> Address:
+        """What a client is told that has reached this at the address `reached`."""
+        host = self.config.advertise_host or self.host
+        return (reached if self.tells_reached else host), self.port
+
+    def _warn_of_address_reached(self) -> None:
+        """What clients are told, and for whom it is wrong."""
+        log.warning(
+            "listens_on_all_addresses",
+            listener=self._name,
+            host=self.host,
+            clients_are_told="the address at which each has reached this listener",
+            fails_for="clients behind NAT, a load balancer or a container's published ports, and "
+            "where a certificate does not name that address",
+            hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
+        )
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
-        """Open until its owner closes it. Raises OSError."""
+        """A further one, open until its owner closes it. Raises OSError."""
         factory: Callable[[], asyncio.BaseProtocol]
         if self._acceptor is None:
             factory = lambda: new_session(None)  # noqa: E731
@@ -144,7 +178,7 @@ class Listener:
         self._sessions.add(session)
         self._counts.opened(session.client)
         self._count()
-        self.tasks.create_task(self._run(session), name=f"session-{session.client}")
+        self._tasks.create_task(self._serve(session), name=f"session-{session.client}")
 
     def lost(self, session: ClientSession) -> None:
         if session in self._sessions:
@@ -154,7 +188,7 @@ class Listener:
         if not self._sessions:
             self._empty.set()
 
-    async def _run(self, session: ClientSession) -> None:
+    async def _serve(self, session: ClientSession) -> None:
         try:
             await session.run()
         except Exception as error:
@@ -171,7 +205,7 @@ class Listener:
             for session in list(self._sessions):
                 session.abort()
 
-    async def sweep(self) -> None:
+    async def _sweep(self) -> None:
         """For ever: close what is silent, gone, takes nothing, or is too much.
 
         A few at a time: ten thousand connections would hold the loop for tens of milliseconds.

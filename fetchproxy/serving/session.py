@@ -29,15 +29,24 @@ from fetchproxy.serving.transport import (
     write_step,
 )
 
+Address = tuple[str, int]
+
 
 class SessionOwner(Protocol):
-    """The listener, as its sessions see it. `clock` is the running loop's time in seconds."""
+    """The listener, as its sessions see it. `clock` is the running loop's time in seconds.
+
+    `tells_reached`: a client is told to dial the address that it has dialled.
+    """
 
     config: GatewayConfig
     limits: ServingLimits
     receive: ReceiveBuffer
     clock: Callable[[], float]
     warnings: SparingWarnings
+    tells_reached: bool
+
+    def advertised(self, reached: str) -> Address:
+        """Where a client is told to dial that has reached us at the address `reached`."""
 
     def made(self, session: ClientSession) -> None:
         """Its client is there."""

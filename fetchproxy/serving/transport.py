@@ -27,14 +27,13 @@ RECEIVE_BYTES = 256 * 1024
 
 
 class ReceiveBuffer:
-    def __init__(self, size: int = RECEIVE_BYTES) -> None:
-        self._size = size
-        self.view = memoryview(bytearray(size))
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(RECEIVE_BYTES))
 
     def release(self, transport: asyncio.WriteTransport | None) -> None:
         """Called after views of the buffer were written to `transport`."""
         if transport is not None and transport.get_write_buffer_size():
-            self.view = memoryview(bytearray(self._size))
+            self.view = memoryview(bytearray(RECEIVE_BYTES))
 
 
 # Records go from the broker's socket to the client's within the kernel: Linux's splice(2).

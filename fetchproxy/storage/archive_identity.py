@@ -9,6 +9,11 @@ The first line is the layout's version. `generation` is made anew with each arch
 that was replaced is told from one that was changed. A line that is missing is not known, and the
 next archiver adds it. The object is the sign that there is an archive at all: where it is missing,
 there is a wrong prefix, a missing mount or an emptied bucket, and never an empty archive.
+
+Of an archive that moves (docs/adr/0057) two places have objects. `metadata-manager mirror` says
+that `fetchproxy mirror` writes there and the archive is elsewhere; `metadata-manager moved`, with
+the lines `moved-…`, that it was here. Both are no manager that a process can be set to: whoever
+follows the brokers refuses such a place, also programs that do not know these words.
 """
 
 from __future__ import annotations
@@ -39,15 +44,32 @@ LOOK_AGE_MAX_S = 1.0
 # state something else, or an S3 server knows no condition, those of the later one do.
 CREATION_SETTLE_S = 0.5
 _GENERATION, _CLUSTER, _MANAGER = "generation", "cluster-id", "metadata-manager"
+_MOVED_TO, _MOVED_AT, _MOVED_MANAGER = "moved-to", "moved-at-ms", "moved-manager"
+MIRROR, _MOVED = "mirror", "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where the archive is now. `at_ms`: epoch ms; `manager`: that of the archive."""
+
+    to: str
+    at_ms: int
+    manager: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveIdentity:
-    """`manager`: "store", or "topic" and its name. None: the archive does not say."""
+    """`manager`: "store", or "topic" and its name; `MIRROR`. None: the archive does not say, or
+    it has `moved`."""
 
     generation: UUID | None = None
     cluster_id: str | None = None
     manager: str | None = None
+    moved: Moved | None = None
+
+    @property
+    def is_mirror(self) -> bool:
+        return self.manager == MIRROR
 
     def completed(self, own: ArchiveIdentity) -> ArchiveIdentity:
         """What this does not say, as `own` says it."""
@@ -55,7 +77,20 @@ class ArchiveIdentity:
             self.generation or own.generation,
             self.cluster_id or own.cluster_id,
             self.manager or own.manager,
+            self.moved,
         )
+
+    def check_is_the_archive(self) -> None:
+        """Raises ArchiveMismatch where the archive itself is at another place."""
+        if self.is_mirror:
+            raise ArchiveMismatch(
+                "store.url: a mirror is at that place, and the archive elsewhere; --archive-only "
+                "reads it, and `fetchproxy mirror --cut-over` makes it the archive"
+            )
+        if self.moved is not None:
+            raise ArchiveMismatch(
+                f"store.url: the archive has moved to {self.moved.to}; set store.url to that"
+            )
 
 
 def encode_identity(identity: ArchiveIdentity) -> bytes:
@@ -64,6 +99,9 @@ def encode_identity(identity: ArchiveIdentity) -> bytes:
         _CLUSTER: identity.cluster_id,
         _MANAGER: identity.manager,
     }
+    if (moved := identity.moved) is not None:
+        lines |= {_MANAGER: _MOVED, _MOVED_TO: moved.to, _MOVED_AT: str(moved.at_ms)}
+        lines[_MOVED_MANAGER] = moved.manager
     said = "".join(f"{name} {value}\n" for name, value in lines.items() if value)
     return layout_text() + said.encode()
 
@@ -82,7 +120,14 @@ def parse_identity(content: bytes) -> ArchiveIdentity:
     generation = parse_uuid(said[_GENERATION]) if _GENERATION in said else None
     if _GENERATION in said and generation is None:
         raise RemoteStorageError(f"{LAYOUT_OBJECT}: {said[_GENERATION]!r} is no generation")
-    return ArchiveIdentity(generation, said.get(_CLUSTER), said.get(_MANAGER))
+    manager = said.get(_MANAGER)
+    if manager != _MOVED:
+        return ArchiveIdentity(generation, said.get(_CLUSTER), manager)
+    to, at_ms = said.get(_MOVED_TO, ""), said.get(_MOVED_AT, "")
+    if not to or not at_ms.isdecimal():
+        raise RemoteStorageError(f"{LAYOUT_OBJECT}: it does not say where the archive has moved to")
+    moved = Moved(to, int(at_ms), said.get(_MOVED_MANAGER))
+    return ArchiveIdentity(generation, said.get(_CLUSTER), None, moved)
 
 
 async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | None:
@@ -157,7 +202,7 @@ class OwnIdentity:
         await self._store.put_new(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
         if self._seen is None:
-            raise ArchiveMissing(f"{LAYOUT_OBJECT} was put, and is not there")
+            raise ArchiveMissing(f"{LAYOUT_OBJECT} was written, but is not there")
         return self._seen
 
     async def state(self, identity: ArchiveIdentity) -> None:
@@ -171,6 +216,8 @@ class OwnIdentity:
         await self.look()
 
     def _compare(self, said: ArchiveIdentity) -> None:
+        if self._manager is not None:
+            said.check_is_the_archive()
         if self._manager is not None and said.manager not in (None, self._manager):
             raise ArchiveMismatch(
                 f"metadata.manager: the metadata of the archive at store.url are kept by the "

@@ -8,7 +8,7 @@ itself. Nothing is ever written there: every put and delete is refused.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -25,15 +25,17 @@ from fetchproxy.segments.object_keys import (
     SegmentFile,
     parse_segment_key,
     parse_topic_folder,
+    partition_folder,
     topic_cluster_key,
     topic_folder,
 )
 from fetchproxy.storage.archive_identity import read_identity
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
+    RenamedTopics,
     StoredObject,
 )
 from fetchproxy.storage.stores.registry import open_object_store
@@ -60,6 +62,11 @@ class _Mount:
     there: str
     hidden: str
 
+    @property
+    def folder_there(self) -> str:
+        """Its name alone."""
+        return self.there[len(self.attached.prefix) : -1]
+
     def key_there(self, key: str) -> str:
         return self.there + key[len(self.here) :]
 
@@ -67,7 +74,7 @@ class _Mount:
         return self.here + key[len(self.there) :]
 
 
-class AttachedObjectStore(ObjectStore):
+class AttachedObjectStore(ObjectStore, RenamedTopics):
     """`own` below `prefix`, and the attached topics as further folders of it.
 
     `async with` opens and closes all stores. A topic is known once the folders were listed, as
@@ -84,13 +91,9 @@ class AttachedObjectStore(ObjectStore):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opened:
             for store in self._stores():
-                if isinstance(store, AbstractAsyncContextManager):
-                    await opened.enter_async_context(store)
+                await opened.enter_async_context(store)
             opened.pop_all()  # `close` closes them
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def put(self, key: str, content: bytes) -> None:
         self._check_own(key)
@@ -122,6 +125,13 @@ class AttachedObjectStore(ObjectStore):
         if mount is None:
             return await self._own.get_range(key, byte_range)
         return await mount.attached.store.get_range(mount.key_there(key), byte_range)
+
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        mount = self._mount(partition_folder(self._prefix, tip))
+        there = None if mount is None else parse_topic_folder(mount.folder_there)
+        if there is None:
+            return tip
+        return TopicIdPartition(there[1], there[0], tip.partition)
 
     @property
     def page_objects(self) -> int | None:
@@ -234,16 +244,21 @@ def open_archive(
         raise ConfigError("store.url is not set")
     own, prefix = open_object_store(config.store.url, config.store, create=create)
     manager = None if config.archive_only.enabled else config.metadata.ruling
+    at_rest = at_rest_of(config.store)
     must_exist = must_exist and not config.archive_only.enabled
     wanted = parse_attachments(config.attach.archives or "")
     if not wanted:
-        return RemoteStorageManager(own, prefix, manager=manager, must_exist=must_exist)
+        return RemoteStorageManager(
+            own, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
+        )
     attached = [
         AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
         for one in wanted
     ]
     store = AttachedObjectStore(own, prefix, attached)
-    return RemoteStorageManager(store, prefix, manager=manager, must_exist=must_exist)
+    return RemoteStorageManager(
+        store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
+    )
 
 
 def _is_topic_of(folder: str, names: set[str]) -> bool:

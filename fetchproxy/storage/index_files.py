@@ -106,7 +106,7 @@ class RemoteOffsetIndex(_Entries):
 #
 # Both rise strictly, so the first with a timestamp at or above T names the first remoteLogIndex
 # entry that holds a record at or after T. Entries whose data is no later than what came before
-# have none.
+# have none. No read of the product needs it (ADR 0016); `fetchproxy index show` prints it.
 
 _TIME_ENTRY = Struct(">qi")
 TIME_ENTRY_BYTES = _TIME_ENTRY.size
@@ -126,14 +126,6 @@ class RemoteTimeIndex(_Entries):
     def offset(self, i: int) -> int:
         return self._base_offset + self._fields(i)[1]
 
-    def first_at_or_after(self, timestamp_ms: int) -> int:
-        """The number of the first entry with at least that timestamp; or `len`."""
-        return bisect_left(self._entries, timestamp_ms, key=self.timestamp_ms)
-
-    def first_with_offset(self, offset: int) -> int:
-        """The number of the first entry whose offset is at or above `offset`; or `len`."""
-        return bisect_left(self._entries, offset, key=self.offset)
-
 
 # One set of local index files: the remoteLogIndex entries of some segments, and what finds them.
 #
@@ -141,9 +133,8 @@ class RemoteTimeIndex(_Entries):
 #     <20-digit base offset>.remoteOffsetIndex   see above
 #     <20-digit base offset>.remoteTimeIndex     see above
 #
-# Where two segments share offsets, the later one counts: its first entry ends what the two tables
-# say of those before it, as a truncation does in Kafka. So the tables follow from the
-# remoteLogIndex file alone and can be made again from it; that file itself from the store.
+# A set only grows: a segment that shares offsets with what is in it begins another set. Everything
+# can be fetched again, so a set that is not as it should be is removed, and nothing is mended.
 #
 # All of it blocks, and one thread at a time may use it. It knows no other set and no metadata.
 
@@ -151,7 +142,6 @@ LOG_INDEX = "remoteLogIndex"
 OFFSET_INDEX = "remoteOffsetIndex"
 TIME_INDEX = "remoteTimeIndex"
 SUFFIXES = (LOG_INDEX, OFFSET_INDEX, TIME_INDEX)
-NEW = "~"  # ends the name of a file that is still being written
 
 
 def segment_mark(object_key: str) -> int:
@@ -191,22 +181,6 @@ class Mapped(NamedTuple):
         behind = range(i, len(self.offsets))
         return i + bisect_left(behind, True, key=lambda n: self.entry(n).object_key != object_key)
 
-    def entry_for_offset(self, offset: int) -> RemoteLogIndexEntry | None:
-        """The first one that ends at or above `offset`."""
-        above = self.offsets.first_at_or_after(offset + 1)
-        for i in range(max(above - 1, 0), min(above + 1, len(self.offsets))):
-            entry = self.entry(i)
-            if entry.span.last_offset >= offset:
-                return entry
-        return None
-
-    def entry_for_timestamp(self, timestamp_ms: int) -> RemoteLogIndexEntry | None:
-        """The first one that holds a record at or after `timestamp_ms`."""
-        i = self.times.first_at_or_after(timestamp_ms)
-        if i > 0:
-            self.timed_entry(i - 1)
-        return self.timed_entry(i) if i < len(self.times) else None
-
     def timed_entry(self, i: int) -> RemoteLogIndexEntry:
         """Of the i-th entry of the time index."""
         entry = self.entry(self.offsets.first_at_or_after(self.times.offset(i)))
@@ -216,56 +190,17 @@ class Mapped(NamedTuple):
         return entry
 
 
-class _Tables:
-    """Offset and time index of a set while it is made, or made longer."""
-
-    def __init__(self, base_offset: int, offsets: bytes = b"", times: bytes = b"") -> None:
-        self._base_offset = base_offset
-        self.offsets = bytearray(offsets)
-        self.times = bytearray(times)
-        self.kept = [len(offsets), len(times)]  # bytes in front that are as they were
-
-    def add(self, index: RemoteLogIndex, positions: Iterable[int]) -> None:
-        """Raises ValueError where an entry is too far from the base offset for the tables."""
-        offsets = RemoteOffsetIndex(self.offsets, self._base_offset)
-        times = RemoteTimeIndex(self.times, self._base_offset)
-        first = index.first_offsets[0]
-        if first < self._base_offset or index.last_offset - self._base_offset > RELATIVE_OFFSET_MAX:
-            raise ValueError(f"offsets {first} to {index.last_offset} after {self._base_offset}")
-        kept = [
-            offsets.first_at_or_after(first) * OFFSET_ENTRY_BYTES,
-            times.first_with_offset(first) * TIME_ENTRY_BYTES,
-        ]
-        self.kept = [min(pair) for pair in zip(self.kept, kept, strict=True)]
-        del self.offsets[kept[0] :], self.times[kept[1] :]
-        relative_offsets = [offset - self._base_offset for offset in index.first_offsets]
-        self.offsets += encode_offset_entries(relative_offsets, positions)
-        latest = self.largest_timestamp_ms
-        for relative, timestamp_ms in zip(relative_offsets, index.max_timestamps, strict=True):
-            if latest is None or timestamp_ms > latest:
-                latest = timestamp_ms
-                self.times += encode_time_entry(latest, relative)
-
-    @property
-    def largest_timestamp_ms(self) -> int | None:
-        times = RemoteTimeIndex(self.times, self._base_offset)
-        return times.timestamp_ms(len(times) - 1) if len(times) else None
-
-
 class LocalIndexFiles:
-    """A new set is empty and has no files yet; of one that has, call `check` or `mend` first."""
+    """A new set is empty and has no files yet; one that has some is to pass `check` first."""
 
     def __init__(self, folder: Path, base_offset: int) -> None:
         self.base_offset = base_offset
         self.begun_ms: int | None = None  # when the first segment was copied; None: not known
         self._paths = {suffix: folder / f"{base_offset:020d}.{suffix}" for suffix in SUFFIXES}
-        self._forget()
-
-    def _forget(self) -> None:
         self._sizes = dict.fromkeys(SUFFIXES, 0)
         self.segments = array("Q")  # marks, in the order of their entries
-        self.last_segment_bytes = 0  # of the last one's `.log`, as far as entries cover it
-        self.largest_timestamp_ms: int | None = None
+        self.last_offset = base_offset - 1  # that an entry has
+        self._latest_ms: int | None = None
 
     @property
     def log_bytes(self) -> int:
@@ -277,9 +212,10 @@ class LocalIndexFiles:
         return sum(self._sizes.values())
 
     def has_room(self, index: RemoteLogIndex, size_bytes: int) -> bool:
-        """Whether positions and relative offsets of that index fit their int32s."""
+        """Whether its offsets follow, and its positions and relative offsets fit their int32s."""
         return (
-            self.log_bytes + size_bytes <= POSITION_MAX
+            self.last_offset < index.first_offsets[0]
+            and self.log_bytes + size_bytes <= POSITION_MAX
             and index.last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
         )
 
@@ -298,21 +234,49 @@ class LocalIndexFiles:
         """The entries of one more segment: `raw`, and the same parsed.
 
         Raises ValueError where they do not fit: then nothing was written. CorruptSegment where the
-        files are damaged, OSError: then `mend` has to come next.
+        files are damaged, OSError: then the set may be broken.
         """
-        old = [self._read(suffix) for suffix in (OFFSET_INDEX, TIME_INDEX)]
-        tables = _Tables(self.base_offset, *old)
-        tables.add(index, (self.log_bytes + at for at in entry_positions(raw)))
-        at, (offsets_kept, times_kept) = self.log_bytes, tables.kept
-        _write_end(self._paths[LOG_INDEX], at, raw)
-        _write_end(self._paths[OFFSET_INDEX], offsets_kept, tables.offsets[offsets_kept:])
-        _write_end(self._paths[TIME_INDEX], times_kept, tables.times[times_kept:])
-        self._adopt(at + len(raw), tables)
+        if not self.has_room(index, len(raw)):
+            first = index.first_offsets[0]
+            raise ValueError(f"offsets {first} to {index.last_offset} after {self.base_offset}")
+        relative_offsets = [offset - self.base_offset for offset in index.first_offsets]
+        positions = (self.log_bytes + at for at in entry_positions(raw))
+        times = bytearray()
+        latest_ms = self._latest_ms
+        for relative, timestamp_ms in zip(relative_offsets, index.max_timestamps, strict=True):
+            if latest_ms is None or timestamp_ms > latest_ms:
+                latest_ms = timestamp_ms
+                times += encode_time_entry(latest_ms, relative)
+        offsets = encode_offset_entries(relative_offsets, positions)
+        before = dict(self._sizes)
+        try:
+            # The tables first, which lead to the other: `check` sees where a kill has come between.
+            self._write_end(TIME_INDEX, times)
+            self._write_end(OFFSET_INDEX, offsets)
+            self._write_end(LOG_INDEX, raw)
+        except OSError:
+            self._cut_back(before)  # a full disk costs no more than this segment
+            raise
+        self._latest_ms, self.last_offset = latest_ms, index.last_offset
         self.segments.append(segment_mark(index.object_key))
-        self.last_segment_bytes = index.size_bytes
+
+    def _write_end(self, suffix: str, content: bytes | bytearray) -> None:
+        path, at = self._paths[suffix], self._sizes[suffix]
+        with path.open("r+b" if at else "wb") as file:
+            if file.seek(0, os.SEEK_END) != at:
+                raise CorruptSegment(f"{path} does not have the {at} bytes that were written")
+            file.write(content)
+        self._sizes[suffix] = at + len(content)
+
+    def _cut_back(self, sizes: dict[str, int]) -> None:
+        """Where that fails too, `check` will see it."""
+        self._sizes = sizes
+        for suffix, size in sizes.items():
+            with suppress(OSError):
+                os.truncate(self._paths[suffix], size)
 
     def check(self) -> bool:
-        """Is a set that was closed in order as it was left? Fast: sizes, and where segments begin.
+        """Is it as it was left? Fast: sizes, where segments begin, and the end.
 
         The rest is checked when it is used. Raises OSError.
         """
@@ -339,72 +303,15 @@ class LocalIndexFiles:
         last = len(files.offsets) - 1
         entry = files.entry(last)
         self.segments = segments
-        self.last_segment_bytes = entry.span.end
+        self.last_offset = entry.span.last_offset
         latest = files.timed_entry(len(files.times) - 1)
-        self.largest_timestamp_ms = latest.span.max_timestamp_ms
+        self._latest_ms = latest.span.max_timestamp_ms
         return files.offsets.position(last) + entry.size_bytes == self.log_bytes
-
-    def mend(self, segments_max: int | None = None) -> bool:
-        """Read all of it; keep what is sound, up to the first damage and `segments_max`.
-
-        The tables are made again where they differ. Without a sound entry the files are removed.
-        True: something was not as it should be. Raises OSError.
-        """
-        path = self._paths[LOG_INDEX]
-        raw = path.read_bytes() if path.exists() else b""
-        self.segments = array("Q")
-        tables = _Tables(self.base_offset)
-        end = 0
-        while end < len(raw) and len(self.segments) != segments_max:
-            index, behind, _ = RemoteLogIndex.take(raw, end)
-            try:
-                tables.add(index, (end + at for at in entry_positions(raw[end:behind])))
-            except (ValueError, IndexError):  # too far away, or no entry
-                break
-            self.segments.append(segment_mark(index.object_key))
-            self.last_segment_bytes = index.size_bytes
-            end = behind
-        if not end:
-            self.remove()
-            return True
-        if end < len(raw):
-            os.truncate(path, end)
-        mended = [
-            _replace(self._paths[OFFSET_INDEX], tables.offsets),
-            _replace(self._paths[TIME_INDEX], tables.times),
-        ]
-        self._adopt(end, tables)
-        return end < len(raw) or any(mended)
-
-    def seal(self) -> None:
-        """Everything to the disk: a set behind which another one follows is not read whole again.
-
-        Raises OSError.
-        """
-        for path in [*self._paths.values(), self._paths[LOG_INDEX].parent]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
     def remove(self) -> None:
         """The remoteLogIndex first: without it the others count for nothing. Raises OSError."""
         for path in self._paths.values():
             path.unlink(missing_ok=True)
-        self._forget()
-
-    def _adopt(self, log_bytes: int, tables: _Tables) -> None:
-        sizes = (log_bytes, len(tables.offsets), len(tables.times))
-        self._sizes = dict(zip(SUFFIXES, sizes, strict=True))
-        self.largest_timestamp_ms = tables.largest_timestamp_ms
-
-    def _read(self, suffix: str) -> bytes:
-        size = self._sizes[suffix]
-        if not size:
-            return b""
-        with _mapped(self._paths[suffix], size) as content:
-            return bytes(content)
 
 
 @contextmanager
@@ -418,38 +325,18 @@ def _mapped(path: Path, size_bytes: int) -> Iterator[memoryview]:
         yield view
 
 
-def _write_end(path: Path, at: int, content: bytes | bytearray) -> None:
-    """`content` from byte `at` on, whatever a failed attempt has left there."""
-    with path.open("r+b" if at else "wb") as file:
-        if file.seek(0, os.SEEK_END) < at:
-            raise CorruptSegment(f"{path} is shorter than {at} bytes")
-        file.truncate(at)
-        file.seek(at)
-        file.write(content)
-
-
-def _replace(path: Path, content: bytes | bytearray) -> bool:
-    """Unless it is the file's content already."""
-    if path.exists() and path.read_bytes() == content:
-        return False
-    new = path.with_name(path.name + NEW)
-    new.write_bytes(content)
-    new.replace(path)
-    return True
-
-
 # A partition's local index: sets of files, each behind the one before it, and rolled like a log.
 #
-# Holds the `.index` objects of the partition's segments in their order, so that an offset or a
-# time leads to an entry, and a segment to all of its entries, without a request to the store. It
-# is a cache: everything in it can be fetched again, and whatever is doubtful is dropped. It says
-# where the bytes of an offset are; whether the offset still counts is the metadata's matter.
+# Holds the `.index` objects of the partition's segments in their order, so that a segment leads to
+# all of its entries without a request to the store. It is a cache: whatever is doubtful is dropped,
+# a whole set at a time, and fetched again. It says where the bytes of an offset are; whether the
+# offset still counts is the metadata's matter.
 #
 # All methods block, may be called by any thread, and exclude each other.
 
 log = structlog.get_logger(__name__)
 
-_NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})~?")
+_NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})")
 
 
 class IndexedSegment(NamedTuple):
@@ -473,7 +360,6 @@ class LocalRemoteLogIndex:
         self._opened = False
         self._closed = False
         self._files: list[LocalIndexFiles] = []
-        self._end_known = False  # that the last segment is whole
         self._published = (0, 0)
         self.losses = 0  # rises whenever something was dropped that was not asked to be
 
@@ -488,16 +374,10 @@ class LocalRemoteLogIndex:
         marks = [segment_mark(segment.object_key) for segment in wanted]
         with self._lock:
             self._open()
-            while True:
-                held = self._marks()
-                passed, kept = _beginning(held, marks)
-                if not self._end_known and kept and passed + kept == len(held):
-                    whole = self._files[-1].last_segment_bytes == wanted[kept - 1].size_bytes
-                    kept -= not whole
-                self._end_known = True
-                if passed + kept == len(held):
-                    break
+            passed, kept = _beginning(self._marks(), marks)
+            while len(self._marks()) > passed + kept:
                 self._cut(passed + kept)
+                passed, kept = _beginning(self._marks(), marks)
             while self._files and len(self._files[0].segments) <= passed:
                 passed -= len(self._files[0].segments)
                 self._files.pop(0).remove()
@@ -527,7 +407,7 @@ class LocalRemoteLogIndex:
                 self._opened = False
                 raise OSError(f"the local index {self._folder} is damaged: {error}") from error
             except OSError:
-                self._opened = False  # whatever was written by half is mended by the next call
+                self._opened = False  # a set that was written by half is dropped by the next call
                 raise
             self._publish()
 
@@ -536,8 +416,6 @@ class LocalRemoteLogIndex:
         if last is not None and not self._is_full(last, segment, index, len(raw)):
             last.append(index, raw)
             return
-        if last is not None:
-            last.seal()
         self._folder.mkdir(parents=True, exist_ok=True)
         files = LocalIndexFiles(self._folder, segment.start_offset)
         files.begun_ms = segment.copied_at_ms
@@ -572,12 +450,11 @@ class LocalRemoteLogIndex:
             with files.mapped() as mapped:
                 i = mapped.first_entry_from(segment.start_offset)
                 if i is None or mapped.entry(i).object_key != segment.object_key:
-                    return None  # a later segment has its offsets
+                    raise CorruptSegment(f"no entry of {segment.object_key} is where it begins")
                 j = mapped.offsets.first_at_or_after(segment.end_offset + 1)
                 begin = mapped.offsets.position(i)
                 end = mapped.offsets.position(j) if j < len(mapped.offsets) else files.log_bytes
                 raw = bytes(mapped.log[begin:end])
-        # Entries of later segments that begin before this one ends may follow in `raw`.
         index, behind, error = RemoteLogIndex.take(raw)
         if index.size_bytes != segment.size_bytes:
             why = error or "it is missing"
@@ -585,36 +462,6 @@ class LocalRemoteLogIndex:
                 f"remoteLogIndex entry {len(index)} at byte {begin + behind}: {why}"
             )
         return index
-
-    def entry_for_offset(self, offset: int) -> RemoteLogIndexEntry | None:
-        """The first entry that ends at or above `offset`; None: there is none.
-
-        Raises CorruptSegment, OSError.
-        """
-        with self._lock:
-            self._open()
-            first = self._files_at(offset)
-            begin = self._files.index(first) if first is not None else 0
-            for files in self._files[begin : begin + 2]:
-                with files.mapped() as mapped:
-                    entry = mapped.entry_for_offset(offset)
-                if entry is not None:
-                    return entry
-        return None
-
-    def entry_for_timestamp(self, timestamp_ms: int) -> RemoteLogIndexEntry | None:
-        """The first entry that holds a record at or after `timestamp_ms`; None: there is none.
-
-        Raises CorruptSegment, OSError.
-        """
-        with self._lock:
-            self._open()
-            for files in self._files:
-                if files.largest_timestamp_ms is None or files.largest_timestamp_ms < timestamp_ms:
-                    continue
-                with files.mapped() as mapped:
-                    return mapped.entry_for_timestamp(timestamp_ms)
-        return None
 
     def drop_from(self, segment: IndexedSegment) -> None:
         """What is held of it is damaged: it and what follows it are to be fetched again."""
@@ -638,25 +485,26 @@ class LocalRemoteLogIndex:
     # --- with the lock held -----------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Read what a former process left; only the last set can be in the middle of something."""
+        """What a former process left, but for sets that are not as they should be."""
         if self._closed:
             raise OSError(f"the local index {self._folder} is closed")
         if self._opened:
             return
-        self._files, self._end_known = [], False
+        self._files = []
         found = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         names = [(path, match) for path in found if (match := _NAME.fullmatch(path.name))]
         bases = [int(match[1]) for path, match in names if path.suffix == f".{LOG_INDEX}"]
         for path, match in names:
-            if int(match[1]) not in bases or path.name.endswith("~"):
+            if int(match[1]) not in bases:
                 path.unlink()
         for base in bases:
             files = LocalIndexFiles(self._folder, base)
-            if (base == bases[-1] or not files.check()) and files.mend():
-                log.info("local_index_mended", path=str(self._folder), base_offset=base)
-                LOCAL_INDEX_REBUILDS.inc()
-            if files.log_bytes:
+            if files.check():
                 self._files.append(files)
+                continue
+            log.info("local_index_dropped", path=str(self._folder), base_offset=base)
+            LOCAL_INDEX_REBUILDS.inc()
+            files.remove()
         self._opened = True
         self._publish()
 
@@ -669,14 +517,9 @@ class LocalRemoteLogIndex:
         return self._files[i - 1] if i else None
 
     def _cut(self, segments: int) -> None:
-        """Keep so many segments. The newest files go first, so that a crash leaves no hole."""
-        held = len(self._marks())
-        while self._files and held - len(self._files[-1].segments) >= segments:
-            held -= len(self._files[-1].segments)
+        """Keep whole sets, of so many segments at most; the newest go first."""
+        while self._files and len(self._marks()) > segments:
             self._files.pop().remove()
-        if held > segments:
-            last = self._files[-1]
-            last.mend(len(last.segments) - (held - segments))
 
     def _publish(self) -> None:
         if not self._files and not self._closed:
@@ -714,7 +557,7 @@ def remove_if_empty(folder: Path) -> None:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A look-up takes well below a millisecond, mending a set of files some 30.
+# A look-up takes some milliseconds.
 READ_MAX_S = 0.25
 _THREADS = 2
 

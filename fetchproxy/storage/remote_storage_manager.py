@@ -8,17 +8,18 @@ manager's matter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.errors import ObjectNotFound
+from fetchproxy.config.values import KeyRingPlace, parse_key_rings
+from fetchproxy.errors import DamagedObject, ObjectNotFound
 from fetchproxy.model import (
     ByteRange,
+    RemoteLogSegmentMetadata,
     StoredSegment,
     TopicIdPartition,
 )
@@ -41,6 +42,7 @@ from fetchproxy.storage.archive_objects import (
     PartitionRecords,
     RetentionObjects,
 )
+from fetchproxy.storage.key_rings import FileKeyRing, KeyRing, KeyRings
 from fetchproxy.storage.listings import (
     LogStartObject,
     PartitionNoteObject,
@@ -52,11 +54,20 @@ from fetchproxy.storage.listings import (
     take_topic_objects,
 )
 from fetchproxy.storage.measured import measured
+from fetchproxy.storage.packed_logs import (
+    AS_THEY_ARE,
+    AtRest,
+    ListedSegment,
+    PackedLogs,
+    Rewrapped,
+    UnpackedLog,
+)
 from fetchproxy.storage.store_health import WatchedObjectStore
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
+    RenamedTopics,
     StoreClock,
     StoredObject,
     UnfinishedUploads,
@@ -65,6 +76,7 @@ from fetchproxy.storage.stores.object_store import (
 from fetchproxy.storage.stores.registry import open_object_store
 
 __all__ = [
+    "ListedSegment",
     "LogSegmentData",
     "LogStartObject",
     "PartitionNoteObject",
@@ -85,6 +97,8 @@ class LogSegmentData:
 
     `offset_index`, `time_index`, `producer_snapshot`: a broker's own files, None where they are
     not at hand. `log_settled`: `log` will not be written to, see `ObjectStore.put_file`.
+    `log_stream_key`: `log` is encrypted with it, and goes only into a packed segment;
+    `log_compressible`: most of its batches are not compressed.
     """
 
     log: Path
@@ -95,6 +109,8 @@ class LogSegmentData:
     time_index: bytes | None = None
     producer_snapshot: bytes | None = None
     log_settled: bool = False
+    log_stream_key: bytes | None = None
+    log_compressible: bool = False
 
     def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
         """Everything but the log, as far as there is any."""
@@ -124,6 +140,7 @@ class RemoteStorageManager:
         *,
         manager: str | None = None,
         must_exist: bool = False,
+        at_rest: AtRest = AS_THEY_ARE,
     ) -> None:
         self._store_itself = store  # for what only some stores can do
         self._store = watched = WatchedObjectStore(store)
@@ -137,10 +154,12 @@ class RemoteStorageManager:
         self.notes = PartitionNotes(watched, self._prefix)
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
         self.concerns = ConcernObjects(watched, self._prefix)
+        origin = store.origin if isinstance(store, RenamedTopics) else _itself
+        self._packed = PackedLogs(watched, self.object_key, at_rest, origin, self.health)
+        self._at_rest = at_rest
 
     async def __aenter__(self) -> Self:
-        if isinstance(self._store_itself, AbstractAsyncContextManager):
-            await self._store_itself.__aenter__()
+        await self._store_itself.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -149,15 +168,34 @@ class RemoteStorageManager:
     def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
         return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
+    def packs(self, *, compressible: bool) -> bool:
+        """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
+        batches are not compressed."""
+        return self._packed.packs(compressible=compressible)
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether segments that are copied now are encrypted: then nothing of them may lie on a
+        local disk in the clear."""
+        return self._at_rest.encrypts
+
     @measured
-    async def copy_log_segment_data(self, segment: StoredSegment, data: LogSegmentData) -> None:
+    async def copy_log_segment_data(
+        self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
+    ) -> None:
         """Upload everything but the metadata; the log last, as it is the longest.
 
         Raises ValueError if data and metadata disagree about aborted transactions.
         """
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
+        if data.log_stream_key is not None and not segment.packed:
+            raise ValueError("an encrypted file cannot be the log object itself")
         await self.identity.check_to_put()
+        if segment.packed:
+            log = UnpackedLog(data.log, data.log_stream_key, data.log_compressible)
+            await self._packed.put(segment, log, data.small_objects())
+            return
         for file, content in data.small_objects():
             await self._store.put(self.object_key(segment, file), content)
         key = self.object_key(segment, SegmentFile.LOG)
@@ -165,7 +203,14 @@ class RemoteStorageManager:
 
     @measured
     async def fetch_log_segment(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
-        """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end."""
+        """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end.
+
+        Of the log, however it is stored. DamagedObject: it is packed, and a block of it is not
+        what was stored; MetadataChanged: `segment` is not what it was when it was encrypted.
+        """
+        if segment.packed:
+            return await self._packed.read(segment, byte_range)
+        self._packed.check_may_be_plain(segment)
         return await self._store.get_range(self.object_key(segment, SegmentFile.LOG), byte_range)
 
     @measured
@@ -181,6 +226,10 @@ class RemoteStorageManager:
             return b""
         key = self.object_key(segment, file)
         size_max = segment_file_bytes_max(file, key, segment.segment_size_bytes)
+        if not segment.packed:
+            self._packed.check_may_be_plain(segment)
+        elif file is not SegmentFile.PACKING:
+            return await self._packed.read_file(segment, file, size_max)
         return await self._store.get(key, size_max)
 
     @measured
@@ -188,6 +237,8 @@ class RemoteStorageManager:
         """Create or replace INDEX, TXN or EPOCHS, atomically: what can be derived from the log."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
+        if segment.packed:
+            return await self._packed.put_file(segment, file, content)
         await self._store.put(self.object_key(segment, file), content)
 
     @measured
@@ -205,10 +256,12 @@ class RemoteStorageManager:
 
         The metadata goes last: until then the segment can be found to finish the deletion.
         """
+        kept_for_last = {SegmentFile.METADATA, *([] if segment.packed else [SegmentFile.PACKING])}
         for file in SegmentFile:
-            if file is not SegmentFile.METADATA:
+            if file not in kept_for_last:
                 await self._store.delete(self.object_key(segment, file))
         await self._store.delete(self.object_key(segment, SegmentFile.METADATA))
+        self.health.changed(segment, None)  # it is not read again, which would tell
 
     @measured
     async def put_segment_metadata(self, segment: StoredSegment, content: bytes) -> None:
@@ -310,13 +363,61 @@ class RemoteStorageManager:
         return found
 
     @measured
-    async def get_listed_index(self, stored: StoredObject, log_bytes: int) -> bytes:
-        """The INDEX, one of `list_segment_objects`, beside a log of that size.
+    async def get_listed_index(
+        self, objects: Mapping[SegmentFile, StoredObject]
+    ) -> tuple[bytes, int]:
+        """The INDEX among those of `list_segment_objects` of one segment, and the log's size.
 
         ObjectNotFound: deleted since; DamagedObject.
         """
-        size_max = segment_file_bytes_max(SegmentFile.INDEX, stored.key, log_bytes)
-        return await self._store.get(stored.key, size_max)
+        listed = ListedSegment.of(self._prefix, objects)
+        raw = await self.fetch_index(listed, SegmentFile.INDEX)
+        if not listed.packed:
+            return raw, listed.segment_size_bytes
+        packing = (await self._packed.opened(listed)).packing
+        if packing.stored_bytes != listed.segment_size_bytes:
+            raise DamagedObject(
+                f"{objects[SegmentFile.LOG].key} has {listed.segment_size_bytes} bytes, "
+                f"not {packing.stored_bytes}"
+            )
+        return raw, packing.log_bytes
+
+    async def list_packed(self, tip: TopicIdPartition) -> AsyncIterator[StoredSegment]:
+        """Each that has a `.packing`, whether or not metadata name it."""
+        async for key, _ in self.list_segment_objects(tip):
+            if key.file is SegmentFile.PACKING:
+                yield ListedSegment(key.segment_id, key.base_offset, 0, False, True)
+
+    @measured
+    async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
+        """Have the data key of a packed segment encrypted by the key ring's active key.
+
+        Touches no data, and may be ended at any step and repeated. Raises SegmentLocked where no
+        key opens it, ObjectNotFound where it was deleted since.
+        """
+        return await self._packed.rewrap(segment, dry_run=dry_run)
+
+    async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """Whether the segment is encrypted: others' metadata are believed.
+
+        Raises MetadataChanged, and RemoteStorageError where nobody can tell.
+        """
+        return metadata.packed and (await self._packed.opened(metadata)).cipher is not None
+
+    async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        """What the metadata have to be, believed only in state and end: an encrypted segment says
+        what it was copied with. Others as they are. Raises RemoteStorageError."""
+        return await self._packed.as_copied(metadata) if metadata.packed else metadata
+
+    async def is_packed(self, segment: StoredSegment) -> bool:
+        """As the store has it, where metadata say nothing. Raises RemoteStorageError."""
+        try:
+            await self._packed.read_packing(segment)
+        except ObjectNotFound:
+            return False
+        except DamagedObject:
+            return True
+        return True
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
@@ -374,6 +475,8 @@ class RemoteStorageManager:
 
     async def close(self) -> None:
         """Idempotent."""
+        if self._at_rest.keys is not None:
+            await self._at_rest.keys.close()
         await self._store.close()
 
 
@@ -385,4 +488,28 @@ def open_store(url: str, config: StoreConfig, *, create: bool = False) -> Remote
     Raises ConfigError.
     """
     store, prefix = open_object_store(url, config, create=create)
-    return RemoteStorageManager(store, prefix, must_exist=True)
+    return RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest_of(config))
+
+
+def at_rest_of(config: StoreConfig) -> AtRest:
+    """Raises ConfigError."""
+    compress = config.compression == "zstd"
+    if config.encryption_keys is None:
+        return AtRest(compress)
+    places = parse_key_rings(config.encryption_keys)
+    rings = [_opened_ring(place) for place in places]
+    keys = rings[0] if len(rings) == 1 else KeyRings(rings)
+    return AtRest(compress, keys, any(place.required for place in places))
+
+
+def _opened_ring(place: KeyRingPlace) -> KeyRing:
+    if place.path is not None:
+        return FileKeyRing(place.path)
+    # Its client takes 30 MiB of those alone who use it.
+    from fetchproxy.storage.kms_keys import KmsKeyRing
+
+    return KmsKeyRing(place)
+
+
+def _itself(tip: TopicIdPartition) -> TopicIdPartition:
+    return tip

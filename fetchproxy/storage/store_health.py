@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from uuid import UUID
 
-from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable, RemoteStorageError
-from fetchproxy.model import ByteRange
-from fetchproxy.observability.health import Condition, Health, Kind
-from fetchproxy.observability.metrics import STORE_FAILING_SECONDS, STORE_UP
+from fetchproxy.errors import (
+    DamagedObject,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageThrottled,
+)
+from fetchproxy.model import ByteRange, StoredSegment, TopicIdPartition
+from fetchproxy.observability.health import Condition, Health, Kind, of_partition
+from fetchproxy.observability.metrics import (
+    STORE_FAILING_SECONDS,
+    STORE_REQUESTS_PER_S_MAX,
+    STORE_UP,
+)
+from fetchproxy.storage.request_budget import RequestBudget
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
@@ -82,6 +94,8 @@ class OperationHealth:
         self._last_failure_at = float("-inf")
         self._last_success_at = float("-inf")
         self._last_error: str | None = None
+        self._budget = RequestBudget()
+        self._turns = asyncio.Lock()
 
     @property
     def failing_since(self) -> float | None:
@@ -117,6 +131,20 @@ class OperationHealth:
                 self._note(now, oldest.began_at, f"no answer for {silent_s} s")
         elif self._failing_since is not None:
             self._note(now, self._failing_since, self._last_error or "")
+        self._look_at_budget(now)
+
+    def _look_at_budget(self, now: float) -> None:
+        per_s = self._budget.per_s(now)
+        STORE_REQUESTS_PER_S_MAX.labels(self.operation).set(per_s or 0)
+        kind, name = Kind.STORE_THROTTLES, self.operation.value
+        if per_s is None:
+            self._health.clear(kind, name, now)
+            return
+        what = (
+            f"The store refuses {self.operation.requests} as too many: it gets at most "
+            f"{per_s:.0f} a second, and slowly more"
+        )
+        self._health.report(Condition(kind, what, name, since=self._budget.refused_at))
 
     def failing_for_s(self, now: float) -> float:
         return 0.0 if self._failing_since is None else now - self._failing_since
@@ -139,11 +167,16 @@ class OperationHealth:
         what = f"The store's {self.operation.requests} have been failing: {error}"
         return Condition(Kind.STORE_FAILING, what, self.operation.value, since=since)
 
-    @contextmanager
-    def asked(self, *, may_take_long: bool = False) -> Iterator[Request]:
-        """Around one request. `may_take_long`: its silence tells nothing."""
+    @asynccontextmanager
+    async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Request]:
+        """Around one request, which waits for its turn where the store has refused requests as too
+        many. `may_take_long`: its silence tells nothing."""
         loop = asyncio.get_running_loop()
+        if self._budget.wait_s(loop.time()):
+            async with self._turns:  # first come, first served
+                await asyncio.sleep(self._budget.wait_s(loop.time()))
         request = Request(self, loop.time())
+        self._budget.begins(request.began_at)
         if not may_take_long:
             self.waiting[request] = None
         try:
@@ -152,6 +185,8 @@ class OperationHealth:
             request.answered()
             raise
         except RemoteStorageError as error:
+            if isinstance(error, StorageThrottled):
+                self._budget.refused(loop.time())
             self.failed(loop.time(), request.began_at, error)
             raise
         finally:
@@ -164,6 +199,7 @@ class StoreHealth:
     def __init__(self) -> None:
         self._health = Health()
         self._of = {one: OperationHealth(one, self._health) for one in StoreOperation}
+        self._changed: dict[TopicIdPartition, UUID] = {}  # the segment that is told
 
     def __getitem__(self, operation: StoreOperation) -> OperationHealth:
         return self._of[operation]
@@ -174,6 +210,30 @@ class StoreHealth:
     def conditions(self, now: float) -> Iterable[Condition]:
         """One for each operation that has failed for at least a second."""
         return self._health.all(now)
+
+    def locked(self, key_id: str, why: str | None) -> None:
+        """Whether segments can be opened that are encrypted with the key; None: they can."""
+        if why is None:
+            self._health.clear(Kind.SEGMENTS_LOCKED, key_id)
+        else:
+            what = f"Encrypted segments cannot be read: {why}"
+            self._health.report(Condition(Kind.SEGMENTS_LOCKED, what, key_id))
+
+    def changed(self, segment: StoredSegment, what: str | None) -> None:
+        """Whether a segment's metadata are not those that it was encrypted with; None: they are.
+
+        One of each partition is told.
+        """
+        tip, segment_id = segment.segment_id.topic_id_partition, segment.segment_id.id
+        if what is not None:
+            self._changed.setdefault(tip, segment_id)
+        if self._changed.get(tip) != segment_id:
+            return
+        if what is None:
+            del self._changed[tip]
+            self._health.clear(Kind.SEGMENT_METADATA_CHANGED, tip)
+        else:
+            self._health.report(of_partition(Kind.SEGMENT_METADATA_CHANGED, tip, what), tip)
 
     def look(self, now: float) -> None:
         for health in self._of.values():
@@ -186,7 +246,8 @@ class StoreHealth:
             await asyncio.sleep(LOOK_INTERVAL_S)
 
 
-# An ObjectStore that notes how another one answers (`store_health`); changes nothing about it.
+# An ObjectStore that notes how another one answers, and asks less where that one refuses requests
+# as too many.
 
 
 class WatchedObjectStore(ObjectStore):
@@ -199,29 +260,29 @@ class WatchedObjectStore(ObjectStore):
         self._deletions = self.health[StoreOperation.DELETE]
 
     async def put(self, key: str, content: bytes) -> None:
-        with self._writes.asked() as request:
+        async with self._writes.asked() as request:
             await self.inner.put(key, content)
             request.answered()
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        with self._writes.asked() as request:
+        async with self._writes.asked() as request:
             made = await self.inner.put_new(key, content)
             request.answered()
         return made
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        with self._writes.asked(may_take_long=True) as request:
+        async with self._writes.asked(may_take_long=True) as request:
             await self.inner.put_file(key, path, settled=settled)
             request.answered()
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        with self._reads.asked() as request:
+        async with self._reads.asked() as request:
             content = await self.inner.get(key, bytes_max)
             request.answered()
         return content
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        with self._reads.asked() as request:
+        async with self._reads.asked() as request:
             content = await self.inner.get_range(key, byte_range)
             request.answered()
         return content
@@ -231,7 +292,7 @@ class WatchedObjectStore(ObjectStore):
         return self.inner.page_objects
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        with self._lists.asked() as request:
+        async with self._lists.asked() as request:
             first = True
             async for found in self.inner.list(prefix, start_after):
                 if first:
@@ -241,7 +302,7 @@ class WatchedObjectStore(ObjectStore):
             request.answered()
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        with self._lists.asked() as request:
+        async with self._lists.asked() as request:
             first = True
             async for name in self.inner.list_folders(prefix):
                 if first:
@@ -251,7 +312,7 @@ class WatchedObjectStore(ObjectStore):
             request.answered()
 
     async def delete(self, key: str) -> None:
-        with self._deletions.asked() as request:
+        async with self._deletions.asked() as request:
             await self.inner.delete(key)
             request.answered()
 

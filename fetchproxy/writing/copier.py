@@ -236,6 +236,7 @@ class SegmentCopier:
             segment_size_bytes=segment.size_bytes,
             state=State.COPY_SEGMENT_STARTED,
             has_aborted_txns=bool(segment.aborted),
+            packed=self._rsm.packs(compressible=segment.compressible),
         )
 
     def _data(
@@ -253,6 +254,8 @@ class SegmentCopier:
             time_index=segment.kafka_files.time_index,
             producer_snapshot=segment.kafka_files.producer_snapshot,
             log_settled=segment.log_settled,
+            log_stream_key=segment.stream_key,
+            log_compressible=segment.compressible,
         )
 
     @staticmethod

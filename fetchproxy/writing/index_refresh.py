@@ -115,7 +115,7 @@ class LocalIndexRefresher:
         try:
             await self._local.keep_only(tips)
         except OSError as error:
-            log.warning("local_index_leftovers_kept", error=str(error))
+            log.warning("local_index_leftovers_not_deleted", error=str(error))
 
     async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes | DamagedObject]:
         fetched: dict[UUID, bytes | DamagedObject] = {}

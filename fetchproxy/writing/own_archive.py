@@ -64,7 +64,7 @@ class KnownPlaces:
             self._folder.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self._path(url), flags, 0o600))
         except OSError as error:
-            log.warning("archive_place_not_remembered", error=str(error))
+            log.warning("archive_place_not_recorded", error=str(error))
 
     def _path(self, url: str) -> Path:
         name = hashlib.sha256(f"{self._cluster_id}\n{url}".encode()).hexdigest()[:32]
@@ -269,8 +269,13 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """From now on it rules: after it was rebuilt from all that the store has."""
+    """From now on it rules: after it was rebuilt from all that the store has.
+
+    Raises ArchiveMismatch at a mirror.
+    """
     said = await rsm.identity.look()
+    if said is not None:
+        said.check_is_the_archive()
     await rsm.identity.state(replace(said or ArchiveIdentity(), manager=f"topic {topic_name}"))
 
 

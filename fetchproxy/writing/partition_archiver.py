@@ -447,7 +447,7 @@ class PartitionArchiver:
     async def _moved_on(self, resumed: _Resumed, view: PartitionView) -> None:
         """By another archiver, or by a copy of ours whose last answer was lost."""
         log.info(
-            "archive_moved_on",
+            "archive_further_than_expected",
             topic=self.tip.topic,
             partition=self.tip.partition,
             expected_end=resumed.archive_end,

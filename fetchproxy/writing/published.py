@@ -112,7 +112,7 @@ class PublishedPositions:
                 await self._rsm.archivers.put_archiver_positions(self._instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage
-                log.warning("archiver_positions_not_told", error=str(error) or "time-out")
+                log.warning("archiver_positions_not_written", error=str(error) or "time-out")
             self._failing = True
             return False
         self._failing = False
@@ -127,7 +127,7 @@ class PublishedPositions:
                 for stored in self._abandoned(listed, now):
                     await self._rsm.archivers.delete_archiver_positions(stored.key)
         except (RemoteStorageError, TimeoutError) as error:
-            log.info("abandoned_positions_kept", error=str(error) or "time-out")
+            log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
     def _abandoned(self, listed: list[StoredObject], now: float) -> list[StoredObject]:
         seen: dict[str, tuple[str, float]] = {}
@@ -146,7 +146,7 @@ class PublishedPositions:
             async with asyncio.timeout(_WITHDRAW_MAX_S):
                 await self._rsm.archivers.delete_archiver_positions(self.key)
         except (RemoteStorageError, TimeoutError) as error:
-            log.info("archiver_positions_kept", error=str(error) or "time-out")
+            log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
 
 # Puts on record what a partition's archive has to hold, for `verify` to hold it against that.
@@ -207,7 +207,7 @@ class ArchiveRecords:
             await self._state(stated)
         except RemoteStorageError as error:
             log.warning(
-                "finished_offsets_not_stated",
+                "finished_offsets_not_written",
                 topic=self._tip.topic,
                 partition=self._tip.partition,
                 end_offset=segment.end_offset,

@@ -259,7 +259,8 @@ class RemoteLogManager:
 
     async def run(self) -> None:
         """Raises OSError where the spool folder cannot be made."""
-        async with Spool(self._config.spool_dir) as spool, asyncio.TaskGroup() as tasks:
+        opened = Spool(self._config.spool_dir, encrypted=self._rsm.encrypts)
+        async with opened as spool, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._leadership.run(), name="archive leadership")
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
             tasks.create_task(self._watch_forever(), name="archive watch")
@@ -336,7 +337,7 @@ class RemoteLogManager:
             async with asyncio.timeout(self._config.copy_max_ms / 1000):
                 aborted = await self._rsm.abort_stale_uploads(oldest_ms)
         except (RemoteStorageError, TimeoutError) as error:
-            log.warning("stale_uploads_kept", error=str(error) or type(error).__name__)
+            log.warning("stale_uploads_not_aborted", error=str(error) or type(error).__name__)
         else:
             if aborted:
                 log.info("stale_uploads_aborted", count=aborted)
@@ -479,7 +480,9 @@ class RemoteLogManager:
             if not limit.expired():
                 raise
             ARCHIVE_TURNS_ENDED.inc()
-            raise ClusterUnavailable(f"a turn has taken over {limit_ms} ms; ended") from None
+            raise ClusterUnavailable(
+                f"a turn took longer than {limit_ms} ms and was ended"
+            ) from None
 
     def _publish(self, tip: TopicIdPartition) -> None:
         """Only a leader's figures are of use: others scraped beside it would contradict it."""
@@ -588,7 +591,8 @@ async def archive_partitions(
         return None if archiver is None else archiver.position
 
     told = PublishedPositions(rsm, uuid_factory(), lambda: at_work, gathered_from)
-    async with Spool(config.spool_dir) as spool, asyncio.TaskGroup() as workers:
+    opened = Spool(config.spool_dir, encrypted=rsm.encrypts)
+    async with opened as spool, asyncio.TaskGroup() as workers:
         telling = workers.create_task(told.run(), name="archive positions")
         passes = []
         for tip in tips:

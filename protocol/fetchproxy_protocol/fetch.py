@@ -450,13 +450,24 @@ class FetchResponseHead(NamedTuple):
     topics: int
 
 
+class PartitionEntries(NamedTuple):
+    """Entries of so many partitions of one topic, encoded one after the other."""
+
+    partitions: int
+    pieces: Sequence[Buffer]
+
+
 class HeadPatch(NamedTuple):
-    """What the client sees instead: its own ids, and `injected_topics` entries in front."""
+    """What the client sees instead: its own ids, and further partitions (`injected`).
+
+    The broker's answer has entries of the topics of `listed`, of up to so many partitions. Further
+    partitions of these go in front of the broker's; each other topic gets an entry of its own.
+    """
 
     correlation_id: int
     session_id: int
-    injected_topics: int = 0
-    injected: Sequence[Buffer] = ()
+    injected: Mapping[TopicRef, PartitionEntries] = {}
+    listed: Mapping[TopicRef, int] = {}
     throttle_time_ms: int = 0  # where it is longer than the broker's
 
 
@@ -523,6 +534,16 @@ def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
 
 def encode_topic_end(version: int) -> bytes:
     return b"\x00" if version >= FLEXIBLE_FROM else b""
+
+
+def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> list[Buffer]:
+    start = encode_topic_start(version, topic, entries.partitions)
+    return [start, *entries.pieces, encode_topic_end(version)]
+
+
+def count_grows_by(version: int, listed: int, further: int) -> int:
+    """So many bytes are enough for `further` partitions beside any number up to `listed`."""
+    return len(encode_uvarint(listed + further + 1)) - 1 if version >= FLEXIBLE_FROM else 0
 
 
 def encode_partition_start(

@@ -2,7 +2,9 @@
 
 A response may be 50 MiB and more, so it is never held. `FetchResponseScan.feed` takes the bytes as
 they arrive and gives back the bytes that may leave, jumping over records. On the way it
-  - patches the head (correlation and session id) and puts further topics before the broker's,
+  - patches the head (correlation and session id) and puts further topics before the broker's, and
+    further partitions into the broker's topics: Kafka lists a topic once in answers that list all,
+    and sarama forgets the first of two entries,
   - asks `on_error` about every partition with an error and may turn it into an empty one
     (fixed-width fields, the length is unchanged),
   - lowers the log start offset of partitions whose log goes on below what the broker has,
@@ -31,16 +33,19 @@ from fetchproxy_protocol.fetch import (
     HeadPatch,
     LogStart,
     LogStarts,
+    PartitionEntries,
     PartitionPatch,
     TopicRef,
+    count_grows_by,
     encode_head,
+    encode_topic,
     head_bytes,
     parse_head,
     plain_run,
     show_log_start,
 )
 from fetchproxy_protocol.kept_answer import KeptAnswer, Withhold
-from fetchproxy_protocol.primitives import INT16, INT32, Buffer, decode_uvarint
+from fetchproxy_protocol.primitives import INT16, INT32, Buffer, decode_uvarint, encode_uvarint_in
 
 NODE_ENDPOINTS_FROM = 16
 LOG_START_FROM = 5
@@ -73,12 +78,15 @@ class FetchResponseScan:
 
     __slots__ = (
         "_carry",
+        "_from",
         "_held",
+        "_joining",
         "_kept",
         "_log_start",
         "_log_starts",
         "_on_error",
         "_on_head",
+        "_out",
         "_partitions",
         "_skip",
         "_splice_tags",
@@ -110,6 +118,11 @@ class FetchResponseScan:
         self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
         # None: what comes leaves.
         self._kept = None if withhold is None else KeptAnswer(withhold, any_empty)
+        # Of topics that were not met yet; and by how much their counts grow.
+        self._joining: dict[TopicRef, tuple[PartitionEntries, int]] = {}
+        # Of the bytes at hand: those before `_from` are in `_out`, with what was put in.
+        self._out: list[Buffer] = []
+        self._from = 0
         self._carry = bytearray()
         self._skip = 0  # bytes of records that just pass
         self._state = _TOPIC
@@ -175,22 +188,36 @@ class FetchResponseScan:
         patch = self._on_head(head)
         self._on_head = None
         self._topics = head.topics
-        if not patch.injected_topics and self._patch_head(buf, head, patch):
+        if not patch.injected and self._patch_head(buf, head, patch):
             pieces = self._body(buf, at, 0)
             if len(pieces) > 1:  # a held answer whose tags have another length now
                 INT32.pack_into(buf, 0, sum(map(len, pieces)) - 4)
             return pieces
+        front: list[Buffer] = []
+        joined_bytes = 0
+        for topic, entries in patch.injected.items():
+            listed = patch.listed.get(topic)
+            if listed is None:
+                front += encode_topic(self._version, topic, entries)
+                continue
+            grows_by = count_grows_by(self._version, listed, entries.partitions)
+            self._joining[topic] = entries, grows_by
+            joined_bytes += sum(map(len, entries.pieces)) + grows_by
+        in_front = len(patch.injected) - len(self._joining)
         rest = self._body(buf, at, at)
-        body_bytes = sum(map(len, rest)) if self._held else INT32.unpack_from(buf)[0] + 4 - at
+        if self._held:
+            body_bytes = sum(map(len, rest))
+        else:
+            body_bytes = INT32.unpack_from(buf)[0] + 4 - at + joined_bytes
         new_head = FetchResponseHead(
             patch.correlation_id,
             max(head.throttle_time_ms, patch.throttle_time_ms),
             head.error_code,
             patch.session_id,
-            head.topics + patch.injected_topics,
+            head.topics + in_front,
         )
-        body_bytes += sum(map(len, patch.injected))
-        return [encode_head(self._version, new_head, body_bytes), *patch.injected, *rest]
+        body_bytes += sum(map(len, front))
+        return [encode_head(self._version, new_head, body_bytes), *front, *rest]
 
     def _patch_head(self, buf: memoryview, head: FetchResponseHead, patch: HeadPatch) -> bool:
         """The ids in place, so that head and body leave in one piece; False where it cannot be."""
@@ -209,12 +236,20 @@ class FetchResponseScan:
         """
         pos = at + self._skip
         self._skip = 0
+        self._from = start
         end = len(buf)
         try:
             while pos < end and self._state != _TAIL:
                 pos = self._step(buf, pos, end)
         except _NeedMore as need:
             pos = need.args[0]
+        start = self._from
+        if self._out:
+            out, self._out = self._out, []
+            return [*out, *self._walked(buf, pos, start, end)]
+        return self._walked(buf, pos, start, end)
+
+    def _walked(self, buf: memoryview, pos: int, start: int, end: int) -> list[Buffer]:
         if pos > end:
             self._skip = pos - end
             if self._skip > self.left:
@@ -236,6 +271,8 @@ class FetchResponseScan:
             self._state = _TAIL
         if self._state != _TAIL:
             raise Truncated(f"Fetch v{self._version} answer ends inside {self._topic!r}")
+        if self._joining:
+            raise MalformedMessage(f"no {next(iter(self._joining))!r} in a Fetch answer")
         tail = bytes(buf[pos:])
         if self._version < FLEXIBLE_FROM:
             if tail:
@@ -285,11 +322,14 @@ class FetchResponseScan:
         if self._log_starts:
             self._log_start = self._log_starts.get(self._topic)
         at += length
+        count_at = at
         if version >= FLEXIBLE_FROM:
             count, at = _uvarint(buf, at, end, pos)
             self._partitions = count - 1
         else:
             self._partitions, at = _int(INT32, buf, at, end, pos)
+        if self._joining and self._topic in self._joining:
+            self._join(buf, count_at, at)
         if self._partitions > 0:
             self._state = _PARTITION
         elif version >= FLEXIBLE_FROM:
@@ -298,6 +338,20 @@ class FetchResponseScan:
             self._topics -= 1
             self._state = _TOPIC if self._topics else _TAIL
         return at
+
+    def _join(self, buf: memoryview, count_at: int, at: int) -> None:
+        """Put further partitions between the count of the topic's and the first one of them.
+
+        The frame's length is told already, so the count is as wide as was said there.
+        """
+        entries, grows_by = self._joining.pop(self._topic)
+        count = max(self._partitions, 0) + entries.partitions
+        if self._version >= FLEXIBLE_FROM:
+            encoded = encode_uvarint_in(count + 1, at - count_at + grows_by)
+        else:
+            encoded = INT32.pack(count)
+        self._out += [buf[self._from : count_at], encoded, *entries.pieces]
+        self._from = at
 
     def _partition(self, buf: memoryview, pos: int, end: int) -> int:
         version = self._version

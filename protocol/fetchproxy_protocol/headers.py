@@ -100,21 +100,24 @@ def request_header(api_key: int, api_version: int, correlation_id: int, client_i
 _SOFTWARE_FROM = 3  # ApiVersions; KIP-511
 
 
-def client_software(buf: Buffer, head: RequestHead, end: int) -> str:
-    """The client library's name for itself in an ApiVersions request.
+def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]:
+    """The client library's name for itself and its version, in an ApiVersions request.
 
-    "" where it tells none within `buf[:end]`: whether the request is in order is the broker's
-    matter.
+    Each is "" where it tells none within `buf[:end]`: whether the request is in order is the
+    broker's matter.
     """
     if head.api_version < _SOFTWARE_FROM:
-        return ""
+        return "", ""
     cursor = Cursor(buf, head.body_position, end)
+    told = []
     try:
-        size = cursor.uvarint() - 1
-        at = cursor.skip(size, "client software name")
+        for what in ("client software name", "client software version"):
+            size = cursor.uvarint() - 1
+            at = cursor.skip(size, what)
+            told.append(bytes(buf[at : at + size]).decode(errors="replace"))
     except WireError:
-        return ""
-    return bytes(buf[at : at + size]).decode(errors="replace")
+        told += ["", ""]
+    return told[0], told[1]
 
 
 def response_header_version(api_key: int, api_version: int) -> int:

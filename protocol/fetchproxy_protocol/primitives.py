@@ -41,6 +41,17 @@ def encode_uvarint(value: int) -> bytes:
     return bytes(out)
 
 
+def encode_uvarint_in(value: int, size: int) -> bytes:
+    """In so many bytes: with leading zeros, which decoders take. Raises MalformedMessage."""
+    encoded = bytearray(encode_uvarint(value))
+    if len(encoded) > size:
+        raise MalformedMessage(f"{value} does not fit into {size} bytes")
+    while len(encoded) < size:
+        encoded[-1] |= 0x80
+        encoded.append(0)
+    return bytes(encoded)
+
+
 def decode_uvarint(buf: Buffer, pos: int, end: int | None = None) -> tuple[int, int]:
     """(value, position after it). What lies at `end` or behind is not looked at."""
     limit = len(buf) if end is None else end

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.archive import (
+    BARE,
     CONSUMER,
     CONSUMER_UNPAUSED,
     DIRECTORY,
@@ -37,6 +38,7 @@ def test_the_goal_is_of_the_local_directory_against_the_plain_consumer() -> None
         (MAIN, CONSUMER_UNPAUSED): runs(400.0, 400.0, 400.0),
         (MAIN, DIRECTORY): runs(160.0, 90.0, 200.0, mib_max=150.0),
         (MAIN, S3): runs(100.0, 50.0, 200.0, mib_max=300.0),
+        (MAIN, BARE): runs(400.0, 100.0, 400.0),
     }
     rows = {each.name: each for each in rows_of(found)}
     line = rows["archiving : a plain consumer reading the same topic to nowhere"]
@@ -44,13 +46,14 @@ def test_the_goal_is_of_the_local_directory_against_the_plain_consumer() -> None
     assert rows["archiving to S3 server : plain consumer, 1 KiB records"].value == 0.5
     other = rows["archiving to local directory : consumer that never pauses, 1 KiB records"]
     assert other.value == 0.4
+    assert rows[f"archiving to S3 server : {BARE}, 1 KiB records"].value == 0.5
     assert rows["memory at most, S3 server, 1 KiB records"].value == 300.0
     assert "memory at most, plain consumer, 1 KiB records" not in rows
 
 
 def test_without_an_s3_server_the_rest_is_told() -> None:
     found: Runs = {(MAIN, name): runs(100.0) for name in (CONSUMER, CONSUMER_UNPAUSED, DIRECTORY)}
-    assert not [each.name for each in rows_of(found) if S3 in each.name]
+    assert not [each.name for each in rows_of(found) if "S3" in each.name]
 
 
 @pytest.mark.kafka

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from contextlib import suppress
 
 import pytest
 from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker, serving
@@ -29,6 +30,14 @@ async def fetch(cluster: Cluster) -> FetchedPartition:
     return await cluster.fetch(
         TIP, 0, bytes_max=1_000, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
     )
+
+
+async def fetch_in_the_end(cluster: Cluster) -> FetchedPartition:
+    """A busy machine may need longer for one fetch than `request_max_ms` allows."""
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(ClusterUnavailable):
+                return await fetch(cluster)
 
 
 @pytest.mark.parametrize("error_code", [3, 6, 56, 74, 75, 78, 100, 103])
@@ -102,7 +111,7 @@ async def test_a_broken_answer_is_an_error_in_time(fault: str, api_key: int) -> 
             async with asyncio.timeout(20):
                 await fetch(cluster)
         broken = False
-        assert (await fetch(cluster)).high_watermark == 101
+        assert (await fetch_in_the_end(cluster)).high_watermark == 101
 
 
 async def test_a_broker_that_closes_every_connection() -> None:

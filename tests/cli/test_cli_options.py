@@ -36,8 +36,9 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = ["archive", "backfill", "config", "index", "merge", "reindex", "report", "resolve"]
-    names += ["restore", "segments", "serve", "user", "verify"]
+    names = ["archive", "backfill", "config", "index", "keys", "merge", "mirror", "reindex"]
+    names += ["report"]
+    names += ["resolve", "restore", "segments", "serve", "user", "verify"]
     assert sorted(COMMANDS) == names
 
 
@@ -53,7 +54,15 @@ def test_every_option_has_help_and_a_variable(option: Any) -> None:
     if option.name == "help":
         return
     assert option.help
-    if option.name in ("partition", "keep", "truncate", "new_history", "create"):
+    if option.name in (
+        "partition",
+        "keep",
+        "truncate",
+        "new_history",
+        "create",
+        "cut_over",
+        "move",
+    ):
         # A person's word, said once: none is left in the environment for the next start.
         assert option.envvar is None
         return

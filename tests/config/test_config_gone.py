@@ -15,8 +15,9 @@ from fetchproxy.errors import ConfigError
 
 CONSTANTS = {key: became for key, became in GONE.items() if isinstance(became, Constant)}
 RENAMED = {key: became for key, became in GONE.items() if isinstance(became, Renamed)}
-# It fell from 165. A key more needs an answer to: when does an operator change it?
-KEYS_MAX = 104
+# It fell from 165. A key more needs an answer to: when does an operator change it? The last two are
+# store.compression (space costs more than CPU) and store.encryption_keys (others see the store).
+KEYS_MAX = 106
 
 
 def test_there_are_no_more_keys_than_operators_need() -> None:

@@ -27,6 +27,7 @@ from fetchproxy.observability.health import (
     of_partition,
     worst_first,
 )
+from fetchproxy.serving.appetite import ClientStatus
 from fetchproxy.writing.concerns import lost
 
 PARTITIONS = (
@@ -116,6 +117,13 @@ STATUS = Status(
     partitions=PARTITIONS,
     partitions_total=4,
     partitions_matching=4,
+    clients=(
+        ClientStatus(
+            "replay", "librdkafka 2.5.0", "10.0.0.7", 3, 12, 412_000, 44_100_000, 2, 418_300, 31.72
+        ),
+        ClientStatus("", "", "10.0.0.9", 1, 4_000, None, 1_200_000, 0, None, 0.0),
+    ),
+    clients_total=51,
     topics=(
         TopicStatus("payments.settled.v2", 1, faulty=1, lag_offsets=758, size_bytes=8_221_118),
         TopicStatus("orders", 2, lag_offsets=92_470, size_bytes=28_106_237_984),

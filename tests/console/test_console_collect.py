@@ -17,7 +17,7 @@ from test_partition_watch import LAGGING
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
-from fetchproxy.console.status import OffsetRange
+from fetchproxy.console.status import CLIENTS_MAX, NO_PARTITIONS, OffsetRange, largest_clients
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -29,6 +29,7 @@ from fetchproxy.model import (
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import RecentEvents
+from fetchproxy.serving.appetite import Appetites
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.storage.stores.object_store import StoredObject
@@ -74,6 +75,7 @@ class Process:
         self.work: dict[TopicIdPartition, PartitionArchiveStatus] = {}
         self.concerns = ArchiverConcerns()
         self.events = RecentEvents(clock=lambda: "now")
+        self.appetites: Appetites | None = None
         self.exits = AsyncExitStack()
 
     async def __aenter__(self) -> Process:
@@ -88,6 +90,7 @@ class Process:
             listeners=lambda: ["127.0.0.1:9192"],
             work=self.work.get,
             concerns=lambda: self.concerns,
+            appetites=lambda: self.appetites,
         )
         self.collector = StatusCollector(
             CONFIG, rsm, self.rlmm, cluster, around, self.events, limits=SELDOM
@@ -122,6 +125,38 @@ async def test_before_the_first_look_nothing_is_claimed(process: Process) -> Non
     assert status.partitions == ()
     assert status.store.up is None
     assert (status.missing, status.listeners) == (("listener",), ("127.0.0.1:9192",))
+
+
+async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Process) -> None:
+    status = await process.collector()
+    assert (status.clients, status.clients_total) == ((), 0)  # no listener yet
+    appetites = process.appetites = Appetites(lambda: 7.0)
+    entry = bytes(40)
+    for number in range(CLIENTS_MAX + 250):  # in several turns of the loop
+        reader = appetites.reader(
+            ("host", f"client-{number}"), 1, {(b"topic", 0): entry}, "", paced=False
+        )
+        reader.answered(1000 * (number % 277))
+        reader.asked({(b"topic", 0): entry})
+    status = await process.collector()
+    assert status.clients_total == CLIENTS_MAX + 250
+    assert [one.bytes_per_s for one in status.clients] == [
+        1000 * number for number in range(276, 276 - CLIENTS_MAX, -1)
+    ]
+    assert (await process.collector(NO_PARTITIONS)).clients == ()
+
+
+async def test_a_client_that_leaves_while_others_are_looked_at_is_not_shown() -> None:
+    appetites = Appetites(lambda: 7.0)
+    asked = {(b"topic", 0): bytes(40)}
+    readers = [
+        appetites.reader(("host", str(number)), 1, asked, "", paced=False) for number in range(150)
+    ]
+    looking = asyncio.create_task(largest_clients(appetites.consumers(), 7.0))
+    await asyncio.sleep(0)  # a hundred of them are looked at
+    for reader in readers[100:]:
+        reader.close()
+    assert {row.client_id for row in await looking} <= {str(number) for number in range(100)}
 
 
 async def test_archived_ranges_are_shown_without_brokers(process: Process) -> None:

@@ -204,6 +204,8 @@ async def test_the_script_reads_only_fields_that_the_status_has(
         assert read <= set(asdict(STATUS)[part])
     read = set(re.findall(r"\bremote\.(\w+)", script))
     assert read <= set(asdict(STATUS)["remote_reads"])
+    read = set(re.findall(r"\bclient\.(\w+)", script))
+    assert read == set(asdict(STATUS)["clients"][0])
     read = set(re.findall(r"\bp\.(\w+)", script))
     assert read <= set(asdict(STATUS)["partitions"][0])
 

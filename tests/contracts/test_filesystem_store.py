@@ -4,9 +4,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from manager_contract import RemoteStorageManagerContract
-from storage_contract import PART_BYTES, ObjectStoreContract
 
+from fetchproxy.storage.contract import (
+    PART_BYTES,
+    AwayStoreContract,
+    ObjectStoreContract,
+    RemoteStorageManagerContract,
+)
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
@@ -20,6 +24,16 @@ async def store(tmp_path: Path) -> AsyncIterator[FilesystemObjectStore]:
 
 class TestFilesystemObjectStore(ObjectStoreContract):
     cancel_turn_s = 0.0005
+
+
+@pytest.fixture
+async def away_store(tmp_path: Path) -> AsyncIterator[FilesystemObjectStore]:
+    async with FilesystemObjectStore(tmp_path / "nowhere") as store:
+        yield store
+
+
+class TestFilesystemThatIsAway(AwayStoreContract):
+    pass
 
 
 class TestRemoteStorageManagerOnFiles(RemoteStorageManagerContract):

@@ -11,19 +11,19 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from manager_contract import RemoteStorageManagerContract
-from storage_contract import (
-    PART_BYTES,
-    MiB,
-    ObjectStoreContract,
-    cancel_after_turns,
-    keys_of,
-    noise,
-)
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
+from fetchproxy.storage.contract import (
+    PART_BYTES,
+    MiB,
+    ObjectStoreContract,
+    RemoteStorageManagerContract,
+    cancel_after_turns,
+    keys_of,
+    noise,
+)
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore, _slices
 from fetchproxy.storage.stores.webhdfs import HdfsLocation
 from lab.hdfs import HdfsServer

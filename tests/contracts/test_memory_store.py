@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from manager_contract import RemoteStorageManagerContract
 from memory_object_store import MemoryObjectStore
-from storage_contract import ObjectStoreContract
+
+from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
 
 
 @pytest.fixture

@@ -10,19 +10,20 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from manager_contract import RemoteStorageManagerContract, segment
-from storage_contract import (
-    PART_BYTES,
-    MiB,
-    ObjectStoreContract,
-    keys_of,
-    noise,
-)
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.contract import (
+    PART_BYTES,
+    MiB,
+    ObjectStoreContract,
+    RemoteStorageManagerContract,
+    keys_of,
+    noise,
+    segment,
+)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import S3Server

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
-from manager_contract import RemoteStorageManagerContract
-from storage_contract import PART_BYTES, ObjectStoreContract
 
+from fetchproxy.storage.contract import (
+    PART_BYTES,
+    ObjectStoreContract,
+    RemoteStorageManagerContract,
+)
+from fetchproxy.storage.stores.cloud_location import S3Options
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
 
@@ -36,6 +41,33 @@ async def store(
     ) as store:
         await (await store._opened()).create_bucket(Bucket=bucket)
         yield store
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 3 * PART_BYTES])
+async def test_the_server_is_told_how_to_keep_an_object(
+    moto_server: MotoServer, store: S3ObjectStore, tmp_path: Path, size_bytes: int
+) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(size_bytes))
+    options = S3Options(storage_class="STANDARD_IA", sse="aws:kms", sse_kms_key_id="a-key")
+    async with S3ObjectStore(
+        store._bucket,
+        endpoint_url=moto_server.endpoint_url,
+        region=moto_server.region,
+        options=options,
+        part_bytes=PART_BYTES,
+    ) as choosy:
+        await choosy.put_file("log", path)
+        await choosy.put("small", b"x")
+        client = await choosy._opened()
+        log, small = [
+            await client.head_object(Bucket=store._bucket, Key=k) for k in ("log", "small")
+        ]
+    assert log["ContentLength"] == size_bytes
+    assert log["StorageClass"] == "STANDARD_IA"
+    assert "StorageClass" not in small, "it is read often"
+    for kept in (log, small):
+        assert (kept["ServerSideEncryption"], kept["SSEKMSKeyId"]) == ("aws:kms", "a-key")
 
 
 class TestS3ObjectStoreOnMoto(ObjectStoreContract):

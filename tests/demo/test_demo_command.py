@@ -76,7 +76,26 @@ def test_the_whole_story_on_real_parts(tmp_path: Path) -> None:
     demo = start_demo(tmp_path, "--upstream", "kafka", "--store", "s3")
     output, _ = demo.communicate()
     assert demo.returncode == 0, output
-    assert "has been killed with SIGKILL" in output
+    assert "server, process" in output
+    assert "has been killed" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("gcs", marks=pytest.mark.gcs),
+        pytest.param("azure", marks=pytest.mark.azure),
+        pytest.param("hdfs", marks=pytest.mark.hdfs),
+    ],
+)
+def test_the_story_on_each_store(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(f"{kind}_server")  # or a skip that names what is missing
+    demo = start_demo(tmp_path, "--store", kind)
+    output, _ = demo.communicate()
+    assert demo.returncode == 0, output
+    assert "Every check held" in output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Stores that a test takes away and brings back: a folder that is renamed, an S3 server's life."""
+"""Stores that a test takes away and brings back: a folder that is renamed, a server's life."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.s3 import S3Server
+from lab.store_server import StoreServer
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,6 @@ def folder_store(folder: Path) -> RemovableStore:
     return RemovableStore(root.as_uri(), lambda: root.rename(away), lambda: away.rename(root))
 
 
-def s3_store(server: S3Server, bucket: str) -> RemovableStore:
+def server_store(server: StoreServer, bucket: str) -> RemovableStore:
     """Connections are refused while it is away."""
     return RemovableStore(server.store_url(bucket, "archive"), server.kill, server.start)

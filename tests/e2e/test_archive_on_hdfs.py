@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import open_store
 from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
+from lab.kerberos import Kdc, gssapi_folder
+from lab.secured_hdfs import SecuredHdfs
 
 pytestmark = [pytest.mark.kafka, pytest.mark.hdfs]
 
@@ -42,11 +45,34 @@ async def verified(store: str) -> VerifyReport:
 def test_archived_and_read_back(
     kafka_server: KafkaServer, hdfs_server: HdfsServer, tmp_path: Path
 ) -> None:
+    the_whole_way(kafka_server, hdfs_server, tmp_path, "on-hdfs")
+
+
+@pytest.mark.slow
+def test_with_kerberos(
+    kafka_server: KafkaServer,
+    module_kdc: Kdc,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The credentials are in the environment; the store's URL is as without Kerberos."""
+    for name, value in module_kdc.client(module_kdc.keytab("nn", "nn")).items():
+        monkeypatch.setenv(name, value)
+    path = os.environ.get("PYTHONPATH")
+    folders = [str(gssapi_folder()), *([path] if path else [])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    with SecuredHdfs(module_kdc) as server:
+        the_whole_way(kafka_server, server, tmp_path, "on-secured-hdfs")
+
+
+def the_whole_way(
+    kafka_server: KafkaServer, hdfs_server: HdfsServer, tmp_path: Path, topic: str
+) -> None:
     store = hdfs_server.store_url("e2e/archive")
-    data = new_topic(kafka_server, "on-hdfs", 2)
+    data = new_topic(kafka_server, topic, 2)
     produce(kafka_server.bootstrap, data, 600, partition_count=2)
     with ProxyProcess(
-        kafka_server.bootstrap, store, tmp_path, archive="on-hdfs", settings=PATIENT
+        kafka_server.bootstrap, store, tmp_path, archive=topic, settings=PATIENT
     ) as proxy:
         archive_and_trim(kafka_server.bootstrap, store, data)
         found = read_confluent(proxy.bootstrap, data.topic, data.ends(kafka_server.bootstrap))

@@ -14,7 +14,7 @@ from archived_topics import SETTINGS, new_topic
 from confluent_kafka import Producer
 from kafka import KafkaConsumer, TopicPartition
 from proxy_process import ProxyProcess, wait_for
-from removable_store import RemovableStore, folder_store, s3_store
+from removable_store import RemovableStore, folder_store, server_store
 from test_list_offsets_over_tiers import EARLIEST, LATEST_TIERED, MAX_TIMESTAMP, list_offset
 from topic_data import TopicData, archived_ends, make_archive, produce, trim
 
@@ -40,7 +40,7 @@ def store(
     server: S3Server = request.getfixturevalue("own_s3_server")
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return s3_store(server, server.create_bucket("look-ups"))
+    return server_store(server, server.create_bucket("look-ups"))
 
 
 def test_what_was_never_archived_is_as_without_a_proxy(

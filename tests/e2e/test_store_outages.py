@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from client_readers import PYTHON_CLIENTS
 from held_reader import HeldReader
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
-from removable_store import RemovableStore, folder_store, s3_store
+from removable_store import RemovableStore, folder_store, server_store
 from topic_data import TopicData, produce
 
+from lab.clouds import AzureServer, GcsServer
 from lab.kafka import KafkaServer
-from lab.s3 import S3Server
+from lab.s3 import RcloneServer, S3Server
+from lab.store_server import StoreServer
 
 pytestmark = pytest.mark.kafka
 
@@ -32,7 +35,7 @@ def store(
     server: S3Server = request.getfixturevalue("own_s3_server")
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return s3_store(server, server.create_bucket("outage"))
+    return server_store(server, server.create_bucket("outage"))
 
 
 def archived_topic(
@@ -79,6 +82,74 @@ def test_readers_wait_through_an_outage(
             for reader in readers:
                 assert reader.records() == data.written
         archive_and_trim(kafka_server.bootstrap, store.url, data, keep=20)
+        assert not proxy.logged("session_crashed") + proxy.logged("part_failed")
+
+
+SERVERS: dict[str, tuple[str, Callable[[], StoreServer]]] = {
+    "versitygw": ("s3", S3Server),
+    "rclone": ("rclone", RcloneServer),
+    "gcs": ("gcs", GcsServer),
+    "azure": ("azure", AzureServer),
+}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("versitygw", marks=pytest.mark.s3),
+        pytest.param("rclone", marks=pytest.mark.s3),
+        pytest.param("gcs", marks=pytest.mark.gcs),
+        pytest.param("azure", marks=pytest.mark.azure),
+    ]
+)
+def store_server(
+    request: pytest.FixtureRequest,
+    serve_part: Callable[[str, StoreServer], Iterator[StoreServer]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[StoreServer]:
+    part, make = SERVERS[request.param]
+    for server in serve_part(part, make()):
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.mark.slow
+def test_a_store_freezes_and_then_is_killed(
+    kafka_server: KafkaServer,
+    store_server: StoreServer,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Both while it is read: nobody misses a record or sees an error."""
+    name = f"frozen-{request.node.callspec.id}"
+    data = new_topic(kafka_server, name)
+    produce(kafka_server.bootstrap, data, 1500)
+    url = store_server.store_url(store_server.create_bucket("frozen"), "archive")
+    with ProxyProcess(
+        kafka_server.bootstrap, url, tmp_path, archive=name, settings={**SETTINGS, **NO_MEMORY}
+    ) as proxy:
+        archive_and_trim(kafka_server.bootstrap, url, data)
+        ends = {0: 1500}
+        with (
+            HeldReader(CLIENTS[0], proxy.bootstrap, name, ends, hold_at=100) as first,
+            HeldReader(CLIENTS[1], proxy.bootstrap, name, ends, hold_at=100) as second,
+        ):
+            readers = first, second
+            for reader in readers:
+                reader.wait_until_held()
+            store_server.pause()
+            for reader in readers:
+                reader.go_on()
+            time.sleep(OUTAGE_S)
+            assert all(100 <= reader.count < 500 for reader in readers), "it was read from memory"
+            store_server.resume()
+            wait_for("reads again", lambda: any(reader.count >= 500 for reader in readers))
+            store_server.kill()
+            assert not all(reader.finished for reader in readers)
+            time.sleep(1)
+            store_server.start()
+            for reader in readers:
+                assert reader.records() == data.written
         assert not proxy.logged("session_crashed") + proxy.logged("part_failed")
 
 

@@ -36,7 +36,12 @@ def test_dev_pins_what_base_pins() -> None:
     assert {name: dev.get(name) for name in base} == base
 
 
-@pytest.mark.parametrize("lock", ["base.txt", "dev.txt"])
+def test_the_extra_that_is_built_is_pinned_by_itself() -> None:
+    assert names(PROJECT["optional-dependencies"]["kerberos"]) <= pinned("kerberos.txt").keys()
+    assert not pinned("kerberos.txt").keys() & pinned("dev.txt").keys()
+
+
+@pytest.mark.parametrize("lock", ["base.txt", "dev.txt", "kerberos.txt"])
 def test_no_registry_is_named(lock: str) -> None:
     text = (ROOT / "requirements" / lock).read_text()
     assert "://" not in text

@@ -40,6 +40,16 @@ def stack_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackOf]:
 
 
 @folder_fixture
+def stack_at_rest(
+    kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MatrixStack]:
+    """Over an archive that is compressed and encrypted."""
+    folder = tmp_path_factory.mktemp("matrix-at-rest")
+    with MatrixStack(kafka_server, folder, at_rest=True) as stack:
+        yield stack
+
+
+@folder_fixture
 def gap_stack(
     kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GapStack]:

@@ -12,11 +12,14 @@ from archived_topics import SETTINGS, archive_and_trim
 from client_readers import read_confluent
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from fetchproxy_protocol.record_batch import walk
 from matrix_client import Line, by_partition
 from matrix_python_clients import as_lines
 from proxy_process import ProxyProcess
+from raw_fetch import RawConnection
 from topic_data import TopicData, value_of
 
+from fetchproxy.storage.key_rings import NO_KEYS, write_keys
 from lab.kafka import KafkaServer
 
 PARTITIONS = 2
@@ -27,14 +30,26 @@ TOPIC, TWIN = "matrix-topic", "twin-topic"
 
 
 class MatrixStack:
-    """A context manager. `topic` is archived and trimmed, so that only the proxy has all of it."""
+    """A context manager. `topic` is archived and trimmed, so that only the proxy has all of it.
 
-    def __init__(self, kafka: KafkaServer, folder: Path) -> None:
+    `at_rest`: records that no producer has compressed, and an archive that is compressed and
+    encrypted; one that is not encrypted is refused.
+    """
+
+    def __init__(self, kafka: KafkaServer, folder: Path, *, at_rest: bool = False) -> None:
         self.kafka = kafka
-        store = folder / "store"
+        self.store = store = folder / "store"
         store.mkdir(parents=True)
+        settings = SETTINGS
+        self._codec = "gzip"  # since kafkajs can read no other compression by itself
+        if at_rest:
+            ring = folder / "keys.json"
+            write_keys(ring, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+            keys = f"{ring}?required=true"
+            settings = {**SETTINGS, "store.compression": "zstd", "store.encryption_keys": keys}
+            self._codec = "none"
         self.proxy = ProxyProcess(
-            kafka.bootstrap, store.as_uri(), folder, archive="matrix-.*", settings=SETTINGS
+            kafka.bootstrap, store.as_uri(), folder, archive="matrix-.*", settings=settings
         )
         self._parts = ExitStack()
         self._store = store.as_uri()
@@ -43,6 +58,7 @@ class MatrixStack:
         self.first_timestamp = int(time.time() + 600) * 1000
         self.ends: dict[int, int] = {}
         self.expected: dict[str, list[Line]] = {}
+        self.log = b""  # of partition 0, as the broker had it
 
     def __enter__(self) -> MatrixStack:
         with ExitStack() as parts:
@@ -85,14 +101,12 @@ class MatrixStack:
             isolation = {"isolation.level": level}
             twin = read_confluent(self.kafka.bootstrap, TWIN, self.ends, **isolation)
             self.expected[level] = by_partition(as_lines(twin))
+        self.log = read_log(self.kafka.bootstrap, TOPIC, self.ends[0])
         archive_and_trim(self.kafka.bootstrap, self._store, data)
 
     def _produce(self) -> None:
-        """The same to both topics, so that they agree in every offset; every third is aborted.
-
-        gzip, since kafkajs can read no other compression by itself.
-        """
-        writer = {"bootstrap.servers": self.kafka.bootstrap, "compression.type": "gzip"}
+        """The same to both topics, so that they agree in every offset; every third is aborted."""
+        writer = {"bootstrap.servers": self.kafka.bootstrap, "compression.type": self._codec}
         producer = Producer({**writer, "transactional.id": "matrix"})
         producer.init_transactions(60)
         for transaction in range(TRANSACTIONS):
@@ -115,6 +129,19 @@ class MatrixStack:
                 stamp = self.first_timestamp + number * 1000
                 value = value_of(p, number, 300)
                 producer.produce(topic, value, key, p, timestamp=stamp)
+
+
+def read_log(bootstrap: str, topic: str, end: int) -> bytes:
+    """The bytes of partition 0 up to the offset `end`."""
+    read, offset = b"", 0
+    with RawConnection(bootstrap) as connection:
+        while offset < end:
+            fetched = connection.fetch_until_data(11, topic, None, offset)
+            assert fetched.error == 0
+            *_, last = walk(fetched.records)
+            read += fetched.records[: last.end]
+            offset = last.last_offset + 1
+    return read
 
 
 StackOf = Callable[[str], MatrixStack]  # by the version of the broker

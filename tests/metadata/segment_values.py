@@ -79,6 +79,7 @@ def any_segments(draw: st.DrawFn, tip: TopicIdPartition = TIP) -> RemoteLogSegme
         state=draw(st.sampled_from(RemoteLogSegmentState)),
         has_aborted_txns=draw(st.booleans()),
         copied_end_offset=draw(st.none() | st.integers(end, OFFSET_MAX)),
+        packed=draw(st.booleans()),
     )
 
 

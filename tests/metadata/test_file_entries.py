@@ -20,7 +20,7 @@ from fetchproxy.segments.records import (
     HEAD_FIELDS,
     SEGMENT_EPOCH,
     SEGMENT_HEAD,
-    SEGMENT_TAIL,
+    SEGMENT_TAILS,
     TAIL_FIELDS,
     LogStartOffset,
     MetadataEvent,
@@ -56,15 +56,16 @@ def walked(entries: bytes) -> list[MetadataEvent]:
         event = decode_entry(entries[body:end], TIP, "a file")
         if isinstance(event, RemoteLogSegmentMetadata):
             assert len(event.segment_leader_epochs) == epochs
-            tail_at = end - SEGMENT_TAIL.size
+            packed, absent = SEGMENT_TAILS[entries[body + 1]]
+            tail_at = end - packed.size
             head = SEGMENT_HEAD.unpack_from(entries, body + 2)
-            tail = SEGMENT_TAIL.unpack_from(entries, tail_at)
+            tail = packed.unpack_from(entries, tail_at) + absent
             said = dict(zip(HEAD_FIELDS + TAIL_FIELDS, head + tail, strict=True))
             assert said["start_offset"] == event.start_offset
             assert said["segment_size_bytes"] == event.segment_size_bytes
             assert said["state"] == event.state
-            packed = SEGMENT_EPOCH.iter_unpack(entries[body + EPOCHS_AT : tail_at])
-            assert [EpochStart(*each) for each in packed] == [*event.segment_leader_epochs]
+            stated = SEGMENT_EPOCH.iter_unpack(entries[body + EPOCHS_AT : tail_at])
+            assert [EpochStart(*each) for each in stated] == [*event.segment_leader_epochs]
         else:
             assert epochs == -1
         found.append(event)
@@ -138,6 +139,6 @@ def test_the_highest_log_start_and_the_last_deletion_are_kept() -> None:
 
 
 def test_what_a_newer_one_wrote_is_not_dropped() -> None:
-    for newer in (b"\x00\x02" + bytes(90), b"\x09\x00abc"):
+    for newer in (b"\x00\x03" + bytes(90), b"\x09\x00abc"):
         with pytest.raises(NewerMetadataVersion):
             compact(written(segment(1, 0, 9)) + framed(newer), TIP, "a file")

@@ -79,6 +79,13 @@ def test_golden_bytes_of_version_1() -> None:
     assert encode_message(SEGMENT) == b"\x00\x01" + PLACE + VERSION_1
 
 
+def test_golden_bytes_of_version_2() -> None:
+    """Older programs refuse it; of a segment that is not packed they can read all there is."""
+    packed = replace(SEGMENT, packed=True)
+    assert encode_message(packed) == b"\x00\x02" + PLACE + VERSION_1 + b"\x01"
+    assert decode_message(encode_message(packed), WHERE) == packed
+
+
 def test_golden_bytes_of_a_deletion() -> None:
     state = RemotePartitionDeleteState.DELETE_PARTITION_STARTED
     deletion = RemotePartitionDeleteMetadata(TIP, state, 7, epoch=9)
@@ -110,10 +117,14 @@ def test_there_and_back(event: MetadataEvent) -> None:
 
 @given(any_segments(), st.integers(0, 2**31 - 1))
 def test_version_0_there_and_back(metadata: RemoteLogSegmentMetadata, size: int) -> None:
-    new = entry_body(metadata)
+    new = entry_body(replace(metadata, packed=False))
     old = b"\x00\x00" + new[2:-18] + Struct(">ib").pack(size, metadata.state)
     expected = replace(
-        metadata, segment_size_bytes=size, has_aborted_txns=True, copied_end_offset=None
+        metadata,
+        segment_size_bytes=size,
+        has_aborted_txns=True,
+        copied_end_offset=None,
+        packed=False,
     )
     assert decode_entry(old, TIP, WHERE) == expected
 
@@ -169,9 +180,9 @@ def test_a_fault_names_place_and_field(field: str) -> None:
 
 def test_a_newer_version_and_an_unknown_type_are_named() -> None:
     with pytest.raises(
-        NewerMetadataVersion, match=r"REMOTE_LOG_SEGMENT_METADATA version 2 .* up to version 1"
+        NewerMetadataVersion, match=r"REMOTE_LOG_SEGMENT_METADATA version 3 .* up to version 2"
     ):
-        decode_entry(b"\x00\x02" + VERSION_1, TIP, WHERE)
+        decode_entry(b"\x00\x03" + VERSION_1, TIP, WHERE)
     with pytest.raises(NewerMetadataVersion, match=f"{WHERE}: record type 300 is not known"):
         decode_message(b"\xac\x02\x00" + PLACE, WHERE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -42,6 +43,7 @@ SEGMENTS = st.builds(
     state=st.sampled_from(RemoteLogSegmentState),
     has_aborted_txns=st.booleans(),
     copied_end_offset=st.none() | st.just(OFFSET_MAX),
+    packed=st.booleans(),
 )
 EXAMPLE = RemoteLogSegmentMetadata(
     segment_id=RemoteLogSegmentId(TopicIdPartition(UUID(int=1), "orders", 3), UUID(int=2)),
@@ -83,6 +85,16 @@ def test_a_clipped_segment_is_refused_by_readers_that_know_no_clips() -> None:
     del document["copied_end_offset"]
     with pytest.raises(CorruptSegment, match="copied_end_offset is missing"):
         decode_segment(json.dumps(document).encode(), KEY)
+
+
+def test_a_packed_segment_is_refused_by_readers_that_know_none() -> None:
+    document = json.loads(encode_segment(replace(EXAMPLE, packed=True)))
+    assert (document["version"], document["packed"]) == (3, True)
+    assert "copied_end_offset" not in document
+    clipped = replace(EXAMPLE, packed=True).clipped(6)
+    document = json.loads(encode_segment(clipped))
+    assert (document["version"], document["copied_end_offset"]) == (3, 9)
+    assert decode_segment(encode_segment(clipped), KEY) == clipped
 
 
 @given(SEGMENTS)
@@ -130,8 +142,8 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 
 def test_a_newer_version_is_refused_in_plain_words() -> None:
-    document = json.loads(encode_segment(EXAMPLE)) | {"version": 3, "state": "WHO_KNOWS"}
-    with pytest.raises(NewerMetadataVersion, match=f"{KEY}: .*version 3 .* newer fetchproxy"):
+    document = json.loads(encode_segment(EXAMPLE)) | {"version": 4, "state": "WHO_KNOWS"}
+    with pytest.raises(NewerMetadataVersion, match=f"{KEY}: .*version 4 .* newer fetchproxy"):
         decode_segment(json.dumps(document).encode(), KEY)
 
 

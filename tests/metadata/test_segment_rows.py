@@ -68,6 +68,7 @@ def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> 
             s.stored_end_offset,
             s.segment_size_bytes,
             s.has_aborted_txns,
+            s.packed,
         )
         for s in plain
     ]

@@ -192,8 +192,8 @@ def test_deleting_the_partition_leaves_a_new_one() -> None:
 
 def test_what_cannot_be_read_is_named() -> None:
     good = encode_entry(segment(1, 0, 9))
-    with pytest.raises(NewerMetadataVersion, match="version 2 was written by a newer"):
-        PartitionTable.load(TIP, good + framed(b"\x00\x02" + bytes(90)))
+    with pytest.raises(NewerMetadataVersion, match="version 3 was written by a newer"):
+        PartitionTable.load(TIP, good + framed(b"\x00\x03" + bytes(90)))
     with pytest.raises(CorruptSegment, match="orders-3, entry at byte 89: not whole"):
         PartitionTable.load(TIP, good + good[:-1])
     wrong = segment(2, 10, 19)

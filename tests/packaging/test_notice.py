@@ -8,7 +8,10 @@ from importlib.metadata import PackageNotFoundError, metadata
 import pytest
 from compose_file import ROOT
 
-LOCK = (ROOT / "requirements" / "base.txt").read_text(encoding="utf-8")
+LOCK = "".join(
+    (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    for name in ("base.txt", "kerberos.txt")
+)
 NOTICE = (ROOT / "NOTICE").read_text(encoding="utf-8")
 LOCKED = re.findall(r"^([a-z0-9._-]+)==", LOCK, re.MULTILINE)
 NAMED = dict(re.findall(r"^    ([a-z0-9._-]+) +(\S.*)$", NOTICE, re.MULTILINE))
@@ -21,7 +24,7 @@ IN_SPDX = {
     "License :: OSI Approved :: MIT License": "MIT",
 }
 # What an image may contain. Another licence is a decision first, and a line here then.
-PERMISSIVE = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "PSF-2.0"}
+PERMISSIVE = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MIT-0", "PSF-2.0"}
 
 
 def stated(package: str) -> str:

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
-import tomllib
 import zipfile
 from email.parser import Parser
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from built_wheels import PYPROJECT, built_product, copied
 from compose_file import ROOT, dockerfile, image_environment
 
 from fetchproxy import __version__
 from fetchproxy.config.schema import ArchiveConfig, GatewayConfig
 from fetchproxy.config.values import parse_host_port
 
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
-
-
-def copied() -> list[str]:
-    """What the build stage takes from the checkout."""
-    sources = [rest.split()[:-1] for word, rest in dockerfile() if word == "COPY"]
-    return [name for names in sources for name in names if not name.startswith(("--", "/"))]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Built from what the Dockerfile copies and from nothing else."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    for name in copied():
-        place = source / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, place, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, place)
-    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--wheel-dir", str(folder)]
-    if f"setuptools=={version('setuptools')}" in PYPROJECT["build-system"]["requires"]:
-        options.append("--no-build-isolation")  # what builds is here: no registry is asked
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, str(source)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
+    return zipfile.ZipFile(built_product(tmp_path_factory.mktemp("wheel")))
 
 
 def test_the_wheel_has_its_packages_whole(wheel: zipfile.ZipFile) -> None:

@@ -216,6 +216,85 @@ def scan(
     return b"".join(bytes(x) for x in out)
 
 
+def stored_partition(version: int) -> fr.PartitionEntries:
+    entry = fr.encode_partition_start(
+        version, 3, 0, fr.PartitionPatch(9, 8, 1), [(4, 5)], len(b"stored")
+    )
+    return fr.PartitionEntries(1, [entry, b"stored", fr.encode_partition_end(version)])
+
+
+@given(responses(), st.lists(st.integers(1, 60_000), max_size=6), st.data())
+def test_partitions_of_both_tiers_are_one_entry_of_their_topic(
+    case: tuple[int, OracleResponse], cuts: list[int], data: st.DataObject
+) -> None:
+    """The broker's topics keep their number and order; the archive's partition comes first."""
+    version, oracle = case
+    oracle.with_header(correlation_id=5)
+    framed = bytes(oracle.encode(header=True, framed=True))
+    if len(framed) < 3000 and data.draw(st.booleans()):
+        cuts = list(range(len(framed)))
+    refs = [t.topic_id.bytes if version >= 13 else t.topic.encode() for t in oracle.responses]
+    mixed = data.draw(st.dictionaries(st.sampled_from(refs), st.integers(4, 300))) if refs else {}
+    other = topic_id("zz").bytes if version >= 13 else b"zz"
+    injected = {ref: stored_partition(version) for ref in [*mixed, other]}
+    patch = fr.HeadPatch(99, 1234, injected, mixed)
+    got = scan(version, framed, cuts, patch, addresses.hide_node_endpoints)
+    seen = OracleResponse[version].decode(got, header=True, framed=True)
+    assert int.from_bytes(got[:4], "big") == len(got) - 4
+    assert len(seen.responses) == len(oracle.responses) + 1
+    joined = {*mixed}  # the first entry of a topic that the broker lists twice
+    for ref, mine, theirs in zip(refs, seen.responses[1:], oracle.responses, strict=True):
+        partitions = list(mine.partitions)
+        if ref in joined:
+            joined.remove(ref)
+            assert bytes(partitions.pop(0).records) == b"stored"
+        assert [p.partition_index for p in partitions] == [
+            p.partition_index for p in theirs.partitions
+        ]
+        for p, q in zip(partitions, theirs.partitions, strict=True):
+            assert bytes(p.records or b"") == bytes(q.records or b"")
+
+
+def test_a_topic_that_the_broker_does_not_list_after_all() -> None:
+    oracle = OracleResponse(version=11)
+    oracle.responses = []
+    oracle.with_header(correlation_id=5)
+    framed = bytes(oracle.encode(header=True, framed=True))
+    patch = fr.HeadPatch(5, 6, {b"zz": stored_partition(11)}, {b"zz": 1})
+    with pytest.raises(WireError, match="no b'zz'"):
+        scan(11, framed, [], patch, addresses.hide_node_endpoints)
+
+
+@pytest.mark.parametrize("version", [11, 12, 13, 18])
+@pytest.mark.parametrize("broken_off", [0, 5])
+@pytest.mark.parametrize("partitions", [1, 125, 126, 127, 200])
+@pytest.mark.parametrize("further", [1, 3])
+def test_a_count_of_partitions_may_need_another_byte(
+    version: int, broken_off: int, partitions: int, further: int
+) -> None:
+    """`broken_off`: the broker lists fewer than it was asked for, or the rest in another entry."""
+    oracle = OracleResponse(version=version)
+    topic = OracleResponse.FetchableTopicResponse(version=version)
+    topic.topic, topic.topic_id, topic.partitions = "t", topic_id("t"), []
+    for number in range(partitions):
+        entry = OracleResponse.FetchableTopicResponse.PartitionData(version=version)
+        entry.partition_index, entry.high_watermark, entry.records = 10 + number, 7, b"x" * 200
+        topic.partitions.append(entry)
+    oracle.responses = [topic]
+    oracle.with_header(correlation_id=5)
+    framed = bytes(oracle.encode(header=True, framed=True))
+    ref = topic_id("t").bytes if version >= 13 else b"t"
+    one = stored_partition(version)
+    injected = {ref: fr.PartitionEntries(further, [*one.pieces] * further)}
+    patch = fr.HeadPatch(99, 1234, injected, {ref: partitions + broken_off})
+    got = scan(version, framed, [100, 3_000], patch, addresses.hide_node_endpoints)
+    assert int.from_bytes(got[:4], "big") == len(got) - 4
+    seen = OracleResponse[version].decode(got, header=True, framed=True)
+    [mine] = seen.responses
+    numbers = [p.partition_index for p in mine.partitions]
+    assert numbers == [3] * further + [*range(10, 10 + partitions)]
+
+
 @given(responses(), st.lists(st.integers(1, 60_000), max_size=6), st.booleans())
 def test_a_scanned_answer_is_patched_and_otherwise_unchanged(
     case: tuple[int, OracleResponse], cuts: list[int], every_byte: bool
@@ -225,12 +304,8 @@ def test_a_scanned_answer_is_patched_and_otherwise_unchanged(
     framed = bytes(oracle.encode(header=True, framed=True))
     if every_byte and len(framed) < 3000:
         cuts = list(range(len(framed)))
-    injected = fr.encode_topic_start(version, topic_id("zz").bytes if version >= 13 else b"zz", 1)
-    injected += fr.encode_partition_start(
-        version, 3, 0, fr.PartitionPatch(9, 8, 1), [(4, 5)], len(b"stored")
-    )
-    injected += b"stored" + fr.encode_partition_end(version) + fr.encode_topic_end(version)
-    patch = fr.HeadPatch(99, 1234, 1, [injected])
+    other = topic_id("zz").bytes if version >= 13 else b"zz"
+    patch = fr.HeadPatch(99, 1234, {other: stored_partition(version)})
     got = scan(version, framed, cuts, patch, addresses.hide_node_endpoints)
     seen = OracleResponse[version].decode(got, header=True, framed=True)
     assert int.from_bytes(got[:4], "big") == len(got) - 4

@@ -10,6 +10,7 @@ import pytest
 from fetchproxy_protocol.apis import ApiKey, MalformedMessage, Truncated, WireError, is_flexible
 from fetchproxy_protocol.headers import (
     client_id,
+    client_software,
     correlation_id,
     handshake_refusal,
     peek_request_header,
@@ -19,6 +20,7 @@ from fetchproxy_protocol.headers import (
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.api_header import RequestHeader as OracleHeader
+from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.sasl import SaslHandshakeResponse
 from message_schema import schema, uvarint
 
@@ -109,3 +111,18 @@ def test_handshake_refusal() -> None:
     assert decoded.header.correlation_id == 31
     assert decoded.error_code == 35
     assert decoded.mechanisms == []
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 4])
+@given(name=st.text(max_size=200), library_version=st.text(max_size=20))
+def test_client_software(version: int, name: str, library_version: str) -> None:
+    request = ApiVersionsRequest[version]()
+    if version >= 3:
+        request.client_software_name = name
+        request.client_software_version = library_version
+    frame = oracle(ApiKey.API_VERSIONS, version, 1, "id") + request.encode()
+    head = peek_request_header(frame)
+    told = client_software(frame, head, len(frame))
+    assert told == ((name, library_version) if version >= 3 else ("", ""))
+    for end in range(head.body_position, len(frame)):
+        assert client_software(frame[:end], head, end) in {told, (told[0], ""), ("", "")}

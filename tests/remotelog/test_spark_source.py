@@ -13,6 +13,8 @@ from spark_program import PROJECT, SparkProgram, SparkSays
 from written_archive import WrittenArchive
 
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
+from fetchproxy.storage.packed_logs import AtRest
 
 
 def segment_batches(base: int) -> list[bytes]:
@@ -63,6 +65,19 @@ def expected() -> list[list[Any]]:
         ]
         for row in rows_read_by(READERS[0], batches)
     ]
+
+
+@pytest.mark.slow
+def test_rows_in_spark_of_an_archive_that_is_encrypted(spark: SparkProgram, tmp_path: Path) -> None:
+    ring = tmp_path / "keys.json"
+    write_keys(ring, NO_KEYS.with_new("k1", bytes(32)), new=True)
+    made = WrittenArchive(tmp_path / "archive", AtRest(compress=True, keys=FileKeyRing(ring)))
+    for base in (0, 100, 200):
+        made.add(segment_batches(base))
+    keys = {"store.encryption_keys": str(ring)}
+    assert spark.rows("remotelog", options_of(made, **keys)) == expected()
+    with pytest.raises(SparkSays, match=r"store\.encryption_keys is not set"):
+        spark.rows("remotelog", options_of(made))
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, RowFilter, read_task
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -72,6 +74,22 @@ def offsets_read(
         for batch in read_task(chosen, task, ["offset"], passed_over=passed_over)
         for offset in batch.column("offset").to_pylist()
     ]
+
+
+@pytest.mark.parametrize("bytes_max", [400, 10**9])
+def test_an_archive_that_is_packed_is_read_likewise(tmp_path: Path, bytes_max: int) -> None:
+    """Compressed and encrypted; one segment of it as it is."""
+    ring = tmp_path / "keys.json"
+    write_keys(ring, NO_KEYS.with_new("k1", bytes(32)), new=True)
+    made = WrittenArchive(tmp_path / "archive", AtRest(compress=True, keys=FileKeyRing(ring)))
+    made.add(batches_of(0))
+    made.at_rest = AS_THEY_ARE
+    made.add(batches_of(100))
+    keys = {"store.encryption_keys": str(ring), "maxBytesPerPartition": str(bytes_max)}
+    assert offsets_read(made, **keys) == list(range(200))
+    assert offsets_read(made, startingOffsets='{"orders": {"0": 100}}') == list(range(100, 200))
+    with pytest.raises(CorruptSegment, match=r"'k1', and store\.encryption_keys is not set"):
+        offsets_read(made)
 
 
 @pytest.mark.parametrize("bytes_max", [400, 1500, 10**9])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID, uuid5
 
@@ -21,15 +21,17 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)
 
 
 class WrittenArchive:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, at_rest: AtRest = AS_THEY_ARE) -> None:
         self.folder = folder
+        self.at_rest = at_rest
         self.url = folder.as_uri()
         self.segments: list[RemoteLogSegmentMetadata] = []
 
@@ -69,9 +71,10 @@ class WrittenArchive:
             segment_size_bytes=len(log),
             state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
             has_aborted_txns=bool(aborted),
+            packed=self.at_rest != AS_THEY_ARE,
         )
         store = FilesystemObjectStore(self.folder, create=True)
-        async with RemoteStorageManager(store) as rsm:
+        async with RemoteStorageManager(store, at_rest=self.at_rest) as rsm:
             index = RemoteLogIndexBuilder(rsm.object_key(metadata, SegmentFile.LOG), interval_bytes)
             for header in headers:
                 index.add(header)
@@ -82,11 +85,32 @@ class WrittenArchive:
             }
             if aborted:
                 objects[SegmentFile.TXN] = encode_aborted(aborted)
+            if metadata.packed:
+                await self._pack(rsm, metadata, objects)
+                objects = {}
             for file, content in objects.items():
                 await store.put(rsm.object_key(metadata, file), content)
             await rsm.put_segment_metadata(metadata, encode_segment(metadata))
         self.segments.append(metadata)
         return metadata
+
+    async def _pack(
+        self,
+        rsm: RemoteStorageManager,
+        metadata: RemoteLogSegmentMetadata,
+        objects: Mapping[SegmentFile, bytes],
+    ) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        spooled = self.folder.with_name("spooled.log")
+        spooled.write_bytes(objects[SegmentFile.LOG])
+        data = LogSegmentData(
+            spooled,
+            objects[SegmentFile.INDEX],
+            objects.get(SegmentFile.TXN),
+            objects[SegmentFile.EPOCHS],
+            log_compressible=True,
+        )
+        await rsm.copy_log_segment_data(metadata, data)
 
     def path(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> Path:
         rsm = RemoteStorageManager(FilesystemObjectStore(self.folder))

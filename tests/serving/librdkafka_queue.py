@@ -31,13 +31,24 @@ class Outcome:
 
 
 class StockConsumer:
-    """`taken_per_s`: by the application; `asleep(t)`: it takes nothing then."""
+    """`taken_per_s`: by the application. `sleeps`: it takes nothing at times; `stalls_per_s`: so
+    often its machine stands still for 0.1 to 0.4 s."""
 
-    def __init__(self, partitions: int, taken_per_s: float, seed: int, *, sleeps: bool = False):
+    def __init__(
+        self,
+        partitions: int,
+        taken_per_s: float,
+        seed: int,
+        *,
+        sleeps: bool = False,
+        stalls_per_s: float = 0.0,
+    ) -> None:
         self._partitions = partitions
         self._taken_per_s = taken_per_s
         self._random = random.Random(seed)
         self._sleeps = sleeps
+        self._stalls_per_s = stalls_per_s
+        self._stalls_until = 0.0
         self._awake_until, self._asleep_until = 0.0, 0.0
         self._wander = 0.0
         self.now = 0.0
@@ -78,13 +89,18 @@ class StockConsumer:
             step = min(seconds, _STEP_S)
             self._wander = 0.9 * self._wander + self._random.gauss(0, 0.06)
             rate = self._taken_per_s * max(0.2, 1 + self._wander)
-            if self._sleeps and self._is_asleep():
+            if (self._sleeps and self._is_asleep()) or self._stands_still(step):
                 rate = 0.0
             took = min(self._queue, rate * step)
             self._queue -= took
             self.taken += took
             self.now += step
             seconds -= step
+
+    def _stands_still(self, step: float) -> bool:
+        if self._stalls_per_s and self._random.random() < self._stalls_per_s * step:
+            self._stalls_until = self.now + self._random.uniform(0.1, 0.4)
+        return self.now < self._stalls_until
 
     def _is_asleep(self) -> bool:
         if self.now >= self._asleep_until:

@@ -81,7 +81,13 @@ class SessionClient(RawConnection):
             if version >= 13:
                 gone.topic_id = self._id_of(topic)
             request.forgotten_topics_data.append(gone)
-        return self._read(self.ask(request, FetchResponse, version), version)
+        answer = self.ask(request, FetchResponse, version)
+        if session[1] <= 0:  # all are listed; of news only, Kafka itself may list a topic twice
+            listed = [
+                topic.topic_id if version >= 13 else topic.topic for topic in answer.responses
+            ]
+            assert len(listed) == len(set(listed)), "a topic has two entries"
+        return self._read(answer, version)
 
     def _read(self, answer: Any, version: int) -> SessionAnswer:
         names = {topic_id: name for name, topic_id in self._ids.items()}

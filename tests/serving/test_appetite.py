@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -9,18 +11,21 @@ from fetchproxy_protocol.fetch import with_bytes_max
 from librdkafka_queue import StockConsumer
 
 from fetchproxy.serving.appetite import (
+    CLIENT_ID_SHOWN_MAX,
     DELAY_MAX_S,
     FULL_ANSWER_BYTES,
+    PARTITIONS_COUNTED_MAX,
     PARTITIONS_PACED_MAX,
     QUEUE_RECORDS,
     Appetite,
     Appetites,
+    Lately,
     Reader,
     may_pause,
 )
 
 _MILLION = 1_000_000
-_SEEDS = range(5)
+_SEEDS = range(12)
 
 
 def _seconds(
@@ -42,7 +47,14 @@ def _gain(partitions: int, taken_per_s: float, records: int, *, sleeps: bool = F
 
 @pytest.mark.parametrize(
     ("partitions", "taken_per_s", "gain"),
-    [(1, 600_000, 3.0), (8, 600_000, 3.0), (1, 1_300_000, 3.0), (8, 1_300_000, 4.0)],
+    [
+        (1, 600_000, 3.0),
+        (8, 600_000, 3.0),
+        (1, 1_300_000, 3.0),
+        (8, 1_300_000, 4.0),
+        # Its answers hold four times what fills the queue.
+        (50, 900_000, 1.4),
+    ],
 )
 def test_fast_application_is_read_several_times_as_fast(
     partitions: int, taken_per_s: float, gain: float
@@ -62,6 +74,25 @@ def test_application_that_sleeps_at_random_loses_nothing(
     partitions: int, taken_per_s: float
 ) -> None:
     assert _gain(partitions, taken_per_s, 6 * _MILLION, sleeps=True) >= 0.95
+
+
+# Of confluent-kafka 2.16.1 that was not paced (Kafka 4.1.1, records of 100 bytes): when each fetch
+# came, when the answer before it had left, in ms, and its records, up to the first pause. By call,
+# partitions and path.
+_TRACES = json.loads((Path(__file__).parent / "appetite_traces.json").read_text())
+# What the same applications took once they were paced.
+_TAKEN_PER_S = {"poll": 950_000, "consume": 2_000_000}
+
+
+@pytest.mark.parametrize("name", _TRACES)
+def test_recorded_client_is_paced_after_its_first_pause_at_what_it_could_take(name: str) -> None:
+    appetite = Appetite(0.0)
+    for asked_ms, answered_ms, records in _TRACES[name]:
+        assert not appetite.pauses, "only the last silence is a pause"
+        held = appetite.asked(asked_ms / 1000, answered_ms / 1000, records)
+        assert appetite.pauses or not held
+    taken = _TAKEN_PER_S[name.partition("-")[0]]
+    assert 0.25 * taken < appetite.pace < 1.1 * taken
 
 
 def test_nothing_is_held_back_before_a_pause() -> None:
@@ -102,6 +133,56 @@ def test_pause_of_three_connections_is_one() -> None:
     assert 300_000 < appetite.pace < 600_000
 
 
+def test_pauses_that_come_too_early_to_tell_halve_the_pace() -> None:
+    """But not the first of them: the machine may have stood still."""
+    appetite, paces = Appetite(0.0, 1_000_000), []
+    for number in range(3):
+        begun = 1.04 * number
+        appetite.asked(begun + 0.02, begun + 0.01, 80_000)
+        appetite.asked(begun + 1.04, begun + 0.03, 80_000)
+        paces.append(appetite.pace)
+    assert appetite.pauses == 3
+    assert paces[0] > 900_000
+    assert 400_000 < paces[2] < 500_000
+
+
+@pytest.mark.parametrize(("partitions", "gain"), [(1, 2.2), (8, 2.5)])
+def test_machine_that_stands_still_at_times_does_not_slow_the_next_runs(
+    partitions: int, gain: float
+) -> None:
+    """A stall fills the queue at any pace. The next run begins at the pace that this one left."""
+
+    def last_of_six(seed: int, *, paced: bool) -> float:
+        pace, seconds = 0.0, 0.0
+        for run in range(6):
+            consumer = StockConsumer(partitions, 1.2e6, 100 * seed + run, stalls_per_s=0.3)
+            appetite = Appetite(0.0, pace) if paced else None
+            seconds = consumer.read(4 * _MILLION, appetite).seconds
+            pace = appetite.pace if appetite else 0.0
+        return seconds
+
+    without = median(last_of_six(seed, paced=False) for seed in _SEEDS)
+    assert without / median(last_of_six(seed, paced=True) for seed in _SEEDS) >= gain
+
+
+def test_answers_before_a_pause_that_another_connection_told_of_are_not_of_the_next_cycle() -> None:
+    """Else they lengthen that by the pause, and three connections are taken for a slow reader."""
+    appetite, answered = Appetite(0.0), [0.0] * 3
+    paces = []
+    for cycle in range(3):
+        begun = 1.2 * cycle
+        for number in range(3):
+            for connection in range(3):
+                now = begun + 0.05 * number + 0.01 * connection + 0.01
+                others = [(at, 27_000) for at in answered if at != answered[connection]]
+                silent = now - answered[connection] > 0.5
+                appetite.asked(now, answered[connection], 27_000, others if silent else ())
+                answered[connection] = now + 0.005
+        paces.append(appetite.pace)
+    assert appetite.pauses == 2
+    assert min(paces[1:]) > 400_000
+
+
 def test_pauses_grow_rarer() -> None:
     consumer, appetite = StockConsumer(8, 600_000, 1), Appetite(0.0)
     first = consumer.read(6 * _MILLION, appetite).pauses
@@ -124,6 +205,9 @@ def test_others_never_pause_by_a_clock(software: str) -> None:
     assert not may_pause(software)
 
 
+LIBRDKAFKA, JAVA = "librdkafka 2.5.0", "apache-kafka-java 4.1.0"
+
+
 class _Clock:
     now = 100.0
 
@@ -136,6 +220,10 @@ def _asked(offset: int) -> dict[tuple[bytes, int], bytes]:
     entry += offset.to_bytes(8, "big") + (-1).to_bytes(4, "big", signed=True)
     entry += (-1).to_bytes(8, "big", signed=True) + (1 << 20).to_bytes(4, "big")
     return {(b"topic", 0): entry}
+
+
+def _reader(appetites: Appetites, client: tuple[str, str], node_id: int) -> Reader:
+    return appetites.reader(client, node_id, _asked(0), LIBRDKAFKA, paced=True)
 
 
 def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_000) -> float:
@@ -152,37 +240,54 @@ def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_
 
 def test_reader_that_pauses_is_paced() -> None:
     clock = _Clock()
-    reader = Appetites(clock).reader(("host", "id"), 1, _asked(0))
+    reader = _reader(Appetites(clock), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock) > 0
     assert reader.bytes_wanted(1 << 30) < 1 << 30
 
 
+def test_queue_of_large_records_is_full_by_their_bytes() -> None:
+    clock = _Clock()
+    reader = _reader(Appetites(clock), ("host", "id"), 1)
+    offset, held = 0, 0.0
+    for number in range(40):  # 10 KiB each: three answers of 40 MB and then a pause
+        held += reader.asked(_asked(offset))
+        offset += 4_000
+        clock.now += 0.05
+        reader.answered(4_000 * 10 * 1024)
+        clock.now += 1.0 if number % 3 == 2 else 0.001
+    assert held > 0
+    assert reader.bytes_wanted(1 << 30) < 64 * 1024 * 1024
+
+
 def test_switched_off_nobody_is_paced() -> None:
     clock = _Clock()
-    reader = Appetites(clock, enabled=False).reader(("host", "id"), 1, _asked(0))
+    reader = _reader(Appetites(clock, enabled=False), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock) == 0
     assert reader.bytes_wanted(1 << 30) == 1 << 30
 
 
 def test_at_the_end_of_the_log_nobody_is_paced() -> None:
     clock = _Clock()
-    reader = Appetites(clock).reader(("host", "id"), 1, _asked(0))
+    reader = _reader(Appetites(clock), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock, FULL_ANSWER_BYTES - 1) == 0
 
 
 def test_pace_is_known_when_the_client_comes_back() -> None:
     clock = _Clock()
     appetites = Appetites(clock)
-    reader = appetites.reader(("host", "id"), 1, _asked(0))
+    reader = _reader(appetites, ("host", "id"), 1)
     _read_with_pauses(reader, clock)
     reader.close()
     clock.now += 24 * 3600
-    again = appetites.reader(("host", "id"), 1, _asked(0))
+    again = _reader(appetites, ("host", "id"), 1)
     again.answered(3_000_000)
     again.asked(_asked(0))
     again.answered(3_000_000)
     assert again.asked(_asked(400_000)) > 0
-    other = appetites.reader(("another host", "id"), 1, _asked(0))
+    again.close()
+    third = _reader(appetites, ("host", "id"), 1)
+    assert third.bytes_wanted(50_000_000) < 10_000_000, "from its first answer on"
+    other = _reader(appetites, ("another host", "id"), 1)
     other.asked(_asked(0))
     other.answered(3_000_000)
     assert other.asked(_asked(400_000)) == 0
@@ -191,10 +296,10 @@ def test_pace_is_known_when_the_client_comes_back() -> None:
 def test_connections_to_different_brokers_are_one_consumer() -> None:
     clock = _Clock()
     appetites = Appetites(clock)
-    first = appetites.reader(("host", "id"), 1, _asked(0))
+    first = _reader(appetites, ("host", "id"), 1)
     _read_with_pauses(first, clock)
-    second = appetites.reader(("host", "id"), 2, _asked(0))
-    stranger = appetites.reader(("host", "id"), 1, _asked(0))
+    second = _reader(appetites, ("host", "id"), 2)
+    stranger = _reader(appetites, ("host", "id"), 1)
     for reader in (second, stranger):
         reader.asked(_asked(0))
         reader.answered(3_000_000)
@@ -204,8 +309,118 @@ def test_connections_to_different_brokers_are_one_consumer() -> None:
         reader.close()
 
 
+# --- as console and API show them ---
+def test_what_is_said_of_a_client() -> None:
+    clock = _Clock()
+    appetites = Appetites(clock)
+    readers = [_reader(appetites, ("10.0.0.7", "r" * 200), node) for node in (1, 2)]
+    held = _read_with_pauses(readers[0], clock)
+    (consumer,) = appetites.consumers()
+    said = consumer.status(clock.now)
+    assert (said.client_id, said.address) == ("r" * CLIENT_ID_SHOWN_MAX, "10.0.0.7")
+    assert said.software == LIBRDKAFKA
+    assert (said.connections, said.partitions) == (2, 1)
+    assert said.pauses == consumer.appetite.pauses > 1
+    assert said.held_back_s == round(held, 2) > 0
+    assert said.pace_records_per_s == round(consumer.appetite.pace) > QUEUE_RECORDS
+    assert said.records_per_s is not None
+    assert said.bytes_per_s == pytest.approx(30 * said.records_per_s, rel=1e-3)
+    for reader in readers:
+        reader.close()
+    assert appetites.consumers() == []
+
+
+def test_client_that_does_not_pause_has_no_pace() -> None:
+    clock = _Clock()
+    appetites = Appetites(clock)
+    reader = _reader(appetites, ("host", "id"), 1)
+    for number in range(200):  # 100,000 records/s, 1 MB/s: in small answers, too
+        reader.asked(_asked(number * 5_000))
+        clock.now += 0.05
+        reader.answered(50_000)
+    (consumer,) = appetites.consumers()
+    said = consumer.status(clock.now)
+    assert said.records_per_s == pytest.approx(100_000, rel=0.02)
+    assert said.bytes_per_s == pytest.approx(1_000_000, rel=0.02)
+    assert (said.pauses, said.pace_records_per_s, said.held_back_s) == (0, None, 0.0)
+
+
+def test_lately_forgets_what_was_long_ago() -> None:
+    lately = Lately(100.0)
+    lately.add(100.0, 1_000, 10_000, 3)
+    assert lately.seen(100.0) == (1_000, 10_000, 3)  # of one second at least
+    assert lately.seen(102.0) == (500, 5_000, 3)
+    lately.add(106.0, 2_000, 20_000, 1)
+    assert lately.seen(110.0) == (300, 3_000, 3)  # of ten seconds
+    assert lately.seen(112.0) == (pytest.approx(2_000 / 6), pytest.approx(20_000 / 6), 1)
+    assert lately.seen(122.0) == (0, 0, 0)
+    lately.add(1_000.0, 5_000, 50_000, 2)
+    assert lately.seen(1_000.0) == (1_000, 10_000, 2)
+
+
+def test_of_very_many_partitions_only_the_bytes_are_known() -> None:
+    clock = _Clock()
+    appetites = Appetites(clock)
+    reader = _reader(appetites, ("host", "id"), 1)
+    (entry,) = _asked(0).values()
+    asked = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX + 1)}
+    reader.asked(asked)
+    reader.answered(3_000)
+    reader.asked(asked)
+    said = appetites.consumers()[0].status(clock.now)
+    assert (said.partitions, said.records_per_s, said.bytes_per_s) == (1_001, None, 3_000)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_client_that_is_never_paced_is_counted(enabled: bool) -> None:
+    """Whatever it does, and with the pacing turned off, too."""
+    clock = _Clock()
+    appetites = Appetites(clock, enabled=enabled)
+    java = appetites.reader(("host", "id"), 1, _asked(0), JAVA, paced=not enabled)
+    assert _read_with_pauses(java, clock) == 0
+    assert java.bytes_wanted(1 << 30) == 1 << 30
+    (consumer,) = appetites.consumers()
+    said = consumer.status(clock.now)
+    assert said.software == JAVA
+    assert said.records_per_s is not None
+    assert said.records_per_s > QUEUE_RECORDS
+    assert said.bytes_per_s == pytest.approx(30 * said.records_per_s, rel=1e-3)
+    assert (said.pauses, said.pace_records_per_s, said.held_back_s) == (0, None, 0.0)
+    java.close()
+    assert appetites.consumers() == []
+
+
+def test_two_libraries_of_one_name_are_two_clients() -> None:
+    clock = _Clock()
+    appetites = Appetites(clock)
+    _read_with_pauses(_reader(appetites, ("host", "id"), 1), clock)
+    java = appetites.reader(("host", "id"), 2, _asked(0), JAVA, paced=False)
+    java.asked(_asked(0))
+    java.answered(3_000_000)
+    assert java.asked(_asked(400_000)) == 0
+    found = {one.software: one.status(clock.now) for one in appetites.consumers()}
+    assert found[LIBRDKAFKA].pauses > found[JAVA].pauses == 0
+
+
+def test_fetch_that_names_some_of_its_session() -> None:
+    clock = _Clock()
+    appetites = Appetites(clock)
+    reader = appetites.reader(("host", "id"), 1, {}, JAVA, paced=False)
+    (entry,) = _asked(0).values()
+    (further,) = _asked(5_000).values()
+    reader.asked({(b"topic", number): entry for number in range(90)})
+    for number in range(90):  # one after the other; the others are remembered
+        reader.answered(50_000)
+        reader.asked({(b"topic", number): further}, 90)
+    said = appetites.consumers()[0].status(clock.now)
+    assert (said.partitions, said.records_per_s) == (90, 90 * 5_000)
+    reader.asked({(b"topic", 0): further}, PARTITIONS_COUNTED_MAX + 1)
+    assert appetites.consumers()[0].status(clock.now).records_per_s is None
+    assert reader.kept_bytes == 0
+
+
 def test_fetch_of_very_many_partitions_is_not_looked_at() -> None:
-    reader = Appetites(_Clock()).reader(("host", "id"), 1, {})
+    reader = _reader(Appetites(_Clock()), ("host", "id"), 1)
     (entry,) = _asked(0).values()
     most = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX)}
     reader.asked(most)
@@ -216,7 +431,7 @@ def test_fetch_of_very_many_partitions_is_not_looked_at() -> None:
 
 def test_offset_that_jumps_counts_as_nothing_read() -> None:
     clock = _Clock()
-    reader = Appetites(clock).reader(("host", "id"), 1, _asked(0))
+    reader = _reader(Appetites(clock), ("host", "id"), 1)
     for offset in (0, 10**12, 5, 10**15, 7):
         clock.now += 1.0
         assert reader.asked(_asked(offset)) == 0.0

@@ -3,9 +3,13 @@ same bytes; one that calls itself otherwise is not, whatever it does."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import confluent_kafka
+import kafka
 import pytest
 from archive_only_process import ArchiveOnlyProcess
 from fetchproxy_protocol.record_batch import walk
@@ -112,3 +116,71 @@ def _check(proxy: ProxyProcess, topic: str) -> None:
         if paced:
             return
     raise AssertionError("no answer was paced")
+
+
+@pytest.mark.parametrize("mode", ["cluster", "archive-only"])
+def test_console_says_what_a_client_reads_and_how_it_pauses(
+    mode: str, proxy: ProxyProcess, archive_only: ProxyProcess
+) -> None:
+    through = proxy if mode == "cluster" else archive_only
+    rows = (_row_of_a_stock_client(through, f"seen-{number}") for number in range(READS_MAX))
+    assert any(row["pauses"] for row in rows)
+    wait_for("the client's end", lambda: json.loads(through.get("/api/status"))["clients"] == [])
+
+
+@pytest.mark.parametrize("mode", ["cluster", "archive-only"])
+def test_console_says_what_another_client_reads(
+    mode: str, proxy: ProxyProcess, archive_only: ProxyProcess
+) -> None:
+    through = proxy if mode == "cluster" else archive_only
+    consumer = kafka.KafkaConsumer(bootstrap_servers=through.bootstrap, client_id="other")
+    try:
+        tps = [kafka.TopicPartition(OLD, partition) for partition in range(PARTITIONS)]
+        consumer.assign(tps)
+        consumer.seek_to_beginning()
+        left = RECORDS
+        while left > 0:
+            left -= sum(map(len, consumer.poll(60_000, max_records=50_000).values()))
+        told = json.loads(through.get("/api/status"))
+    finally:
+        consumer.close()
+    [row] = told["clients"]
+    assert (row["client_id"], row["connections"]) == ("other", 1)
+    assert row["software"].startswith("kafka-python ")
+    assert 1 <= row["partitions"] <= PARTITIONS
+    # The last fetch may not have been followed by another one.
+    assert row["records_per_s"] > 0
+    assert row["bytes_per_s"] > 20 * row["records_per_s"]
+    assert (row["pauses"], row["pace_records_per_s"], row["held_back_s"]) == (0, None, 0)
+
+
+def _row_of_a_stock_client(proxy: ProxyProcess, client_id: str) -> dict[str, Any]:
+    """As it is told when the client has read all, and is still there."""
+    settings = {
+        "bootstrap.servers": proxy.bootstrap,
+        "client.id": client_id,
+        "group.id": "unused",
+        "enable.auto.commit": False,
+    }
+    consumer = confluent_kafka.Consumer(settings)
+    consumer.assign([confluent_kafka.TopicPartition(OLD, p, 0) for p in range(PARTITIONS)])
+    left = RECORDS
+    try:
+        while left:
+            for message in consumer.consume(10_000, timeout=60.0):
+                assert message.error() is None, message.error()
+                left -= 1
+        told = json.loads(proxy.get("/api/status"))
+    finally:
+        consumer.close()
+    [row] = told["clients"]
+    assert told["clients_total"] == 1
+    assert (row["client_id"], row["address"]) == (client_id, "127.0.0.1")
+    assert row["connections"] == 1
+    # As its wheel says it, such as "confluent-kafka-python 2.16.1-librdkafka-2.16.0"
+    assert confluent_kafka.libversion()[0] in row["software"], row
+    assert 1 <= row["partitions"] <= PARTITIONS
+    assert row["records_per_s"] > 0
+    assert row["bytes_per_s"] > 20 * row["records_per_s"]
+    assert (row["held_back_s"] > 0) <= (row["pauses"] > 0)
+    return dict(row)

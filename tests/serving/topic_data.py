@@ -64,7 +64,7 @@ def produce(
             "bootstrap.servers": bootstrap,
             "compression.type": compression,
             "batch.num.messages": batch_records,
-            "linger.ms": 1000,  # batches are as long as was said, however slow this process is
+            "linger.ms": 30_000,  # batches are as long as was said, however slow this process is
             "acks": "all",
         }
     )

@@ -32,7 +32,8 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.relay.server import GatewayServer
+from fetchproxy.serving.listener import Listener
+from fetchproxy.serving.relay.server import open_gateway
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 BOOTSTRAP = ("127.0.0.1", 9192)
@@ -120,7 +121,7 @@ async def _gateway(
     remote_fetch: RemoteFetchConfig,
     gateway_config: GatewayConfig,
     limits: ServingLimits,
-) -> AsyncIterator[GatewayServer]:
+) -> AsyncIterator[Listener]:
     config = Config(
         cluster=ClusterConfig(bootstrap=cluster.bootstrap),
         gateway=gateway_config,
@@ -140,7 +141,7 @@ async def _gateway(
         ArchiverPositions(
             rsm, config.metadata.metadata_read_max_ms, asyncio.get_running_loop().time
         ) as positions,
-        GatewayServer(
+        open_gateway(
             config, own, rlmm, views, purgatory, positions, rng=Random(6), limits=limits
         ) as gateway,
     ):

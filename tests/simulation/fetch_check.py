@@ -79,6 +79,8 @@ class FetchCheck:
                 assert tip not in found, f"{tip} is answered twice"
                 found[tip] = part
         if not self.incremental:
+            listed = [topic.topic_id if by_id else topic.topic for topic in answer.responses]
+            assert len(listed) == len(set(listed)), "a topic has two entries"
             missing = [str(tip) for tip in self.wanted if tip not in found]
             assert not missing, f"not answered: {missing}"
         return found

@@ -39,7 +39,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.serving.relay.server import GatewayServer
+from fetchproxy.serving.listener import Listener
+from fetchproxy.serving.relay.server import open_gateway
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
@@ -126,7 +127,7 @@ class _Simulation:
 
     # -- the proxy -------------------------------------------------------------------------------
     @asynccontextmanager
-    async def _proxy(self) -> AsyncIterator[GatewayServer]:
+    async def _proxy(self) -> AsyncIterator[Listener]:
         """What `fetchproxy serve` opens, in its order; the purgatory is checked when it is over."""
         world, rng = self.world, self.world.rng
         config, rsm = world.config, RemoteStorageManager(world.store)
@@ -155,7 +156,7 @@ class _Simulation:
                 archiving = tasks.create_task(self._archive(cluster, rsm, rlmm), name="archiver")
             else:
                 archiving = tasks.create_task(self._plant_forever(), name="planter")
-            async with GatewayServer(
+            async with open_gateway(
                 config,
                 cluster,
                 rlmm,
@@ -377,7 +378,7 @@ class _Simulation:
             self.world.cluster.moved()
 
     # -- the end ---------------------------------------------------------------------------------
-    async def _check_rest(self, gateway: GatewayServer) -> None:
+    async def _check_rest(self, gateway: Listener) -> None:
         """Nobody asks any more: sessions, reads and budgets come back to nothing by themselves."""
         world, config = self.world, self.world.config.remote_fetch
         unasked_s = world.limits.reading.unasked_read_max_ms / 1000

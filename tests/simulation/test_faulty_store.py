@@ -7,12 +7,11 @@ from random import Random
 
 import pytest
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
-from manager_contract import RemoteStorageManagerContract
 from memory_object_store import MemoryObjectStore
-from storage_contract import ObjectStoreContract
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import RemoteStorageError
+from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from fetchproxy_protocol.fetch import PartitionPatch
+from fetchproxy_protocol.fetch import FetchRequest, PartitionPatch
 from fetchproxy_protocol.primitives import Buffer
 from generated_archive import make_batch, random_tip, store_segment
 from memory_object_store import MemoryObjectStore
@@ -31,7 +31,6 @@ from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     PartitionAnswer,
     encode_own_answer,
-    encode_topics,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -156,5 +155,5 @@ class Client:
         ]
         room = AnswerRoom(self.budget.room(), first_whole=not self.budget.full)
         answers = [room.fit(part) for part in found]
-        topics = await in_steps(encode_topics(12, COMMITTED, answers))
-        return encode_own_answer(12, 1, 0, topics)
+        asked = FetchRequest(12, 1, b"", -1, 0, 1, ANSWER, COMMITTED, 0, -1, {}, (), b"", b"")
+        return await in_steps(encode_own_answer(asked, 0, answers, 0))

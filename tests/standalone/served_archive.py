@@ -18,8 +18,9 @@ from fetchproxy.config.schema import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.listener import Listener
 from fetchproxy.serving.standalone.limits import StandaloneLimits
-from fetchproxy.serving.standalone.server import ArchiveOnlyServer
+from fetchproxy.serving.standalone.server import open_archive_only
 from fetchproxy.tls.contexts import listener_context
 
 REFRESH_MS = 100
@@ -77,7 +78,7 @@ class Client:
 
 
 class ServedArchive:
-    def __init__(self, server: ArchiveOnlyServer) -> None:
+    def __init__(self, server: Listener) -> None:
         self.server = server
         self._clients: list[Client] = []
 
@@ -116,7 +117,7 @@ async def serve_archive(
         RemoteFetchPurgatory(
             config.remote_fetch, rlmm, planted.rsm, random.Random(1), limits=reading
         ) as purgatory,
-        ArchiveOnlyServer(
+        open_archive_only(
             config,
             rlmm,
             purgatory,

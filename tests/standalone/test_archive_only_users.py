@@ -54,6 +54,7 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 from served_archive import Client, ServedArchive, serve_archive
+from structlog.testing import capture_logs
 from test_archive_only_apis import HOLED, OLD, ORDERS, fetch_request, one, plant
 
 from fetchproxy.cli.user import user_lines
@@ -339,24 +340,33 @@ async def test_groups_and_commits(served: ServedArchive) -> None:
 
 
 async def test_who_is_taken_out_of_the_file_is_let_go_and_a_broken_file_changes_nothing(
-    served: ServedArchive, file: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    users = served.server._users
-    assert users is not None
-    alice, bob = await logged_in(served, "alice"), await logged_in(served, "bob")
-    listing = MetadataRequest(topics=None)
-    file.write_text("[alice", encoding="utf-8")
-    await users._look()
-    assert (await alice.ask(listing, MetadataResponse, 12)).topics
-    bobs = user_lines("bob", SECRETS["bob"], ["again"], [])
-    file.write_text(bobs, encoding="utf-8")
-    await users._look()
-    alice.send(listing, 12)
-    assert await alice.closed()
-    bob.send(listing, 12)  # other salts: he logs in again
-    assert await bob.closed()
-    bob = await logged_in(served, "bob")
-    assert [t.name for t in (await bob.ask(listing, MetadataResponse, 12)).topics] == ["again"]
+    monkeypatch.setattr("fetchproxy.serving.standalone.logins.LOOK_INTERVAL_S", 0.02)
+    settings: dict[str, dict[str, object]] = {"archive_only": {"users_file": str(file)}}
+
+    async def looked_at(logged: list[Any], event: str) -> None:
+        async with asyncio.timeout(20):
+            while event not in [e["event"] for e in logged]:  # noqa: ASYNC110 - a log tells nobody
+                await asyncio.sleep(0.01)
+
+    with capture_logs() as logged:
+        async with serve_archive(await plant(), settings) as served:
+            alice, bob = await logged_in(served, "alice"), await logged_in(served, "bob")
+            listing = MetadataRequest(topics=None)
+            file.write_text("[alice", encoding="utf-8")
+            await looked_at(logged, "users_file_unusable")
+            assert (await alice.ask(listing, MetadataResponse, 12)).topics
+            bobs = user_lines("bob", SECRETS["bob"], ["again"], [])
+            file.write_text(bobs, encoding="utf-8")
+            await looked_at(logged, "users_file_read_again")
+            alice.send(listing, 12)
+            assert await alice.closed()
+            bob.send(listing, 12)  # other salts: he logs in again
+            assert await bob.closed()
+            bob = await logged_in(served, "bob")
+            topics = (await bob.ask(listing, MetadataResponse, 12)).topics
+            assert [topic.name for topic in topics] == ["again"]
 
 
 async def test_who_does_not_log_in_in_time_is_let_go(

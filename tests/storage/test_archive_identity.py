@@ -21,6 +21,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.archive_identity import (
     ArchiveIdentity,
+    Moved,
     OwnIdentity,
     encode_identity,
     parse_identity,
@@ -37,6 +38,18 @@ OURS = ArchiveIdentity(UUID(int=5), "cluster-1", "topic __remote_log_metadata")
 @given(st.builds(ArchiveIdentity, st.none() | st.uuids(), st.none() | WORDS, st.none() | WORDS))
 def test_what_is_stated_is_read_back(identity: ArchiveIdentity) -> None:
     assert parse_identity(encode_identity(identity)) == identity
+
+
+@given(st.builds(Moved, WORDS, st.integers(0, 2**53), st.none() | WORDS))
+def test_where_an_archive_has_moved_is_read_back(moved: Moved) -> None:
+    identity = ArchiveIdentity(UUID(int=5), "cluster-1", None, moved)
+    content = encode_identity(identity)
+    assert parse_identity(content) == identity
+    with pytest.raises(ArchiveMismatch, match="has moved to"):
+        identity.check_is_the_archive()
+    without = b"".join(line for line in content.splitlines(True) if b"moved-to" not in line)
+    with pytest.raises(RemoteStorageError, match="where the archive has moved"):
+        parse_identity(without)
 
 
 def test_lines_of_a_later_version_are_left_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -26,6 +27,7 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore
 from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.kerberos import offered
 
 Answer = Callable[[web.Request], web.Response]
 FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}
@@ -243,20 +245,19 @@ async def test_a_standby_is_passed_over_for_good() -> None:
                 await store._check_present()
 
 
-async def test_a_refused_token_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exception", ["InvalidToken", "SecurityException"])
+async def test_a_refused_token_is_read_again(tmp_path: Path, exception: str) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
 
     def check(request: web.Request) -> web.Response:
         assert "user.name" not in request.query
         return (
-            web.json_response(FOLDER)
-            if request.query["delegation"] == "new"
-            else said("InvalidToken")
+            web.json_response(FOLDER) if request.query["delegation"] == "new" else said(exception)
         )
 
     async with answering(check, hdfs_token_file=token) as store:
-        with pytest.raises(StorageDenied, match="InvalidToken"):
+        with pytest.raises(StorageDenied, match=exception):
             await store._check_present()
         token.write_text("new\n")
         await store._check_present()
@@ -367,3 +368,45 @@ async def test_an_answer_that_repeats_the_request_shows_no_token(tmp_path: Path)
             with pytest.raises(StorageUnavailable) as caught:
                 await store.get("k")
             assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+# --- Kerberos, as far as it needs none ---
+def wants_kerberos(request: web.Request) -> web.Response:
+    return web.Response(status=401, headers={"WWW-Authenticate": "Negotiate"})
+
+
+async def test_kerberos_without_the_package_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gssapi", None)
+    async with answering(wants_kerberos) as store:
+        with pytest.raises(StorageDenied, match=r"fetchproxy\[kerberos\]"):
+            await store.get("k")
+
+
+async def test_a_token_of_the_file_is_not_replaced_by_kerberos(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    asked: list[str] = []
+
+    def refuse(request: web.Request) -> web.Response:
+        asked.append(request.query["op"])
+        return wants_kerberos(request)
+
+    async with answering(refuse, hdfs_token_file=token) as store:
+        with pytest.raises(StorageDenied, match="status 401"):
+            await store.get("k")
+    assert set(asked) == {"OPEN"}
+
+
+@pytest.mark.parametrize(
+    ("challenges", "expected"),
+    [
+        (["Negotiate"], True),
+        (["Basic realm=x", "NEGOTIATE abc"], True),
+        ([], False),
+        ([""], False),
+        (["Basic realm=negotiate"], False),
+        (["Negotiated"], False),
+    ],
+)
+def test_whether_kerberos_is_wanted(challenges: list[str], expected: bool) -> None:
+    assert offered(challenges) is expected

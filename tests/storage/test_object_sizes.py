@@ -128,7 +128,7 @@ async def test_verify_reports_each_and_ends(tmp_path: Path) -> None:
         report = await verify_archive(rsm, rlmm, chunk_bytes=1_000)
     told = {fault.object_key for fault in report.faults if f"{SPARSE_BYTES} bytes" in fault.what}
     suffixes = {key.rpartition(".")[2] for key in told}
-    assert suffixes == set(SegmentFile) - {SegmentFile.LOG}
+    assert suffixes == set(SegmentFile) - {SegmentFile.LOG, SegmentFile.PACKING}
 
 
 async def test_a_history_that_cannot_be_read_stops_the_partition(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.stores.cloud_location import CloudLocation, S3Options
 from fetchproxy.storage.stores.hdfs_location import HdfsLocation
 from fetchproxy.storage.stores.registry import FileLocation, S3Location, parse_store_url
 
@@ -29,6 +30,19 @@ def test_s3_urls() -> None:
     )
 
 
+def test_options_of_s3() -> None:
+    url = "s3://bucket/p?storage_class=STANDARD_IA&sse=aws:kms&sse_kms_key_id=k&requester_pays=true"
+    location = parse_store_url(url + "&addressing=virtual")
+    assert isinstance(location, S3Location)
+    assert location.options == S3Options("STANDARD_IA", "aws:kms", "k", True, "virtual")
+    assert parse_store_url("s3://bucket") == S3Location("bucket", "", None, None, S3Options())
+
+
+def test_cloud_urls() -> None:
+    assert parse_store_url("gs://my.bucket_1") == CloudLocation("gs", "my.bucket_1", "")
+    assert parse_store_url("az://my-container/a/b/") == CloudLocation("az", "my-container", "a/b/")
+
+
 def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
     assert parse_store_url("webhdfs://nn:9870") == HdfsLocation(("nn:9870",), "")
@@ -42,7 +56,12 @@ def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("gs://bucket/x", "unknown scheme 'gs'; known: file, s3, webhdfs, swebhdfs"),
+        ("ftp://bucket/x", "unknown scheme 'ftp'; known: file, s3, gs, az, webhdfs, swebhdfs"),
+        ("gs://b/x", "'b' is no bucket name"),
+        ("gs://bucket/x?endpoint_url=http://x", "unknown parameter 'endpoint_url'; known: none"),
+        ("az://Container/x", "'Container' is no bucket name"),
+        ("az://a.b/x", "'a.b' is no bucket name"),
+        ("az://container/a//b", "illegal part"),
         ("/srv/archive", "unknown scheme ''; known: file, s3"),
         ("hdfs://namenode:8020/x", "as in webhdfs://namenode:9870/path"),
         ("webhdfs://namenode/x", "expected host:port"),
@@ -56,6 +75,12 @@ def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://bucket/p?region=", "region is empty or given twice"),
         ("s3://bucket/p?region=a&region=b", "region is empty or given twice"),
         ("s3://bucket/p?endpoint_url=localhost:7070", "has to start with http"),
+        ("s3://bucket/p?storage_class=GLACIER", "GLACIER cannot be read from at once"),
+        ("s3://bucket/p?sse=rot13", "sse has to be one of AES256, aws:kms, aws:kms:dsse"),
+        ("s3://bucket/p?sse=AES256&sse_kms_key_id=k", "sse_kms_key_id needs sse=aws:kms"),
+        ("s3://bucket/p?sse_kms_key_id=k", "sse_kms_key_id needs sse=aws:kms"),
+        ("s3://bucket/p?requester_pays=yes", "requester_pays has to be true or false"),
+        ("s3://bucket/p?addressing=auto", "addressing has to be path or virtual"),
         ("s3:///prefix", "'' is no bucket name"),
         ("s3://b/prefix", "'b' is no bucket name"),
         ("s3://bucket/a//b", "illegal part"),

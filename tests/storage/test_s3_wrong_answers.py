@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
+from fetchproxy.storage.stores.cloud_location import S3Options
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 MiB = 1024 * 1024
@@ -50,7 +52,9 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3ObjectStore]:
+async def answering(
+    answer: Answer, *, silent: bool = False, options: S3Options | None = None
+) -> AsyncIterator[S3ObjectStore]:
     """A store whose server gives this answer; `silent`: and then keeps the connection open."""
 
     served: set[asyncio.Task[None]] = set()
@@ -79,6 +83,7 @@ async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3
             "bucket",
             endpoint_url=f"http://127.0.0.1:{port}",
             region="us-east-1",
+            options=options,
             config=config,
             part_bytes=5 * MiB,
         ) as store:
@@ -89,7 +94,17 @@ async def answering(answer: Answer, *, silent: bool = False) -> AsyncIterator[S3
         await asyncio.gather(*served, return_exceptions=True)
 
 
+WRONG_REGION = (
+    b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>m</Message>"
+    b"<Region>eu-west-1</Region></Error>"
+)
+LEFT = (
+    b"<ListMultipartUploadsResult><Upload><Key>k</Key><UploadId>u1</UploadId></Upload>"
+    b"<Upload><Key>k2</Key><UploadId>u2</UploadId></Upload></ListMultipartUploadsResult>"
+)
+NONE_LEFT = b"<ListMultipartUploadsResult></ListMultipartUploadsResult>"
 BEGUN = b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
+NO_SUCH_KEY = error("404 Not Found", "NoSuchKey")
 RANGE = ByteRange(10, 20)
 
 
@@ -298,6 +313,26 @@ async def test_every_request_is_tried_once() -> None:
             assert len(heads) == 1
 
 
+async def test_where_conditions_are_not_known_it_looks_before_it_puts() -> None:
+    there: set[str] = set()
+
+    def answer(head: str) -> bytes:
+        method, target = head.split(" ")[:2]
+        path = target.partition("?")[0]
+        if method == "GET":
+            is_there = path in there
+            return http("200 OK", b"x", 'ETag: "x"') if is_there else NO_SUCH_KEY
+        if "if-none-match" in head.lower():
+            return error("501 Not Implemented", "NotImplemented")
+        there.add(path)
+        return http("200 OK", b"", 'ETag: "x"')
+
+    async with answering(answer) as store:
+        assert await store.put_new("k", b"x")
+        assert not await store.put_new("k", b"y")
+        assert there == {"/bucket/k"}
+
+
 async def test_a_body_is_protected_on_its_way() -> None:
     heads: list[str] = []
 
@@ -309,8 +344,68 @@ async def test_a_body_is_protected_on_its_way() -> None:
         await store.put("k", b"hello")
         await store.put("k", b"x" * MiB)
     assert not any("expect:" in head.lower() for head in heads)
-    assert "content-md5: xufakrxlkna5cz2rebffkg==" in heads[0].lower()
-    assert all("content-md5" in re.search(r"SignedHeaders=(\S+)", head)[1] for head in heads)  # type: ignore[index]
+    for head, content in zip(heads, (b"hello", b"x" * MiB), strict=True):
+        assert f"x-amz-content-sha256: {sha256(content).hexdigest()}" in head.lower()
+        assert "x-amz-content-sha256" in re.search(r"SignedHeaders=(\S+)", head)[1]  # type: ignore[index]
+
+
+async def test_an_upload_goes_where_the_store_is_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The library of uploads reads variables of its own; those of boto have been heard before."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    heads: list[str] = []
+
+    def take(head: str) -> bytes:
+        heads.append(head)
+        return http("200 OK", b"", 'ETag: "x"')
+
+    async with answering(take) as store:
+        await store.put("k", b"hello")
+    assert heads[0].startswith("PUT /bucket/k ")
+    assert "/us-east-1/s3/aws4_request" in heads[0]
+
+
+async def test_who_asks_pays_for_every_request() -> None:
+    heads: list[str] = []
+
+    def take(head: str) -> bytes:
+        heads.append(head)
+        if "list-type" in head:
+            return listing()
+        return http("200 OK", b"x", 'ETag: "x"') if "GET" in head else http("200 OK", b"")
+
+    async with answering(take, options=S3Options(requester_pays=True)) as store:
+        await store.get("k")
+        await store.get_range("k", ByteRange(0, 1))
+        await listed(store)
+        await folders(store)
+        await store.delete("k")
+        with suppress(RemoteStorageError):
+            await store.put("k", b"x")
+    assert len(heads) == 6
+    assert all("x-amz-request-payer: requester" in head.lower() for head in heads)
+
+
+async def test_an_upload_to_a_bucket_of_another_region() -> None:
+    regions: list[str] = []
+
+    def server(head: str) -> bytes:
+        region = re.search(r"Credential=[^/]+/\d+/([^/]+)/s3", head)[1]  # type: ignore[index]
+        regions.append(head.split(" ")[0] + " " + region)
+        if region != "eu-west-1":
+            body = b"" if head.startswith("HEAD") else WRONG_REGION
+            return http("400 Bad Request", body, "x-amz-bucket-region: eu-west-1")
+        return http("200 OK", b"", 'ETag: "x"', "x-amz-bucket-region: eu-west-1")
+
+    async with answering(server) as store:
+        await store.put("k", b"hello")
+        await store.put("k", b"again")
+    assert regions[0] == "PUT us-east-1"
+    assert [asked for asked in regions if asked.startswith("PUT")][1:] == ["PUT eu-west-1"] * 2
 
 
 async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None:
@@ -325,6 +420,9 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
             return http("200 OK", BEGUN, "Content-Type: application/xml")
         if method == "DELETE":
             return http("204 No Content", b"")
+        if method == "GET":
+            left = not any("DELETE" in request for request in requests)
+            return http("200 OK", LEFT if left else NONE_LEFT, "Content-Type: application/xml")
         if "partNumber=2" in target:
             return error("503 Slow Down", "SlowDown")
         return http("200 OK", b"", 'ETag: "x"')
@@ -332,7 +430,7 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
     async with answering(server) as store:
         with pytest.raises(StorageThrottled):
             await store.put_file("k", path)
-    assert [request for request in requests if "POST" in request] == ["POST uploads"]
+    assert [request for request in requests if "POST" in request] == ["POST uploads="]
     assert "DELETE uploadId=u1" in requests
 
 
@@ -347,19 +445,25 @@ async def test_an_upload_is_aborted_until_it_is_gone(tmp_path: Path, answers: li
     path = tmp_path / "segment"
     path.write_bytes(bytes(6 * MiB))
     aborts = [*answers, error("404 Gone", "NoSuchUpload")]
+    asked: list[str] = []
 
     def server(head: str) -> bytes:
         method = head.split(" ")[0]
         if method == "POST":
             return http("200 OK", BEGUN, "Content-Type: application/xml")
         if method == "DELETE":
+            asked.append(head.split(" ")[1].partition("?")[2])
             return aborts.pop(0)
+        if method == "GET":
+            left = LEFT if aborts else NONE_LEFT
+            return http("200 OK", left, "Content-Type: application/xml")
         return error("403 Forbidden", "AccessDenied")
 
     async with answering(server) as store:
-        with pytest.raises(StorageDenied):
+        with pytest.raises(RemoteStorageError):  # perhaps that of the abort
             await store.put_file("k", path)
     assert aborts == []
+    assert set(asked) == {"uploadId=u1"}, "an upload to another key is somebody else's"
 
 
 async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None:

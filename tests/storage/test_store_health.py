@@ -72,21 +72,22 @@ def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() ->
     async def main() -> None:
         loop = asyncio.get_running_loop()
         tracker = OperationHealth(StoreOperation.WRITE)
-        with capture_logs() as logs, tracker.asked() as request:
-            began_at = loop.time()
-            await asyncio.sleep(SILENT_AFTER_S - 1)
-            tracker.look(loop.time())
-            assert tracker.status(loop.time()).up is None
-            await asyncio.sleep(1)
-            tracker.look(loop.time())
-            assert tracker.status(loop.time()) == OperationStatus(
-                False, SILENT_AFTER_S, "no answer for 8 s"
-            )
-            assert tracker.failing_since == began_at
-            request.answered()
-            assert tracker.status(loop.time()).up
+        with capture_logs() as logs:
+            async with tracker.asked() as request:
+                began_at = loop.time()
+                await asyncio.sleep(SILENT_AFTER_S - 1)
+                tracker.look(loop.time())
+                assert tracker.status(loop.time()).up is None
+                await asyncio.sleep(1)
+                tracker.look(loop.time())
+                assert tracker.status(loop.time()) == OperationStatus(
+                    False, SILENT_AFTER_S, "no answer for 8 s"
+                )
+                assert tracker.failing_since == began_at
+                request.answered()
+                assert tracker.status(loop.time()).up
         assert [entry["event"] for entry in logs] == ["store_failing", "store_failing_no_more"]
-        with tracker.asked(may_take_long=True):
+        async with tracker.asked(may_take_long=True):
             await asyncio.sleep(100 * SILENT_AFTER_S)
             tracker.look(loop.time())
             assert tracker.status(loop.time()).up
@@ -98,7 +99,7 @@ def test_a_silent_request_beside_others_that_are_answered_is_no_outage() -> None
     async def main() -> None:
         loop = asyncio.get_running_loop()
         tracker = OperationHealth(StoreOperation.READ)
-        with tracker.asked():
+        async with tracker.asked():
             await asyncio.sleep(SILENT_AFTER_S)
             tracker.succeeded(loop.time())
             await asyncio.sleep(SILENT_AFTER_S)

@@ -19,10 +19,17 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import AbortedTxn, IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import (
+    AbortedTxn,
+    ByteRange,
+    IsolationLevel,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted, decode_epochs
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
@@ -58,6 +65,9 @@ class Archive:
         return await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
 
     async def object(self, segment: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
+        if file is SegmentFile.LOG and segment.packed:
+            whole = ByteRange(0, segment.segment_size_bytes)
+            return bytes(await self.rsm.fetch_log_segment(segment, whole))
         if file is SegmentFile.LOG:
             path = self.rsm.object_key(segment, file)
             return await self.rsm._store.get(path)
@@ -87,11 +97,13 @@ class Archive:
 
 
 @asynccontextmanager
-async def open_archive(store: Path | ObjectStore) -> AsyncIterator[Archive]:
+async def open_archive(
+    store: Path | ObjectStore, at_rest: AtRest = AS_THEY_ARE
+) -> AsyncIterator[Archive]:
     if isinstance(store, Path):
         store = FilesystemObjectStore(store, create=True)
     async with (
-        RemoteStorageManager(store) as rsm,
+        RemoteStorageManager(store, at_rest=at_rest) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
         yield Archive(rsm, rlmm)

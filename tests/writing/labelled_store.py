@@ -11,15 +11,19 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
+from fetchproxy.storage import packed_logs
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
-_SMALL = [f for f in SegmentFile if f not in (SegmentFile.LOG, SegmentFile.METADATA)]
+# Of segments that are not packed.
+_FILES = [f for f in SegmentFile if f not in (SegmentFile.METADATA, SegmentFile.PACKING)]
+_SMALL = [f for f in _FILES if f is not SegmentFile.LOG]
 
 # In the order in which they happen, see RemoteStorageManager.
 COPY_STEPS = [
@@ -30,9 +34,15 @@ COPY_STEPS = [
 ]
 DELETE_STEPS = [
     "put metadata DELETE_SEGMENT_STARTED",
-    *(f"delete {file.value}" for file in SegmentFile if file is not SegmentFile.METADATA),
+    *(f"delete {file.value}" for file in _FILES),
     "delete metadata",
 ]
+PACKED_COPY_STEPS = [
+    *COPY_STEPS[: COPY_STEPS.index("put_file log")],
+    "put packing",
+    *COPY_STEPS[COPY_STEPS.index("put_file log") :],
+]
+WITHIN_PACKING = "within packing"
 
 
 def labels(steps: list[str]) -> list[str]:
@@ -75,6 +85,19 @@ def stop_within_rename(label: str) -> None:
         return rename(self, target)
 
     Path.replace = replace  # type: ignore[assignment, method-assign]
+
+
+def kill_within_packing() -> None:
+    """Between two blocks of a log, when the first one lies in the spool."""
+    every = packed_logs.packed_blocks
+
+    def blocks(*args: Any, **options: Any) -> Iterator[bytes]:
+        for number, block in enumerate(every(*args, **options)):
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield block
+
+    packed_logs.packed_blocks = blocks
 
 
 class LabelledStore(ObjectStore):

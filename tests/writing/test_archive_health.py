@@ -255,6 +255,7 @@ def test_each_concern_is_brought_about_here() -> None:
         Kind.LOG_BEGINS_AGAIN,
         Kind.PARTITION_FAILING,
         Kind.SEGMENT_COPY_STALLED,
+        Kind.SEGMENT_METADATA_CHANGED,  # a reader tells of it, and verify of the object
     }
     assert told_by_the_store == of_partitions | {Kind.TOPIC_DELETION_STOPPED}
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 from archive_harness import archived_up_to, broker_batches, open_archive, running_archiver, until
 from archive_harness import tips as tips_of
+from archiver_process import SMALL
 from confluent_kafka import Producer
 
+from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"
@@ -33,9 +36,10 @@ def produce(bootstrap: str, count: int) -> None:
     producer.flush(10)
 
 
-def run_and_kill(bootstrap: str, folder: Path, lives_s: float) -> None:
+def run_and_kill(bootstrap: str, folder: Path, lives_s: float, ring: Path | None) -> None:
     command = [sys.executable, str(HERE / "archiver_process.py"), bootstrap]
     command += [str(folder / "store"), str(folder / "spool"), TOPIC]
+    command += [] if ring is None else [SMALL, "", str(ring)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     try:
@@ -50,21 +54,27 @@ def run_and_kill(bootstrap: str, folder: Path, lives_s: float) -> None:
             process.stdout.close()
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["as-they-are", "encrypted"])
 @pytest.mark.parametrize(
     "kills", [10, pytest.param(50, marks=pytest.mark.slow)], ids=["10-kills", "50-kills"]
 )
 async def test_killed_at_random_moments(
-    mock_cluster: MockCluster, tmp_path: Path, kills: int
+    mock_cluster: MockCluster, tmp_path: Path, kills: int, encrypted: bool
 ) -> None:
+    ring, at_rest = None, AS_THEY_ARE
+    if encrypted:
+        ring = tmp_path / "keys.json"
+        write_keys(ring, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+        at_rest = AtRest(compress=True, keys=FileKeyRing(ring))
     rng = random.Random(kills)
     count = 10_000
     await asyncio.to_thread(produce, mock_cluster.bootstrap, count)
     for _ in range(kills):
         lives_s = rng.uniform(0.0, 20.0 / kills)
-        await asyncio.to_thread(run_and_kill, mock_cluster.bootstrap, tmp_path, lives_s)
+        await asyncio.to_thread(run_and_kill, mock_cluster.bootstrap, tmp_path, lives_s, ring)
         await asyncio.to_thread(produce, mock_cluster.bootstrap, 20)
         count += 20
-    async with open_archive(tmp_path / "store") as archive:
+    async with open_archive(tmp_path / "store", at_rest) as archive:
         async with running_archiver(
             mock_cluster.bootstrap, archive, TOPIC, spool_dir=tmp_path / "spool"
         ) as (manager, cluster):
@@ -74,6 +84,7 @@ async def test_killed_at_random_moments(
                 view = await archive.view(tip)
                 dangling += len(view.unfinished)
                 assert view.gaps() == []
+                assert {segment.packed for segment in view.segments} == {encrypted}
                 # Equal bytes: no offset is missing and none is there twice.
                 expected = await broker_batches(cluster, tip, 0, count)
                 assert await archive.batches(tip) == expected

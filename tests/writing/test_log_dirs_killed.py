@@ -1,4 +1,5 @@
-"""The archiver beside a broker killed with SIGKILL at each step of a copy and of a removal."""
+"""The archiver beside a broker killed with SIGKILL at each step of a copy and of a removal, also of
+segments that are compressed and encrypted."""
 
 from __future__ import annotations
 
@@ -14,11 +15,28 @@ from typing import Any
 
 import pytest
 from archive_harness import broker_batches, open_archive, running_archiver, tips, until
-from labelled_store import COPY_STEPS, DELETE_STEPS, labels
-from test_log_dirs_kafka import SMALL_SEGMENTS, archived_to, produce, rolled_bases, transactions
+from labelled_store import (
+    COPY_STEPS,
+    DELETE_STEPS,
+    PACKED_COPY_STEPS,
+    WITHIN_PACKING,
+    labels,
+)
+from test_log_dirs_kafka import (
+    SMALL_SEGMENTS,
+    archived_to,
+    folder_of,
+    produce,
+    rolled_bases,
+    transactions,
+)
 
 from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
+from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -33,10 +51,24 @@ SOME = [
     "before put metadata COPY_SEGMENT_FINISHED",
     "after put metadata COPY_SEGMENT_FINISHED",
 ]
+EACH_PACKED = [WITHIN_PACKING, *labels(PACKED_COPY_STEPS)]
+SOME_PACKED = [WITHIN_PACKING, "before put packing", "after put packing", "after put_file log"]
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.json"
+    write_keys(path, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+    return path
 
 
 def run_until_killed(
-    bootstrap: str, folder: Path, topic: str, changes: dict[str, Any], label: str
+    bootstrap: str,
+    folder: Path,
+    topic: str,
+    changes: dict[str, Any],
+    label: str,
+    ring: Path | None = None,
 ) -> None:
     """The process must reach the step: it ends by its own SIGKILL, or not at all."""
     command = [sys.executable, str(HERE / "archiver_process.py"), bootstrap]
@@ -44,7 +76,7 @@ def run_until_killed(
     rest = {key: value for key, value in changes.items() if key != "spool_dir"}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
     done = subprocess.run(
-        [*command, json.dumps(rest), label],
+        [*command, json.dumps(rest), label, *([] if ring is None else [str(ring)])],
         env=environment,
         stdout=subprocess.DEVNULL,
         timeout=120,
@@ -86,6 +118,52 @@ async def test_killed_in_a_copy(
 @pytest.mark.parametrize(
     "steps",
     [
+        SOME_PACKED,
+        pytest.param([WITHIN_PACKING, *labels(PACKED_COPY_STEPS)], marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+async def test_killed_in_a_copy_that_is_compressed_and_encrypted(
+    kafka_server: KafkaServer,
+    create_topic: Callable[..., str],
+    ring: Path,
+    tmp_path: Path,
+    steps: list[str],
+) -> None:
+    """After each life, what is shown is what the broker has; the last one finishes."""
+    topic = create_topic(config=SMALL_SEGMENTS)
+    changes, at_rest = beside(kafka_server), AtRest(compress=True, keys=FileKeyRing(ring))
+    for life, label in enumerate(steps):
+        await asyncio.to_thread(transactions, kafka_server, topic, 25, life)
+        await asyncio.to_thread(produce, kafka_server, topic, 1.1, life)
+        await asyncio.to_thread(
+            run_until_killed, kafka_server.bootstrap, tmp_path, topic, changes, label, ring
+        )
+        await shows_the_brokers_bytes(kafka_server, topic, tmp_path, at_rest)
+    await finish(kafka_server, topic, tmp_path, changes, at_rest)
+    nothing_in_the_clear(kafka_server, topic, tmp_path / "store")
+
+
+async def test_killed_in_a_removal_of_what_is_encrypted(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], ring: Path, tmp_path: Path
+) -> None:
+    """An attempt whose keys are gone already is removed like another."""
+    topic = create_topic(config=SMALL_SEGMENTS)
+    changes, at_rest = beside(kafka_server), AtRest(compress=True, keys=FileKeyRing(ring))
+    await asyncio.to_thread(produce, kafka_server, topic, 1.1)
+    for life, label in enumerate(["before delete packing", "after delete packing"]):
+        await asyncio.to_thread(produce, kafka_server, topic, 1.1, life)
+        left_behind = ("before put metadata COPY_SEGMENT_FINISHED", changes)
+        for step, limits in (left_behind, (label, {**changes, **QUICK_REMOVAL})):
+            await asyncio.to_thread(
+                run_until_killed, kafka_server.bootstrap, tmp_path, topic, limits, step, ring
+            )
+    await finish(kafka_server, topic, tmp_path, {**changes, **QUICK_REMOVAL}, at_rest)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
         ["before delete log", "before delete metadata"],
         pytest.param(labels(DELETE_STEPS), marks=pytest.mark.slow),
     ],
@@ -111,11 +189,37 @@ async def test_killed_in_a_removal(
     await finish(kafka_server, topic, tmp_path, {**changes, **QUICK_REMOVAL})
 
 
-async def finish(kafka: KafkaServer, topic: str, tmp_path: Path, changes: dict[str, Any]) -> None:
+async def shows_the_brokers_bytes(
+    kafka: KafkaServer, topic: str, tmp_path: Path, at_rest: AtRest
+) -> None:
+    async with (
+        open_archive(tmp_path / "store", at_rest) as archive,
+        Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster,
+    ):
+        (tip,) = await tips(cluster, topic)
+        if shown := (await archive.view(tip)).segments:
+            end = shown[-1].end_offset + 1
+            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+
+
+def nothing_in_the_clear(kafka: KafkaServer, topic: str, store: Path) -> None:
+    log = (folder_of(kafka, topic) / f"{0:020d}.log").read_bytes()
+    sample = log[len(log) // 2 :][:100]
+    stored = [path.read_bytes() for path in store.rglob("*") if path.is_file()]
+    assert sample not in b"".join(stored)
+
+
+async def finish(
+    kafka: KafkaServer,
+    topic: str,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    at_rest: AtRest = AS_THEY_ARE,
+) -> None:
     """Nothing is missing, nothing is there twice, and (once they are old) no attempt is left."""
     changes = {**changes, "spool_dir": Path(changes["spool_dir"])}
     end = rolled_bases(kafka, topic)[-1]
-    async with open_archive(tmp_path / "store") as archive:
+    async with open_archive(tmp_path / "store", at_rest) as archive:
         async with running_archiver(kafka.bootstrap, archive, topic, **changes) as (
             manager,
             cluster,

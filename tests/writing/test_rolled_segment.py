@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from fetchproxy.errors import CompactedLog, CorruptSegment, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart
 from fetchproxy.segments.contents import KafkaFiles
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.storage.key_rings import stream_at
 from fetchproxy.writing.sources import log_dirs as rolled_segment
 from fetchproxy.writing.sources.log_dirs import SegmentGone, Stopped, Taken, rolled_at, take_segment
 
@@ -134,6 +137,36 @@ def test_deleted_while_it_is_read_it_is_copied(
     assert taken.segment.end_offset == 29
 
 
+@pytest.mark.parametrize("position", [0, 10], ids=["another file system", "a part of the file"])
+def test_a_copy_in_the_spool_is_encrypted(
+    folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    """Where segments are: the spool may lie on another disk than the broker's own."""
+
+    def other_file_system(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", other_file_system)
+    key, wanted = bytes(range(32)), b"".join(FIRST[position // 10 :])
+    segment = take_segment(rolled(folder, position), spool, lambda: True, key).segment
+    stored = spool.read_bytes()
+    assert segment.stream_key == key
+    assert stored != wanted
+    assert stream_at(key, 0).update(stored) == wanted
+    asyncio.run(segment.check_log())
+
+
+def test_changed_between_the_check_and_the_copy(
+    folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(*_: object) -> None:
+        plant_segment(folder, 0, [batch(0), batch(10, txn=3), batch(20, epoch=2)])
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", change)
+    refused(folder, 0, spool, CorruptSegment, "has changed while it was copied")
+
+
 def test_deleted_before_it_is_opened(folder: Path, spool: Path) -> None:
     segment = rolled(folder, 0)
     segment.file.unlink()
@@ -172,7 +205,7 @@ def test_truncated_while_it_is_read(
             os.truncate(folder / f"{0:020d}.log", left)
             return True
 
-        with pytest.raises(LogDirUnusable, match=f"ends at byte {left} now"):
+        with pytest.raises(LogDirUnusable, match=f"has {left} bytes now"):
             take_segment(rolled(folder, 0), spool, cut)
         assert not spool.exists()
 

@@ -295,6 +295,34 @@ function drawPartitions({ partitions, conditions, partitions_total: total, parti
   else setText(empty, `These are ${count(shown.length)} of ${count(matching)} partitions, those with a fault first. Narrow them down by topic.`);
 }
 
+// --- clients ---------------------------------------------------------------------------------------
+const recordsPerSecond = (n) => `${count(n)} records/s`;
+
+function clientRow(client) {
+  const tr = make("tr");
+  const head = make("th", "", client.client_id || "(no client id)");
+  head.scope = "row";
+  head.append(" ", make("small", "quiet", [client.address, client.software].filter(Boolean).join(" · ")));
+  tr.append(head, cell("Connections", count(client.connections)), cell("Partitions", count(client.partitions)),
+    cell("Reads", known(client.records_per_s, recordsPerSecond)), cell("Bytes", perSecond(client.bytes_per_s)),
+    cell("Pauses", count(client.pauses)),
+    cell("Pace", client.pace_records_per_s === null ? "none" : recordsPerSecond(client.pace_records_per_s)),
+    cell("Held back", `${client.held_back_s.toFixed(1)} s`));
+  return tr;
+}
+
+function drawClients({ clients, clients_total: total }) {
+  const body = $("clients");
+  const key = JSON.stringify([clients, total]);
+  if (body.dataset.key === key) return;
+  body.dataset.key = key;
+  $("clients-part").hidden = total === 0;
+  body.replaceChildren(...clients.map(clientRow));
+  const more = total - clients.length;
+  $("more-clients").hidden = more <= 0;
+  setText($("more-clients"), `${count(more)} more clients read less than these.`);
+}
+
 // --- events ----------------------------------------------------------------------------------------
 function eventLine(event) {
   const li = make("li", event.level);
@@ -328,6 +356,7 @@ function draw(now) {
   drawTiles(now, previous);
   drawTopics(status.topics);
   drawPartitions(status);
+  drawClients(status);
   drawEvents(status.events);
 }
 

@@ -25,6 +25,7 @@ from fetchproxy.config.values import (
     parse_node_map,
 )
 from fetchproxy.errors import ConfigError
+from fetchproxy.serving.session import Address
 
 # One port for all brokers: which server name (SNI) stands for which of them. Pure.
 
@@ -71,7 +72,6 @@ class ServerNames:
 
 log = structlog.get_logger(__name__)
 
-Address = tuple[str, int]
 PORTS = 1 << 16
 OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port) -> its server
 
@@ -179,7 +179,7 @@ class AddressMap:
                 self._brokers[node_id] = (host, port)
         return True
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for server in self._servers.values():
             server.close()
 
@@ -203,9 +203,9 @@ def in_words(nodes: Mapping[int, Address]) -> list[str]:
 class ToldAddresses:
     """`reached`: the proxy's own address on the connection of the one client that asks."""
 
-    def __init__(self, nodes: AddressMap, reached: str | None = None) -> None:
+    def __init__(self, nodes: AddressMap) -> None:
         self._nodes = nodes
-        self.reached = reached
+        self.reached: str | None = None
 
     def lookup(self, node_id: int, host: str, port: int) -> Address:
         """For the splicers: what the client is told instead of (host, port)."""

@@ -23,6 +23,7 @@ from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
 from fetchproxy.serving.relay.fetch_session import UpstreamFetch
+from fetchproxy.serving.session import Address
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
 from fetchproxy.tls.contexts import in_words, looks_like_tls
 
@@ -32,7 +33,6 @@ from fetchproxy.tls.contexts import in_words, looks_like_tls
 # *answers* before a client is given to it. It knows no sessions and caches one answer, for a
 # moment.
 
-Address = tuple[str, int]
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # A burst of clients asks the brokers once; a broker that died a moment ago is dialed in vain.
@@ -473,7 +473,9 @@ class BrokerLink(asyncio.BufferedProtocol):
                 f"broker's frame of {size} bytes is not within 4 … {self._frame_bytes_max}{tls}"
             )
         if not self.expected:
-            raise MalformedMessage(f"answer {correlation_id} of the broker, but nothing was asked")
+            raise MalformedMessage(
+                f"the broker sent answer {correlation_id}, but nothing was asked"
+            )
         answer = self.expected[0]
         if answer.correlation_id != correlation_id:
             raise MalformedMessage(

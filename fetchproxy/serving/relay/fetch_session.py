@@ -17,6 +17,7 @@ epochs, the end of an emptied session), FetchSessionHandler.java (which answers 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +31,7 @@ from fetchproxy_protocol.fetch import (
     FetchEntry,
     FetchRequest,
     PartitionKey,
+    TopicRef,
     from_offset,
 )
 
@@ -244,6 +246,11 @@ class FetchSessionMirror:
             if (wanted := self._wanted(key, withheld)) is not None:
                 local[key] = wanted
         return local
+
+    def listed_upstream(self) -> Counter[TopicRef]:
+        """How many partitions of each topic the broker's answer lists, where that lists all."""
+        told = self._told if self.sent_full and self._told is not None else ()
+        return Counter(topic for topic, _ in told)
 
     def pass_on(self, request: FetchRequest) -> tuple[int, int] | None:
         """The broker's (session id, epoch) for a request that it may be sent as it came but for

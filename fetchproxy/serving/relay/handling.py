@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
@@ -42,7 +42,7 @@ class Fetches(Protocol):
     def on_request(self, frame: bytes, body_at: int) -> bool:
         """A whole framed request. False: one is under way, come again when the session unmutes."""
 
-    def software_is(self, name: str) -> None:
+    def software_is(self, name: str, version: str) -> None:
         """What the client's library calls itself."""
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
@@ -181,6 +181,12 @@ class Api:
 
     key: ApiKey
     behaviours: tuple[Behaviour, ...]
+
+
+def rewritten(key: ApiKey, handling: Passes | Held, why: str) -> Api:
+    """In all versions that the proxy can read."""
+    versions = PROXIED_VERSIONS[key]
+    return Api(key, (Behaviour(*versions, Treatment.REWRITTEN, handling, why),))
 
 
 RELAY = Passes(lambda session, head, view, end: Answer(head.correlation_id))

@@ -39,7 +39,7 @@ class SaslProgress:
         """Raises FrameTooLarge."""
         if not self.accepted and size > SASL_REQUEST_BYTES_MAX:
             raise FrameTooLarge(
-                f"a request of {size} bytes before SASL is done, where brokers take "
+                f"a request of {size} bytes before SASL has ended; brokers take at most "
                 f"{SASL_REQUEST_BYTES_MAX}",
                 "sasl_request_bytes_max",
             )

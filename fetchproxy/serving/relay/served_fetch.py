@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
     FetchRequest,
     FetchResponseHead,
     HeadPatch,
+    PartitionKey,
     PartitionPatch,
     TopicRef,
     fetch_offset,
@@ -16,11 +17,13 @@ from fetchproxy_protocol.fetch import (
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
-from fetchproxy.model import IsolationLevel
-from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.reading.error_mapping import kafka_error_code
+from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S, RemoteReadResult
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import at_once, breathe, each_of, in_steps
 from fetchproxy.serving.admission import Client
+from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     EncodedTopics,
@@ -34,14 +37,13 @@ from fetchproxy.serving.relay.broker_link import UpstreamPoll, encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.handling import FetchingSession
-from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Verdict
-from fetchproxy.serving.relay.remote_side import RemoteSide, judged_answer, read_answer
+from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.serving.relay.tail_marks import TailMarks
 from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
 
 # What the fetches of one connection share: its sessions, its judgements, and the parked poll.
 
-NOTHING_INJECTED = EncodedTopics(0, ())
+NOTHING_INJECTED: EncodedTopics = {}
 
 
 # Each partition costs the loop a microsecond or two, and what comes at once is walked in one turn.
@@ -121,7 +123,11 @@ class FetchConnection:
         self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
 
     def on_head(
-        self, request: FetchRequest, head: FetchResponseHead, injected: EncodedTopics
+        self,
+        request: FetchRequest,
+        head: FetchResponseHead,
+        injected: EncodedTopics,
+        listed: Mapping[TopicRef, int] | None = None,
     ) -> HeadPatch:
         self.head = head
         session_id = self.mirror.on_answer(head.error_code, head.session_id)
@@ -129,7 +135,7 @@ class FetchConnection:
             injected = NOTHING_INJECTED
         throttle_time_ms, self.throttle_time_ms = self.throttle_time_ms, 0
         return HeadPatch(
-            request.correlation_id, session_id, injected.topics, injected.pieces, throttle_time_ms
+            request.correlation_id, session_id, injected, listed or {}, throttle_time_ms
         )
 
     def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
@@ -244,24 +250,24 @@ class ServedFetch:
         await on.judging.refresh_edges(split.remote.values())
         return True
 
-    def _remote_side(self, owed_s: float) -> RemoteSide:
+    def _remote_side(self, owed_s: float) -> ArchivedReads:
         shared, request = self._on.shared, self._request
         most = min(request.bytes_max, shared.limits.answer_bytes_max)
         bytes_max = self._on.share.reads_max(most)
         purgatory = shared.archive.purgatory
-        return RemoteSide(
+        return ArchivedReads(
             purgatory, request, self._on.mirror.asked, self._client, bytes_max, owed_s
         )
 
     async def _hold_refusal(
-        self, split: Split, side: RemoteSide, poll: UpstreamPoll | None
+        self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None
     ) -> None:
         """It is told at the client's own deadline: some ask again at once, and for ever."""
         if self._on.shared.judge.refuses_lost and self._only_refuses(split, side):
             waits = [] if poll is None else [poll.arrived.wait()]
             await first_of(waits, self._deadline - self._on.clock())
 
-    def _only_refuses(self, split: Split, side: RemoteSide) -> bool:
+    def _only_refuses(self, split: Split, side: ArchivedReads) -> bool:
         """There is nothing to say but that offsets are lost."""
         judgements = map(self._on.judging.judgement, split.judging)
         verdicts = {judgement.verdict for judgement in judgements if judgement is not None}
@@ -304,7 +310,7 @@ class ServedFetch:
         return poll
 
     async def _first_ready(
-        self, split: Split, side: RemoteSide, poll: UpstreamPoll | None, deadline: float
+        self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None, deadline: float
     ) -> bool:
         """Until anything can be answered, or the time is over. True: ask the broker of the rest.
 
@@ -339,7 +345,7 @@ class ServedFetch:
                 waits.append(poll.arrived.wait())
             await first_of(waits, left)
 
-    async def _gather(self, split: Split, side: RemoteSide) -> list[PartitionAnswer]:
+    async def _gather(self, split: Split, side: ArchivedReads) -> list[PartitionAnswer]:
         """What there is to say now of every withheld partition."""
         watermarks, asked = self._on.shared.watermarks, self._on.mirror.asked
         judging, alone, results = self._on.judging, self._alone(split), side.results()
@@ -383,7 +389,7 @@ class ServedFetch:
         return named
 
     async def _merge(
-        self, split: Split, side: RemoteSide, poll: UpstreamPoll, deadline: float
+        self, split: Split, side: ArchivedReads, poll: UpstreamPoll, deadline: float
     ) -> bool:
         """The broker's answer streams through, with the archive's part in front of it.
 
@@ -393,8 +399,8 @@ class ServedFetch:
         left = self._request.bytes_max - poll.answer.frame_bytes
         room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
         answers = await self._named(answers, AnswerRoom(room, first_whole=False))
-        isolation = IsolationLevel(self._request.isolation_level)
-        injected = await in_steps(encode_topics(self._request.version, isolation, answers))
+        injected = await in_steps(encode_topics(self._request, answers))
+        listed = self._listed_by_broker(injected)
         self._on.share.charge(sum(a.size for a in answers), told=False)
         side.forget()
         marks = self._on.judging.marks.marks
@@ -420,18 +426,30 @@ class ServedFetch:
             poll.done.set()
 
         poll.answer.attach(
-            lambda head: self._on.on_head(self._request, head, injected),
+            lambda head: self._on.on_head(self._request, head, injected, listed),
             self._on.on_error,
             done,
             withhold,
         )
-        with self._on.share.sending(injected.pieces):
+        with self._on.share.sending([p for each in injected.values() for p in each.pieces]):
             self._on.session.link_go_on()
             await poll.done.wait()
         self._on.parked = None
         return not withheld
 
-    async def _answer_alone(self, split: Split, side: RemoteSide) -> None:
+    def _listed_by_broker(self, injected: EncodedTopics) -> Mapping[TopicRef, int]:
+        """Topics of which the client must see one entry, with the partitions of both tiers.
+
+        Kafka lists a topic twice in answers that list news alone: its order of partitions changes.
+        So clients with a session put two entries together. Where all partitions are listed, sarama
+        keeps the last entry.
+        """
+        if not (injected and self._kind.lists_all):
+            return {}
+        counts = self._on.mirror.listed_upstream()
+        return {topic: counts[topic] for topic in injected if counts[topic]}
+
+    async def _answer_alone(self, split: Split, side: ArchivedReads) -> None:
         """Without the broker, whose answer is parked, if it was asked.
 
         Only who reads nothing but the archive is made to wait for what he owes by his byte rate:
@@ -449,17 +467,49 @@ class ServedFetch:
         owed_ms = self._on.share.charge(sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_own_answer()
-        isolation = IsolationLevel(self._request.isolation_level)
         every = [*answers, *of_tail]
-        topics = await in_steps(encode_topics(self._request.version, isolation, every))
-        pieces: Sequence[Buffer] = encode_own_answer(
-            self._request.version,
-            self._request.correlation_id,
-            session_id,
-            topics,
-            throttle_time_ms,
+        pieces: Sequence[Buffer] = await in_steps(
+            encode_own_answer(self._request, session_id, every, throttle_time_ms)
         )
-        del answers, every, topics
+        del answers, every
         side.forget()
         with self._on.share.sending(pieces) as pieces:
             await self._on.session.write_as_taken(pieces)
+
+
+def read_answer(
+    key: PartitionKey, marks: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
+) -> PartitionAnswer:
+    """What the archive has to say of one withheld partition; `result` None: nothing yet.
+
+    `may_fail`: a storage error is shown to the client. Not where tail partitions share the answer:
+    some clients throw a whole answer away for one partition's error.
+    """
+    if result is None or isinstance(result.error, OffsetNotArchived):
+        return PartitionAnswer(key, marks)
+    if result.error is not None:
+        shown = may_fail or isinstance(result.error, OffsetLost)
+        return PartitionAnswer(key, marks, kafka_error_code(result.error) if shown else 0)
+    return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
+
+
+def judged_answer(
+    key: PartitionKey,
+    offset: int,
+    judgement: Judgement,
+    watermarks: Callable[[TopicIdPartition | None], PartitionPatch],
+) -> PartitionAnswer | None:
+    """For a partition that no tier has anything of for a reader at `offset`; None: some tier has.
+
+    Where only lost offsets lie between the reader and the log's end, that is shown as the end: then
+    the reader is not behind, and one that waits for the end has reached it.
+    """
+    if judgement.verdict is Verdict.PASS_ON:
+        return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
+    if judgement.verdict is Verdict.REFUSED:
+        lost = OffsetLost(f"{judgement.tip}: offset {offset} is in neither tier")
+        return PartitionAnswer(key, watermarks(judgement.tip), kafka_error_code(lost))
+    if judgement.verdict is Verdict.END:
+        log_start = watermarks(judgement.tip).log_start_offset
+        return PartitionAnswer(key, PartitionPatch(offset, offset, log_start))
+    return None

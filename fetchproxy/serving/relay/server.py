@@ -1,36 +1,30 @@
-"""GatewayServer: what the relay has behind its listeners, and the brokers that it dials."""
+"""What the relay has behind its listeners: the archive, and the brokers that it dials."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import structlog
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.config.values import parse_bootstrap, parse_host_port
-from fetchproxy.errors import ClusterError, ConfigError, RemoteStorageError
+from fetchproxy.config.values import parse_bootstrap
+from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.health import Condition
+from fetchproxy.observability.health import Health
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.listener import (
-    Listener,
-    tells_address_reached,
-    warn_of_address_reached,
-)
-from fetchproxy.serving.relay.addresses import Address, AddressMap, ToldAddresses
+from fetchproxy.serving.listener import Listener, NewSession
+from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
 from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.archive_starts import ArchiveStarts
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge, ArchivedTopics
@@ -41,6 +35,7 @@ from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.relay.session import Connect, Relay, RelaySession
+from fetchproxy.serving.session import Address
 from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
@@ -55,7 +50,7 @@ from fetchproxy.tls.contexts import (
 # A process that has just started knows nothing, and the first client that asks where thousands of
 # partitions begin would wait for all that has to be read. So every archived topic is looked up
 # once, in the way in which a client's question is answered, and later ones find it in memory.
-# Listening waits `FIRST_LOOKS_WAIT_MAX_S` for this, and no longer than the first attempt takes.
+# The gateway waits `first_looks_max_s` for this, and no longer than the first attempt takes.
 # What is not looked up by then goes on meanwhile, and a question that comes shares what is being
 # read. In an outage it is tried again.
 
@@ -116,189 +111,161 @@ async def _look(archive: ServedArchive, cluster: Cluster, warnings: SparingWarni
 NODES_RETRY_INTERVAL_S = 1.0
 
 
-class GatewayServer:
-    """An async context manager; the listeners are open inside it and no session outlives it."""
+@asynccontextmanager
+async def open_gateway(
+    config: Config,
+    cluster: Cluster,
+    rlmm: RemoteLogMetadataManager,
+    views: LeaderViews,
+    purgatory: RemoteFetchPurgatory,
+    positions: ArchiverPositions,
+    is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
+    rng: random.Random | None = None,
+    tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
+    limits: ServingLimits = ServingLimits(),  # noqa: B008 - frozen
+    health: Health | None = None,
+    first_looks_max_s: float = 0.0,
+) -> AsyncIterator[Listener]:
+    """The listeners are open inside it.
+
+    `views`: of `rlmm`, the same that `purgatory` reads by. `tls`: for the listeners and for
+    brokers; made here if not given. Raises ConfigError.
+    """
+    of_listeners, upstream = tls or (
+        listener_context(config.gateway, config.tls),
+        upstream_context(config.cluster, config.tls),
+    )
+    names = ServerNames.of(config.gateway)
+    knows = None if names is None else names.knows
+    listener = Listener(config.gateway, limits, of_listeners, "gateway", knows)
+    archive = ServedArchive(
+        rlmm=rlmm,
+        views=views,
+        purgatory=purgatory,
+        knowledge=ArchivedKnowledge(rlmm, listener.clock, listener.warnings),
+        starts=ArchiveStarts(cluster, rlmm, views),
+        positions=positions,
+        is_archiving=is_archiving,
+        reads_at_once=config.remote_fetch.fetcher_tasks_max,
+        clock=listener.clock,
+    )
+    fetches = _shared_by_fetches(config, archive, cluster, listener, rng or random.Random())
+    listener.appetites = fetches.admission.appetites
+    if health is not None:
+        health.watch(lambda now: fetches.held.conditions())
+    async with AsyncExitStack() as opened:
+        records = open_record_pipe(limits.splice_bytes_min)
+        if records is not None:
+            opened.callback(records.close)
+        sasl = config.cluster.security_protocol.startswith("SASL_")
+        relay = Relay(archive, cluster, records, sasl, lambda on: FetchHandler(on, fetches))
+        await opened.enter_async_context(listener)
+        if first_looks_max_s:
+            await _look_first(listener, archive, cluster, first_looks_max_s)
+        nodes = _Nodes(config, listener, relay, upstream)
+        opened.callback(nodes.addresses.close)
+        await nodes.open()
+        listener.run(archive.knowledge.run(), "archived-knowledge")
+        listener.run(positions.run(), "archiver-positions")
+        listener.run(fetches.topics.run(), "archived-topics")
+        listener.run(fetches.held.run(fetches.judge.judge), "held-readers")
+        listener.run(nodes.open_remembered(), "remembered-nodes")
+        log.info("gateway_listening", host=listener.host, port=listener.port)
+        yield listener
+
+
+def _shared_by_fetches(
+    config: Config,
+    archive: ServedArchive,
+    cluster: Cluster,
+    listener: Listener,
+    rng: random.Random,
+) -> SharedByFetches:
+    gateway, limits = config.gateway, listener.limits
+    return SharedByFetches(
+        archive=archive,
+        cluster=cluster,
+        judge=Judge(archive, cluster, listener.warnings, gateway.gap_policy == "error"),
+        held=HeldReaders(archive.clock, gateway.held_max_ms),
+        skipped=SkippedOffsets(),
+        topics=ArchivedTopics(
+            *(cluster, archive.rlmm, archive.knowledge, archive.clock),
+            limits.log_start_max_age_ms / 1000,
+        ),
+        admission=admission_of(config, limits, archive.clock),
+        limits=FetchLimits(
+            wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
+            answer_bytes_max=limits.remote_answer_bytes_max,
+            permit_ttl_s=gateway.permit_ttl_ms / 1000,
+        ),
+        new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
+    )
+
+
+async def _look_first(
+    listener: Listener, archive: ServedArchive, cluster: Cluster, wait_max_s: float
+) -> None:
+    tried = asyncio.Event()
+    looks = look_at_archived_topics(archive, cluster, listener.warnings, tried)
+    listener.run(looks, "first-looks")
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_max_s):
+            await tried.wait()
+
+
+class _Nodes:
+    """A listener for each node of the cluster, and the way to the broker that it stands for."""
 
     def __init__(
-        self,
-        config: Config,
-        cluster: Cluster,
-        rlmm: RemoteLogMetadataManager,
-        views: LeaderViews,
-        purgatory: RemoteFetchPurgatory,
-        positions: ArchiverPositions,
-        is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
-        rng: random.Random | None = None,
-        tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
-        limits: ServingLimits = ServingLimits(),  # noqa: B008 - frozen
+        self, config: Config, listener: Listener, relay: Relay, upstream: ReloadingContext | None
     ) -> None:
-        """`views`: of `rlmm`, the same that `purgatory` reads by.
-
-        `tls`: for the listeners and for brokers; made here if not given. Raises ConfigError."""
-        self._config = config.gateway
-        of_listeners, upstream = tls or (
-            listener_context(config.gateway, config.tls),
-            upstream_context(config.cluster, config.tls),
-        )
+        self._listener = listener
+        self._relay = relay
+        self._cluster = relay.cluster
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
             config.cluster.connect_max_ms,
             UpstreamTls(upstream).for_host,
-            limits.bootstrap_stagger_ms,
+            listener.limits.bootstrap_stagger_ms,
         )
-        self._addresses = AddressMap(config.gateway, self._listen_for_node)
-        self._told = ToldAddresses(self._addresses)
-        self._cluster = cluster
-        clock = asyncio.get_running_loop().time
-        self._warnings = SparingWarnings(clock)
-        names = self._addresses.names
-        self._listener = Listener(
-            config.gateway,
-            limits,
-            of_listeners,
-            self._warnings,
-            "gateway",
-            knows=None if names is None else names.knows,
-        )
-        self._archive = ServedArchive(
-            rlmm=rlmm,
-            views=views,
-            purgatory=purgatory,
-            knowledge=ArchivedKnowledge(rlmm, clock, self._warnings),
-            starts=ArchiveStarts(cluster, rlmm, views),
-            positions=positions,
-            is_archiving=is_archiving,
-            reads_at_once=config.remote_fetch.fetcher_tasks_max,
-            clock=clock,
-        )
-        self._fetches = self._shared_by_fetches(config, limits, rng or random.Random())
-        self._relay = Relay(
-            archive=self._archive,
-            cluster=cluster,
-            records=open_record_pipe(limits.splice_bytes_min),
-            clients_use_sasl=config.cluster.security_protocol.startswith("SASL_"),
-            tells_reached=names is None and tells_address_reached(self._config),
-            new_fetches=lambda session: FetchHandler(session, self._fetches),
-        )
-        self._stack = AsyncExitStack()
-        self._own_tasks: list[asyncio.Task[None]] = []
-        self._server: asyncio.Server | None = None
+        self.addresses = AddressMap(config.gateway, self._listen)
+        self._told = ToldAddresses(self.addresses)
+        listener.node_addresses = self.addresses.proxied
 
-    def conditions(self, now: float) -> Iterable[Condition]:
-        """Readers that wait. Never blocks."""
-        return self._fetches.held.conditions()
+    async def open(self) -> None:
+        """Those of `gateway.node_map`, and that of all brokers. Raises ConfigError."""
+        await self.addresses.open_mapped()
+        await self._listener.open(self._sessions(None))
+        self.addresses.number_from(self._listener.port + 1)
 
-    def _shared_by_fetches(
-        self, config: Config, limits: ServingLimits, rng: random.Random
-    ) -> SharedByFetches:
-        gateway, archive, cluster = config.gateway, self._archive, self._cluster
-        return SharedByFetches(
-            archive=archive,
-            cluster=cluster,
-            judge=Judge(archive, cluster, self._warnings, gateway.gap_policy == "error"),
-            held=HeldReaders(archive.clock, gateway.held_max_ms),
-            skipped=SkippedOffsets(),
-            topics=ArchivedTopics(
-                *(cluster, archive.rlmm, archive.knowledge, archive.clock),
-                limits.log_start_max_age_ms / 1000,
-            ),
-            admission=admission_of(config, limits, archive.clock),
-            limits=FetchLimits(
-                wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
-                answer_bytes_max=limits.remote_answer_bytes_max,
-                permit_ttl_s=gateway.permit_ttl_ms / 1000,
-            ),
-            new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
-        )
-
-    async def __aenter__(self) -> Self:
-        if self._relay.records is not None:
-            self._stack.callback(self._relay.records.close)
-        tasks = (await self._stack.enter_async_context(self._listener)).tasks
-        try:
-            await self._addresses.open_mapped()
-            self._server = await self._listen(parse_host_port(self._config.listen).port)
-        except (OSError, ConfigError):
-            await self._addresses.close()
-            await self._stack.aclose()
-            raise
-        self._addresses.number_from(self.port + 1)
-        if self._relay.tells_reached:
-            warn_of_address_reached(self._config, "gateway")
-        held, judge = self._fetches.held, self._fetches.judge
-        self._own_tasks = [
-            tasks.create_task(self._listener.sweep(), name="connection-sweeper"),
-            tasks.create_task(self._archive.knowledge.run(), name="archived-knowledge"),
-            tasks.create_task(self._archive.positions.run(), name="archiver-positions"),
-            tasks.create_task(self._fetches.topics.run(), name="archived-topics"),
-            tasks.create_task(held.run(judge.judge), name="held-readers"),
-            tasks.create_task(self._open_remembered(), name="remembered-nodes"),
-        ]
-        log.info("gateway_listening", host=self._listener.host, port=self.port)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._server is not None:
-            self._server.close()
-        await self._addresses.close()
-        for task in self._own_tasks:
-            task.cancel()
-        await self._stack.aclose()
-
-    async def look_ahead(self, tried: asyncio.Event) -> None:
-        """Look up what the archive has; may begin before this is entered. See `server`."""
-        await look_at_archived_topics(self._archive, self._cluster, self._warnings, tried)
-
-    @property
-    def port(self) -> int:
-        """Of the bootstrap listener, also where port 0 was asked for."""
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    @property
-    def connections(self) -> int:
-        """Those that still shake hands included."""
-        return self._listener.connections
-
-    def node_addresses(self) -> dict[int, Address]:
-        """What clients are told, by node id."""
-        return self._addresses.proxied()
-
-    # -- listeners -------------------------------------------------------------------------------
-    async def _listen(self, port: int, node_id: int | None = None) -> asyncio.Server:
-        """For one broker, or for bootstrapping."""
-        names, relay = self._addresses.names, self._relay
-
-        def new_session(server_name: str | None) -> RelaySession:
-            named = names.node_of(server_name) if names is not None else None
-            node = node_id if named is None else named
-            connect = self._to_bootstrap if node is None else self._connect_to(node)
-            told = ToldAddresses(self._addresses) if relay.tells_reached else self._told
-            return RelaySession(self._listener, relay, told, connect, node)
-
-        return await self._listener.listen(port, new_session)
-
-    async def _listen_for_node(self, node_id: int, port: int) -> asyncio.Server:
-        return await self._listen(port, node_id)
-
-    async def _open_remembered(self) -> None:
+    async def open_remembered(self) -> None:
         """A client that knew this proxy before its restart dials a node without asking first."""
         while True:
             try:
                 brokers = await self._cluster.brokers()
-                await self._addresses.ensure((n, b.host, b.port) for n, b in brokers.items())
+                await self.addresses.ensure((n, b.host, b.port) for n, b in brokers.items())
                 return
             except ClusterError:
                 await asyncio.sleep(NODES_RETRY_INTERVAL_S)
             except OSError as error:
                 log.warning("node_listeners_not_opened", error=str(error))
                 return
+
+    async def _listen(self, node_id: int, port: int) -> asyncio.Server:
+        return await self._listener.listen(port, self._sessions(node_id))
+
+    def _sessions(self, node_id: int | None) -> NewSession:
+        """With one broker; None: with that which the client's server name says, or any."""
+        names, listener = self.addresses.names, self._listener
+
+        def new_session(server_name: str | None) -> RelaySession:
+            named = names.node_of(server_name) if names is not None else None
+            node = node_id if named is None else named
+            connect = self._to_bootstrap if node is None else self._connect_to(node)
+            told = ToldAddresses(self.addresses) if listener.tells_reached else self._told
+            return RelaySession(listener, self._relay, told, connect, node)
+
+        return new_session
 
     # -- brokers ---------------------------------------------------------------------------------
     def _connect_to(self, node_id: int) -> Connect:
@@ -309,7 +276,7 @@ class GatewayServer:
 
     async def _broker_address(self, node_id: int) -> Address:
         """Raises OSError for a node that the cluster does not have, or cannot be asked about."""
-        address = self._addresses.broker_address(node_id)
+        address = self.addresses.broker_address(node_id)
         if address is None:  # its port is open from the start, or a client remembered it
             try:
                 brokers = await self._cluster.brokers()

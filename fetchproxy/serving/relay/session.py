@@ -33,17 +33,12 @@ Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """What all sessions of the relay share.
-
-    `clients_use_sasl`: the brokers' listener asks for it. `tells_reached`: a client is told to dial
-    the address that it has dialled.
-    """
+    """What all sessions of the relay share. `clients_use_sasl`: brokers ask them for it."""
 
     archive: ServedArchive
     cluster: Cluster
     records: RecordPipe | None
     clients_use_sasl: bool
-    tells_reached: bool
     new_fetches: Callable[[FetchingSession], Fetches]
 
 
@@ -79,7 +74,7 @@ class RelaySession(ClientSession):
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._relay.tells_reached:
+        if self._owner.tells_reached:
             local = transport.get_extra_info("sockname")
             self.addresses.reached = local[0] if local else None
         super().connection_made(transport)

@@ -45,7 +45,6 @@ from fetchproxy.serving.relay.judgement import (
     TopicIdentities,
     Verdict,
 )
-from fetchproxy.serving.relay.remote_side import EDGES_AGE_MAX_MS
 
 # Which of a connection's partitions are read from the archive, and by whose leave. Pure.
 #
@@ -57,6 +56,9 @@ from fetchproxy.serving.relay.remote_side import EDGES_AGE_MAX_MS
 
 # Partitions that are looked at in one step of the loop, some 10 µs each.
 SPLIT_AT_ONCE = 250
+# How old the shown log edges may be before they are asked for again; they only feed lag figures
+# and the crossing back to the broker.
+EDGES_AGE_MAX_MS = 2_000
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from sys import getsizeof
-from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 from uuid import UUID
 
@@ -105,12 +104,7 @@ class CommittedOffsets:
             log.info("offsets_loaded", file=str(self._file), offsets=len(self._offsets))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._thread.shutdown()
 
     def get(self, group: str, topic: str, partition: int) -> CommittedOffset | None:

@@ -14,7 +14,6 @@ from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.messages import Fields, Structure, read_request, write_response
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.config.schema import ArchiveOnlyConfig
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import Admission, Client, Share
@@ -22,7 +21,7 @@ from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
 from fetchproxy.serving.standalone.limits import StandaloneLimits
-from fetchproxy.serving.standalone.logins import User
+from fetchproxy.serving.standalone.logins import Logins, User
 from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.topics import ArchiveWatch
 
@@ -32,7 +31,8 @@ NODE_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOnlyParts:
-    config: ArchiveOnlyConfig
+    """`logins`: None where nobody has to log in."""
+
     limits: StandaloneLimits
     cluster_id: str
     rlmm: RemoteLogMetadataManager
@@ -40,7 +40,7 @@ class ArchiveOnlyParts:
     archive: ArchiveWatch
     groups: GroupCoordinator
     offsets: CommittedOffsets
-    clients_log_in: bool
+    logins: Logins | None
     admission: Admission
     skipped: SkippedOffsets
     clock: Callable[[], float]

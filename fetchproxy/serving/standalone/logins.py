@@ -117,11 +117,11 @@ def read_first(token: bytes) -> ClientFirst:
     name = _name(found["name"])
     if extensions:
         # Kafka's `tokenauth` is one: there are no delegation tokens here.
-        raise ScramError("extensions, and none is known")
+        raise ScramError("extensions are not supported")
     if not _NONCE.fullmatch(nonce):
         raise ScramError("no nonce")
     if found["authzid"] and _name(found["authzid"]) != name:
-        raise ScramError("another user to act as")
+        raise ScramError("acting as another user is not supported")
     return ClientFirst(found["header"], found["bare"], name, nonce)
 
 
@@ -174,13 +174,13 @@ def _text(token: bytes) -> str:
     try:
         return token.decode()
     except UnicodeDecodeError:
-        raise ScramError("no UTF-8") from None
+        raise ScramError("it is not UTF-8") from None
 
 
 def _name(text: str) -> str:
     """RFC 5802 writes a comma as =2C and = as =3D."""
     if re.search("=(?!2C|3D)", text):
-        raise ScramError("a user name with a bare =")
+        raise ScramError("the user name has a bare =")
     return text.replace("=2C", ",").replace("=3D", "=")
 
 
@@ -188,7 +188,7 @@ def _decoded(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError:
-        raise ScramError("no base64") from None
+        raise ScramError("it is not base64") from None
 
 
 # A user, and what may be read as this user. Values; no I/O.
@@ -289,10 +289,10 @@ def parse_users(text: str) -> Users:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"no TOML: {error}") from None
+        raise ValueError(f"it is not TOML: {error}") from None
     users = {name: _user(name, table) for name, table in document.items()}
     if not users:
-        raise ValueError("no user in it, so that nobody could read anything")
+        raise ValueError("it has no user, so nobody could read anything")
     return Users(users)
 
 
@@ -367,7 +367,11 @@ class UsersFile:
             self._seen, self.users = await asyncio.to_thread(self._read)
         except ConfigError as error:
             if str(error) != self._fault:
-                log.error("users_file_unusable", error=str(error), hint="its last users count on")
+                log.error(
+                    "users_file_unusable",
+                    error=str(error),
+                    hint="the users that were read last stay in force",
+                )
             self._fault = str(error)
             return
         self._fault = None
@@ -511,7 +515,7 @@ class Login:
         except ValueError:  # a UnicodeDecodeError is one
             raise LoginRefused("malformed PLAIN") from None
         if authzid not in ("", name):
-            raise LoginRefused("another user to act as", name)
+            raise LoginRefused("acting as another user is not supported", name)
         user = self._logins.users.by_name.get(name)
         has = user.credentials if user else {}
         mechanism = next((m for m in HASHES if m in has), next(iter(self._logins.users.mechanisms)))

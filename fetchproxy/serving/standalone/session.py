@@ -9,7 +9,7 @@ closed, as by a broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fetchproxy_protocol.apis import ApiKey, is_known
 from fetchproxy_protocol.headers import RequestHead, client_id, peek_request_header
@@ -32,12 +32,9 @@ from fetchproxy.serving.standalone.logins import (
     NOBODY,
     Login,
     LoginRefused,
-    Logins,
     User,
 )
 from fetchproxy.serving.standalone.table import served_api
-
-Address = tuple[str, int]
 
 # Before a client has logged in: the largest token is a user's name with its password.
 _LOGIN_REQUEST_BYTES_MAX = 16 * 1024
@@ -49,22 +46,10 @@ class _UserGone(Exception):
 
 
 class StandaloneSession(ClientSession):
-    """`advertised(local)` is where the client is told to dial, given where it has dialled.
-
-    `logins`: None where nobody has to log in.
-    """
-
-    def __init__(
-        self,
-        owner: SessionOwner,
-        parts: ArchiveOnlyParts,
-        logins: Logins | None,
-        advertised: Callable[[Address], Address],
-    ) -> None:
+    def __init__(self, owner: SessionOwner, parts: ArchiveOnlyParts) -> None:
         super().__init__(owner, parts.purgatory.steps)
         self._parts = parts
-        self._logins = logins
-        self._advertised = advertised
+        self._logins = parts.logins
         self._host, self._port = "", 0  # both set when the client is there
         self._share = parts.admission.share(lambda: self.payer)
         self._login: Login | None = None
@@ -74,12 +59,12 @@ class StandaloneSession(ClientSession):
         self.muted = True  # until there is a task group to serve it in
         largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
-            self, owner, min(largest, _LOGIN_REQUEST_BYTES_MAX) if logins else largest
+            self, owner, min(largest, _LOGIN_REQUEST_BYTES_MAX) if parts.logins else largest
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        local = transport.get_extra_info("sockname") or ("", 0)
-        self._host, self._port = self._advertised((str(local[0]), int(local[1])))
+        local = transport.get_extra_info("sockname") or ("",)
+        self._host, self._port = self._owner.advertised(str(local[0]))
         super().connection_made(transport)
         if self._logins is not None:
             tls = transport.get_extra_info("sslcontext") is not None

@@ -13,7 +13,7 @@ from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.errors import (
@@ -412,7 +412,7 @@ class FileTree:
                 return _new_name(folder, make)
             except FileNotFoundError:
                 self._make_folders(folder)
-        raise StorageUnavailable(f"{folder} is removed again and again")
+        raise StorageUnavailable(f"{folder} is removed by another process again and again")
 
     def _permissions(self) -> int:
         """Those of the root: whom its owner lets into the archive may read what is new in it."""
@@ -566,12 +566,6 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
         self._part_bytes = part_bytes
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="file-store")
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, partial(self._tree.put, key, (content,)))

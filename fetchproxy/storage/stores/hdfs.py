@@ -2,8 +2,8 @@
 
 An object is written under a temporary name in its own folder and renamed over the one it replaces,
 which HDFS does in one step. Needs WebHDFS of the NameNode (Hadoop 3), which is on by default; of
-HttpFS, which knows no such rename, an archive can only be read. Kerberos is not spoken here: a
-cluster that wants it is used with a delegation token.
+HttpFS, which knows no such rename, an archive can only be read. A cluster that wants Kerberos is
+used with a delegation token, which the client gets by a ticket or finds in a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import structlog
@@ -86,12 +86,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self._create = create
         self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="hdfs-store")
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, len(content), _slices(content))

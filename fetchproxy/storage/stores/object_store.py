@@ -7,9 +7,29 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Self
 
-from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange
+from fetchproxy.errors import (
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageThrottled,
+    StorageUnavailable,
+)
+from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
+
+# What a store of several archives offers besides `ObjectStore`.
+
+
+class RenamedTopics(ABC):
+    """Shows topics of other archives under other names and ids."""
+
+    @abstractmethod
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        """What the partition is called where it was archived. Never blocks."""
+
 
 # What a store that can be left with half-done uploads offers besides `ObjectStore`.
 
@@ -48,6 +68,60 @@ def http_date_ms(date: str | None) -> int | None:
         return None
 
 
+# What an HTTP answer with an error means. Pure.
+
+# Codes that say more than their status does (S3, Cloud Storage and Azure: API references).
+_BY_CODE: dict[str, type[RemoteStorageError]] = {
+    "NoSuchKey": ObjectNotFound,
+    "BlobNotFound": ObjectNotFound,
+    "InvalidRange": RangeNotSatisfiable,
+    # An archive whose bucket is missing is not an empty archive.
+    "NoSuchBucket": StorageUnavailable,
+    "ContainerNotFound": StorageUnavailable,
+    "ContainerBeingDeleted": StorageUnavailable,
+    # Somebody took the upload for a stale one; a new attempt starts a new upload.
+    "NoSuchUpload": StorageUnavailable,
+    "SlowDown": StorageThrottled,
+    "Throttling": StorageThrottled,
+    "ThrottlingException": StorageThrottled,
+    "RequestLimitExceeded": StorageThrottled,
+    "RequestThrottled": StorageThrottled,
+    "TooManyRequests": StorageThrottled,
+    "ServerBusy": StorageThrottled,
+    "AccessDenied": StorageDenied,
+    "ExpiredToken": StorageDenied,
+    "InvalidToken": StorageDenied,
+    "InvalidAccessKeyId": StorageDenied,
+    "SignatureDoesNotMatch": StorageDenied,
+    "AuthorizationHeaderMalformed": StorageDenied,
+    # Status 400, but a matter of what happened on the way.
+    "RequestTimeout": StorageUnavailable,
+    "BadDigest": StorageUnavailable,
+    "IncompleteBody": StorageUnavailable,
+    "InternalError": StorageUnavailable,
+}
+
+
+def error_of_code(code: str) -> type[RemoteStorageError] | None:
+    """None: its status says as much."""
+    return _BY_CODE.get(code)
+
+
+def error_of_status(status: int) -> type[RemoteStorageError]:
+    if status == 404:
+        return ObjectNotFound
+    if status == 416:
+        return RangeNotSatisfiable
+    if status in (401, 403):
+        return StorageDenied
+    if status in (429, 503):
+        return StorageThrottled
+    # S3 reports some errors within an answer of status 200, after it has begun to answer.
+    if status in (408, 409) or status >= 500 or status < 300:
+        return StorageUnavailable
+    return RemoteStorageError  # a request that this store does not understand
+
+
 # How large an object may be that is read whole. Pure.
 #
 # A store may hold anything under the archive's names. What is larger than all that was ever
@@ -83,6 +157,7 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     entries = log_bytes // _INDEX_INTERVAL_BYTES
     limits: Mapping[SegmentFile, int] = {
         SegmentFile.METADATA: SMALL_OBJECT_BYTES_MAX,
+        SegmentFile.PACKING: SMALL_OBJECT_BYTES_MAX,  # of 16 GiB in blocks it has 350 KiB
         SegmentFile.INDEX: _INDEX_BYTES + entries * (len(key) + _INDEX_ENTRY_BYTES),
         SegmentFile.TXN: _ABORTED_AROUND_BYTES + log_bytes // 2,
         SegmentFile.EPOCHS: _EPOCHS_BYTES,
@@ -97,7 +172,7 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
 #
 # `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
 # name and verbs) moves segments; it is one class over any `ObjectStore`, so every backend lays
-# out the same objects. `tests/contracts/` holds the suite that every backend passes.
+# out the same objects. `storage.contract` is the suite that every backend passes.
 #
 # All methods raise `fetchproxy.errors.RemoteStorageError` and its subclasses only (an illegal key
 # is a ValueError: a bug of the caller), may be cancelled at any await without leaving a readable
@@ -121,6 +196,12 @@ class ObjectStore(ABC):
     Sorted means by the bytes of the key. A key that is also a folder of other keys is legal for
     some backends only: do not use one.
     """
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     @abstractmethod
     async def put(self, key: str, content: bytes) -> None:

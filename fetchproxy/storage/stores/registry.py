@@ -1,4 +1,4 @@
-"""From a store URL to an ObjectStore. The only place that knows every backend."""
+"""From a store URL to an ObjectStore. The only place that knows every backend that is built in."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text, parse_bootstrap
 from fetchproxy.errors import ConfigError
 from fetchproxy.segments.object_keys import normal_prefix
+from fetchproxy.storage.stores.cloud_location import CloudLocation, S3Location, S3Options
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.hdfs_location import HdfsLocation
 from fetchproxy.storage.stores.object_store import ObjectStore
+from fetchproxy.storage.stores.plugins import (
+    PluginLocation,
+    open_plugin_store,
+    plugin_of,
+    plugin_schemes,
+)
 
-_S3_PARAMETERS = ("endpoint_url", "region")
+_S3_OPTIONS = ("storage_class", "sse", "sse_kms_key_id", "requester_pays", "addressing")
+_S3_PARAMETERS = ("endpoint_url", "region", "profile", *_S3_OPTIONS)
+# What is in these has to be restored before it can be read.
+_COLD = ("GLACIER", "DEEP_ARCHIVE")
+_SSE = ("AES256", "aws:kms", "aws:kms:dsse")
 _HDFS_PARAMETERS = ("user",)
 _HDFS_SCHEMES = ("webhdfs", "swebhdfs")  # Hadoop's own names; the second by TLS
+_BUILT_IN = ("file", "s3", "gs", "az", *_HDFS_SCHEMES)
+# Lower case, and no dots for Azure.
+_CLOUD_BUCKETS = {
+    "gs": re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+    "az": re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}"),
+}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 
 
@@ -27,18 +45,14 @@ class FileLocation:
     root: Path
 
 
-@dataclass(frozen=True, slots=True)
-class S3Location:
-    bucket: str
-    prefix: str
-    endpoint_url: str | None
-    region: str | None
+Location = FileLocation | S3Location | CloudLocation | HdfsLocation | PluginLocation
 
 
-def parse_store_url(url: str) -> FileLocation | S3Location | HdfsLocation:
-    """Raises ConfigError for anything but
+def parse_store_url(url: str) -> Location:
+    """Raises ConfigError for anything but the scheme of an installed plug-in and
 
-    `file:///path`, `s3://bucket/prefix?endpoint_url=…&region=…`,
+    `file:///path`, `s3://bucket/prefix?endpoint_url=…&region=…&profile=…` (also `S3Options`),
+    `gs://bucket/prefix`, `az://container/prefix`,
     `webhdfs://host:port[,host:port]/path?user=…` (by TLS: `swebhdfs:`).
     """
     try:
@@ -47,22 +61,35 @@ def parse_store_url(url: str) -> FileLocation | S3Location | HdfsLocation:
         raise ConfigError(f"store URL: {error}") from error
     if parts.username is not None or parts.password is not None:
         # Not quoted: it may hold a secret.
-        raise ConfigError("store URL: credentials do not belong there; S3's are found as by boto3")
+        raise ConfigError(
+            "store URL: credentials do not belong there; each store finds them in the environment"
+        )
+    if plugin_of(parts.scheme, _BUILT_IN) is not None:
+        return PluginLocation(parts.scheme, url)
     if parts.scheme == "file":
         return _file_location(url, parts)
     if parts.scheme == "s3":
         return _s3_location(url, parts)
+    if parts.scheme == "gs":
+        return _cloud_location(url, parts, "gs")
+    if parts.scheme == "az":
+        return _cloud_location(url, parts, "az")
     if parts.scheme in _HDFS_SCHEMES:
         return _hdfs_location(url, parts)
     if parts.scheme == "hdfs":
         raise ConfigError(
-            f"store URL {mask_text(repr(url))}: HDFS is spoken to by WebHDFS: give the NameNode's "
+            f"store URL {mask_text(repr(url))}: use WebHDFS for HDFS: give the NameNode's "
             "HTTP address, as in webhdfs://namenode:9870/path"
         )
     raise ConfigError(
         f"store URL {mask_text(repr(url))}: unknown scheme {parts.scheme!r}; "
-        "known: file, s3, webhdfs, swebhdfs"
+        f"known: {', '.join([*_BUILT_IN, *plugin_schemes()])}"
     )
+
+
+def same_place(url: str, other: str) -> bool:
+    """Raises ConfigError."""
+    return parse_store_url(url) == parse_store_url(other)
 
 
 def open_object_store(
@@ -75,8 +102,16 @@ def open_object_store(
     location = parse_store_url(url)
     if isinstance(location, FileLocation):
         return FilesystemObjectStore(location.root, create=create), ""
-    # Their clients take 10 and 43 MiB in each process that loads them: a Spark worker that reads
+    if isinstance(location, PluginLocation):
+        point = plugin_of(location.scheme, _BUILT_IN)
+        assert point is not None  # it was there when the URL was parsed
+        return open_plugin_store(point, location.url, config, create), ""
+    # Their clients take 10 to 43 MiB in each process that loads them: a Spark worker that reads
     # files does not.
+    if isinstance(location, CloudLocation):
+        from fetchproxy.storage.stores.clouds import open_cloud_store
+
+        return open_cloud_store(location, config), location.prefix
     if isinstance(location, HdfsLocation):
         from fetchproxy.storage.stores.hdfs import HdfsObjectStore
 
@@ -87,6 +122,8 @@ def open_object_store(
         location.bucket,
         endpoint_url=location.endpoint_url,
         region=location.region,
+        options=location.options,
+        profile=location.profile,
         config=config,
     )
     return store, location.prefix
@@ -102,18 +139,56 @@ def _file_location(url: str, parts: SplitResult) -> FileLocation:
 
 def _s3_location(url: str, parts: SplitResult) -> S3Location:
     query = _query(url, parts, _S3_PARAMETERS)
-    if not _BUCKET.fullmatch(parts.netloc):
-        raise ConfigError(f"store URL {mask_text(repr(url))}: {parts.netloc!r} is no bucket name")
-    try:
-        prefix = normal_prefix(unquote(parts.path))
-    except ValueError as error:
-        raise ConfigError(f"store URL {mask_text(repr(url))}: {error}") from error
+    bucket, prefix = _named(url, parts, _BUCKET), _prefix(url, parts)
     endpoint_url = query.get("endpoint_url")
     if endpoint_url is not None and not re.match(r"https?://[^/]", endpoint_url):
         raise ConfigError(
             f"store URL {mask_text(repr(url))}: endpoint_url has to start with http:// or https://"
         )
-    return S3Location(parts.netloc, prefix, endpoint_url, query.get("region"))
+    options = _s3_options(url, query)
+    region, profile = query.get("region"), query.get("profile")
+    return S3Location(bucket, prefix, endpoint_url, region, options, profile)
+
+
+def _s3_options(url: str, query: dict[str, str]) -> S3Options:
+    storage_class, sse, key = (query.get(n) for n in ("storage_class", "sse", "sse_kms_key_id"))
+    pays, addressing = query.get("requester_pays", "false"), query.get("addressing")
+    fault = None
+    if storage_class in _COLD:
+        fault = f"storage_class {storage_class} cannot be read from at once"
+    elif sse is not None and sse not in _SSE:
+        fault = f"sse has to be one of {', '.join(_SSE)}"
+    elif key is not None and (sse is None or not sse.startswith("aws:kms")):
+        fault = "sse_kms_key_id needs sse=aws:kms"
+    elif pays not in ("true", "false"):
+        fault = "requester_pays has to be true or false"
+    elif addressing not in (None, "path", "virtual"):
+        fault = "addressing has to be path or virtual"
+    if fault is not None:
+        raise ConfigError(f"store URL {mask_text(repr(url))}: {fault}")
+    style: Literal["path", "virtual"] | None = "virtual" if addressing == "virtual" else None
+    if addressing == "path":
+        style = "path"
+    return S3Options(storage_class, sse, key, pays == "true", style)
+
+
+def _cloud_location(url: str, parts: SplitResult, scheme: Literal["gs", "az"]) -> CloudLocation:
+    _query(url, parts, ())
+    bucket = _named(url, parts, _CLOUD_BUCKETS[scheme])
+    return CloudLocation(scheme, bucket, _prefix(url, parts))
+
+
+def _named(url: str, parts: SplitResult, bucket: re.Pattern[str]) -> str:
+    if not bucket.fullmatch(parts.netloc):
+        raise ConfigError(f"store URL {mask_text(repr(url))}: {parts.netloc!r} is no bucket name")
+    return parts.netloc
+
+
+def _prefix(url: str, parts: SplitResult) -> str:
+    try:
+        return normal_prefix(unquote(parts.path))
+    except ValueError as error:
+        raise ConfigError(f"store URL {mask_text(repr(url))}: {error}") from error
 
 
 def _hdfs_location(url: str, parts: SplitResult) -> HdfsLocation:

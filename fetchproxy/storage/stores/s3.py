@@ -1,33 +1,32 @@
-"""Objects in a bucket of any S3 server, by aiobotocore."""
+"""Objects in a bucket of any S3 server, by aiobotocore and obstore."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from hashlib import md5
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import structlog
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
-from botocore.exceptions import ClientError
+from aiobotocore.session import AioSession, get_session
+from botocore.exceptions import ClientError, NoCredentialsError
 from botocore.handlers import add_expect_header
+from obstore.store import S3Store
 
-from fetchproxy.config.memory_plan import PART_BYTES, PARTS_IN_FLIGHT_MAX
+from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.client_sockets import ClientSockets
+from fetchproxy.storage.stores.cloud_location import S3Options
+from fetchproxy.storage.stores.native import NativeObjectStore, make_clients, native_code
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
@@ -48,6 +47,9 @@ from fetchproxy.storage.stores.s3_answers import (
     whole,
 )
 from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range_reads
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 # A page of a listing, taken apart while the event loop goes on.
 #
@@ -122,206 +124,77 @@ def _shown(element: ElementTree.Element) -> dict[str, str]:
     return {name: fields[name] for name in _SHOWN if name in fields}
 
 
-# One multipart upload: an object becomes visible whole or not at all, in bounded memory.
-#
-# However the upload ends other than well, it is aborted, so that its parts do not stay stored
-# (and billed). Where even that fails, `S3ObjectStore.abort_stale_uploads` finds them later.
+# What a failed upload leaves behind, so that its parts do not stay stored (and billed). Where even
+# that fails, `S3ObjectStore.abort_stale_uploads` finds it later.
 
 log = structlog.get_logger(__name__)
 
-PARTS_MAX = 10_000  # S3's limit
 _ABORT_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
 _ABORT_PAUSES_S = (0.1, 0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class FileSpan:
-    number: int  # from 1
-    byte_range: ByteRange | None  # None: the file is empty
+async def _uploads(client: Any, bucket: str, prefix: str, what: str) -> list[Answer]:
+    found: list[Answer] = []
+    with translated(what):
+        pages = client.get_paginator("list_multipart_uploads")
+        async for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+            found += page.get("Uploads", ())
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    number: int
-    content: bytes
-    md5: str  # base64
-
-
-class Body(BytesIO):
-    """`content` for a request, without a copy.
-
-    The HTTP client asks a BytesIO for its buffer to learn the size, and a BytesIO of `bytes` then
-    copies them: for a part of 8 MiB that holds up the loop for several milliseconds.
-    """
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self._content = content
-
-    def getbuffer(self) -> memoryview:
-        return memoryview(self._content)
-
-
-def plan_parts(size_bytes: int, part_bytes: int) -> list[FileSpan]:
-    """At least one; larger than `part_bytes` where there would be too many."""
-    if size_bytes == 0:
-        return [FileSpan(1, None)]
-    part_bytes = max(part_bytes, -(-size_bytes // PARTS_MAX))
-    return [
-        FileSpan(number, ByteRange(start, min(start + part_bytes, size_bytes)))
-        for number, start in enumerate(range(0, size_bytes, part_bytes), 1)
-    ]
-
-
-def file_parts(path: Path, part_bytes: int) -> list[FileSpan]:
-    """The plan for a local file. Raises RemoteStorageError if it cannot be read. Blocks."""
-    try:
-        return plan_parts(path.stat().st_size, part_bytes)
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-
-
-def read_part(path: Path, span: FileSpan, digest: Callable[[bytes], str]) -> Part:
-    """Raises RemoteStorageError if the file cannot be read or has become shorter. Blocks."""
-    wanted = span.byte_range
-    try:
-        content = b"" if wanted is None else _read(path, wanted)
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-    if wanted is not None and len(content) != wanted.length:
-        raise RemoteStorageError(f"{path} became shorter while it was stored")
-    return Part(span.number, content, digest(content))
-
-
-def _read(path: Path, wanted: ByteRange) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        file.seek(wanted.start, os.SEEK_SET)
-        parts: list[bytes] = []
-        left = wanted.length
-        while left and (part := file.read(left)):
-            parts.append(part)
-            left -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-class MultipartUpload:
-    """`client` is aiobotocore's, whose methods exist at run time only."""
-
-    def __init__(self, client: Any, bucket: str, key: str, config: StoreConfig) -> None:
-        self._client = client
-        self._object = {"Bucket": bucket, "Key": key}
-        self._what = f"upload {key}"
-        self._write_max_s = config.write_max_ms / 1000
-
-    async def send(self, readers: Sequence[Callable[[], Awaitable[Part]]]) -> None:
-        """Upload the parts that `readers` deliver; each is called when there is room for one."""
-        with translated(self._what):
-            answer = await self._client.create_multipart_upload(**self._object)
-        upload_id: str = answer["UploadId"]
+async def _abort(client: Any, bucket: str, upload: Answer) -> None:
+    """One that is gone already is no error."""
+    key = upload["Key"]
+    with translated(f"abort upload {key}"):
         try:
-            etags = await self._send_parts(upload_id, readers)
-            with translated(self._what):
-                await self._client.complete_multipart_upload(
-                    **self._object,
-                    UploadId=upload_id,
-                    MultipartUpload={
-                        "Parts": [
-                            {"PartNumber": number, "ETag": etag}
-                            for number, etag in sorted(etags.items())
-                        ]
-                    },
-                )
-        except BaseException:
-            await self._abort_after_failure(upload_id)
-            raise
-
-    async def abort(self, upload_id: str) -> bool:
-        """False: it was gone already."""
-        with translated(f"abort {self._what}"):
-            try:
-                await self._client.abort_multipart_upload(**self._object, UploadId=upload_id)
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
-                    raise
-                return False
-        return True
-
-    async def _send_parts(
-        self, upload_id: str, readers: Sequence[Callable[[], Awaitable[Part]]]
-    ) -> dict[int, str]:
-        etags: dict[int, str] = {}
-        waiting = iter(readers)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(PARTS_IN_FLIGHT_MAX, len(readers))):
-                    group.create_task(self._send_in_turn(upload_id, waiting, etags))
-        except ExceptionGroup as failures:
-            # They fail together when the store does: the first stands for all.
-            raise failures.exceptions[0] from failures
-        return etags
-
-    async def _send_in_turn(
-        self,
-        upload_id: str,
-        waiting: Iterator[Callable[[], Awaitable[Part]]],
-        etags: dict[int, str],
-    ) -> None:
-        for reader in waiting:
-            part = await reader()
-            with translated(f"{self._what} part {part.number}"):
-                async with asyncio.timeout(self._write_max_s):
-                    answer = await self._client.upload_part(
-                        **self._object,
-                        UploadId=upload_id,
-                        PartNumber=part.number,
-                        Body=Body(part.content),
-                        ContentMD5=part.md5,
-                    )
-            etags[part.number] = answer["ETag"]
-
-    async def _abort_after_failure(self, upload_id: str) -> None:
-        try:
-            async with asyncio.timeout(_ABORT_MAX_S):
-                await self._abort_in_spite_of_parts(upload_id)
-        except (RemoteStorageError, TimeoutError) as error:
-            log.warning("multipart_abort_failed", key=self._object["Key"], error=str(error))
-
-    async def _abort_in_spite_of_parts(self, upload_id: str) -> None:
-        """Until it is gone: the server may still work on a part that was cancelled here.
-
-        Then it may fail to abort, or the upload is there again with that part (AWS, on
-        AbortMultipartUpload: "it might be necessary to abort multiple times").
-        """
-        for pause_s in _ABORT_PAUSES_S:
-            try:
-                if not await self.abort(upload_id):
-                    return
-            except RemoteStorageError as error:
-                if not error.retriable:
-                    raise
-            await asyncio.sleep(pause_s)
-        await self.abort(upload_id)
+            await client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload["UploadId"])
+        except ClientError as error:
+            if error_code(error) != "NoSuchUpload":
+                raise
 
 
-# One client, made at the first call or by `async with`, neither of which needs the server to be
-# there. Every request is tried once: back-off is the caller's. Bodies are protected by
-# Content-MD5, which every S3 server checks, in place of the newer checksums, which not every
-# server knows.
-
-T = TypeVar("T")
+# Two clients, made at the first call or by `async with`, neither of which needs the server to be
+# there. aiobotocore finds credentials, region and endpoint, and asks for all but contents; obstore
+# sends contents (ADR 0055). Every request is tried once: back-off is the caller's. Bodies are
+# protected on their way by TLS, or else by the SHA-256 in their signature, which every S3 server
+# checks.
 
 # Whole objects are asked for as this range, which metadata and most indexes do not fill. What is
 # not there, is empty or is larger takes a second request.
 SMALL_OBJECT = ByteRange(0, 256 * 1024)
 PAGE_OBJECTS = 1000  # of a listing, at most
-_HASH_INLINE_BYTES_MAX = 256 * 1024  # hashed on the loop: less than half a millisecond
-_FILE_THREADS = 2  # read and hash the parts of local files
+_REGION_OF_ALL = "us-east-1"
+# Codes of a server that has been asked in the name of another region than the bucket's.
+_ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect")
+
+T = TypeVar("T")
+
+
+class S3Address(NamedTuple):
+    endpoint: str  # with the bucket, where that is a part of the host's name
+    virtual_host: bool
+    region: str
+
+
+def s3_address(signed_url: str, bucket: str, region: str | None) -> S3Address:
+    """`signed_url` is of the object `k`; `region` as the client names it. Pure."""
+    parts = urlsplit(signed_url)
+    virtual = parts.path == "/k"
+    base = "" if virtual else parts.path.removesuffix(f"/{bucket}/k")
+    if region is None or region == "aws-global":
+        region = _REGION_OF_ALL
+    return S3Address(f"{parts.scheme}://{parts.netloc}{base}", virtual, region)
+
+
+# How long credentials count that boto has just handed out: it renews them earlier than that.
+_CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
 
 
 class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
-    """`endpoint_url` set: path-style addresses, as servers other than AWS want them.
+    """`endpoint_url` set: path-style addresses, as most servers other than AWS want them.
 
-    Credentials, and the region where none is given, are found as boto3 finds them.
+    Credentials, and the region where none is given, are found as boto3 finds them: with a `profile`
+    in that one, and not in the environment.
     """
 
     def __init__(
@@ -330,6 +203,8 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         *,
         endpoint_url: str | None = None,
         region: str | None = None,
+        profile: str | None = None,
+        options: S3Options | None = None,
         config: StoreConfig | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
@@ -337,63 +212,51 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self._bucket = bucket
         self._endpoint_url = endpoint_url
         self._region = region
+        self._profile = profile
+        self._options = options or S3Options()
         self._config = config or StoreConfig()
         self._client: Any = None  # aiobotocore makes its methods at run time
         self._ranges: S3RangeReads | None = None
         self._sockets = ClientSockets(self._config.write_max_ms)
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
-        self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="s3-store")
+        self._session: Any = None
+        self._native: NativeObjectStore | None = None
+        self._bucket_region: str | None = None  # where it turned out to be
+        self._credentials: Any = None  # as boto handed them out last
         self._closed = False
 
     async def __aenter__(self) -> Self:
         await self._opened()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def put(self, key: str, content: bytes) -> None:
         check_key(key)
-        if len(content) <= _HASH_INLINE_BYTES_MAX:
-            digest = _md5(content)
-        else:
-            digest = await self._run(partial(_md5, content))
-        await self._put_part(key, Part(1, content, digest))
+        await self._written(lambda writer: writer.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
         """By If-None-Match; where the server does not know that, by a look before."""
         check_key(key)
-        part = Part(1, content, _md5(content))
         try:
-            await self._put_part(key, part, IfNoneMatch="*")
+            return await self._written(lambda writer: writer.put_new(key, content))
         except RemoteStorageError as error:
-            code = error_code(error.__cause__)
-            if code == "PreconditionFailed":
-                return False
-            if code != "NotImplemented":
+            if native_code(error.__cause__) != "NotImplemented":
                 raise
-        else:
-            return True
         try:
             await self.get(key)
         except ObjectNotFound:
-            await self._put_part(key, part)
+            await self.put(key, content)
             return True
         return False
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        """Bytes in memory: at most part_bytes × PARTS_IN_FLIGHT_MAX."""
+        """As `NativeObjectStore` does, with its memory."""
         check_key(key)
-        client = await self._opened()
-        spans = await self._run(partial(file_parts, path, self._part_bytes))
-        if len(spans) == 1:
-            await self._put_part(key, await self._run(partial(read_part, path, spans[0], _md5)))
-            return
-        upload = MultipartUpload(client, self._bucket, key, self._config)
-        await upload.send(
-            [partial(self._run, partial(read_part, path, span, _md5)) for span in spans]
-        )
+        try:
+            await self._written(lambda writer: writer.put_file(key, path))
+        except (RemoteStorageError, asyncio.CancelledError):
+            await self._abort_uploads_to(key)
+            raise
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         client = await self._opened()
@@ -462,18 +325,15 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
         client = await self._opened()
-        stale: list[tuple[str, str]] = []
-        with translated(f"list uploads to {check_prefix(prefix)}"):
-            pages = client.get_paginator("list_multipart_uploads")
-            async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-                stale += [
-                    (entry["Key"], entry["UploadId"])
-                    for entry in page.get("Uploads", ())
-                    if is_ours(entry["Key"])
-                    and entry["Initiated"].timestamp() * 1000 < older_than_epoch_ms
-                ]
-        for key, upload_id in stale:
-            await MultipartUpload(client, self._bucket, key, self._config).abort(upload_id)
+        what = f"list uploads to {check_prefix(prefix)}"
+        stale = [
+            upload
+            for upload in await _uploads(client, self._bucket, prefix, what)
+            if is_ours(upload["Key"])
+            and upload["Initiated"].timestamp() * 1000 < older_than_epoch_ms
+        ]
+        for upload in stale:
+            await _abort(client, self._bucket, upload)
         return len(stale)
 
     async def clock_ms(self, prefix: str) -> int | None:
@@ -487,8 +347,9 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
 
     async def close(self) -> None:
         self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._client = None
+        if self._native is not None:
+            await self._native.close()
         await self._resources.aclose()
         await self._sockets.shut()
 
@@ -509,7 +370,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             raise RemoteStorageError("the store is closed")
         async with self._opening:
             if self._client is None:
-                session = get_session()
+                self._session = session = AioSession(profile=self._profile)
                 session.register_component("data_loader", _service_descriptions())
                 with translated(f"open bucket {self._bucket}"):
                     client = await self._resources.enter_async_context(
@@ -524,6 +385,10 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                 # end: no time-out of the HTTP client covers it.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
                 register(client)
+                if self._options.requester_pays:
+                    client.meta.events.register("before-parameter-build.s3", _requester_pays)
+                    self._client = client
+                    return client  # a signed URL would not say so
                 with translated(f"open bucket {self._bucket}"):
                     self._ranges = await open_range_reads(
                         self._resources, session, client, self._bucket, self._config
@@ -542,38 +407,127 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             response_checksum_validation="when_required",
             warm_up_loader_caches=True,  # the service description is read on a thread
             s3={
-                "addressing_style": "path" if self._endpoint_url else "auto",
-                # The signed Content-MD5 stands for the body; hashing it a second time with
-                # SHA-256 would be done on the loop, 16 ms for a part.
-                "payload_signing_enabled": False,
+                "addressing_style": self._options.addressing
+                or ("path" if self._endpoint_url else "auto"),
             },
         )
 
-    async def _put_part(self, key: str, part: Part, **conditions: str) -> None:
-        """One part that is the whole object."""
-        client = await self._opened()
-        # The client's own time-outs do not cover a server that stops taking bytes.
-        with translated(f"put {key}"):
-            async with asyncio.timeout(self._config.write_max_ms / 1000):
-                await client.put_object(
-                    Bucket=self._bucket,
-                    Key=key,
-                    Body=Body(part.content),
-                    ContentMD5=part.md5,
-                    **conditions,
-                )
+    async def _written(self, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
+        """Again, where the bucket turns out to be in another region than ours."""
+        try:
+            return await call(await self._writer())
+        except RemoteStorageError as error:
+            if native_code(error.__cause__) not in _ELSEWHERE:
+                raise
+            client = await self._opened()
+            with translated(f"look for bucket {self._bucket}"):
+                answer: Answer = await client.head_bucket(Bucket=self._bucket)
+            region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+            if region in (None, self._bucket_region):
+                raise
+            self._bucket_region, self._native = region, None
+        return await call(await self._writer())
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._closed:
-            raise RemoteStorageError("the store is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _writer(self) -> NativeObjectStore:
+        """Has credentials that count for long enough. Raises RemoteStorageError."""
+        client = await self._opened()
+        with translated(f"open bucket {self._bucket}"):
+            credentials = await self._session.get_credentials()
+            if credentials is None:
+                raise NoCredentialsError
+            self._credentials = await credentials.get_frozen_credentials()
+            if self._native is None:
+                self._native = await self._open_native(await self._address(client))
+        return self._native
+
+    async def _address(self, client: Any) -> S3Address:
+        """Where aiobotocore would send a request: a URL that it has signed tells. The region of a
+        signature it would still take from the client, where it knows that the bucket is elsewhere.
+        """
+        url = await client.generate_presigned_url(
+            "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
+        )
+        return s3_address(url, self._bucket, self._bucket_region or client.meta.region_name)
+
+    async def _open_native(self, address: S3Address) -> NativeObjectStore:
+        plain_http = address.endpoint.startswith("http:")
+        make = partial(
+            S3Store,
+            self._bucket,
+            # TLS protects the body on its way: a SHA-256 as well is a fifth of an archiver's CPU.
+            unsigned_payload=not plain_http,
+            # That key, because a variable of its name would go before `endpoint`.
+            aws_endpoint_url_s3=address.endpoint,
+            region=address.region,
+            virtual_hosted_style_request=address.virtual_host,
+            credential_provider=self._told_credentials,
+            **self._write_options(),
+        )
+        bundle = self._session.get_config_variable("ca_bundle")
+        trusted = await asyncio.to_thread(Path(bundle).read_bytes) if bundle else None
+        clients = make_clients(make, self._config, plain_http=plain_http, trusted=trusted)
+        return NativeObjectStore(
+            clients,
+            page_objects=PAGE_OBJECTS,
+            config=self._config,
+            part_bytes=self._part_bytes,
+            file_attributes={"Storage-Class": self._options.storage_class}
+            if self._options.storage_class
+            else None,
+        )
+
+    def _write_options(self) -> dict[str, Any]:
+        options = {
+            "server_side_encryption": self._options.sse,
+            "sse_kms_key_id": self._options.sse_kms_key_id,
+            "request_payer": self._options.requester_pays or None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _told_credentials(self) -> S3Credential:
+        """The library asks on a thread of its own, shortly before those that it has expire."""
+        return {
+            "access_key_id": self._credentials.access_key,
+            "secret_access_key": self._credentials.secret_key,
+            "token": self._credentials.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_GOOD_FOR,
+        }
+
+    async def _abort_uploads_to(self, key: str) -> None:
+        """Until none is left: the server may still work on a part that was cancelled here.
+
+        Then it may fail to abort, or the upload is there again with that part (AWS, on
+        AbortMultipartUpload: "it might be necessary to abort multiple times").
+        """
+        try:
+            async with asyncio.timeout(_ABORT_MAX_S):
+                for pause_s in (*_ABORT_PAUSES_S, None):
+                    if not await self._abort_each_upload_to(key) or pause_s is None:
+                        return
+                    await asyncio.sleep(pause_s)
+        except (RemoteStorageError, TimeoutError) as error:
+            log.warning("multipart_abort_failed", key=key, error=str(error))
+
+    async def _abort_each_upload_to(self, key: str) -> bool:
+        """False: there was none."""
+        client = await self._opened()
+        found = await _uploads(client, self._bucket, key, f"list uploads to {key}")
+        ours = [upload for upload in found if upload["Key"] == key]
+        for upload in ours:
+            try:
+                await _abort(client, self._bucket, upload)
+            except RemoteStorageError as error:
+                if not error.retriable:
+                    raise
+        return bool(ours)
+
+
+def _requester_pays(params: dict[str, Any], model: Any, **_: Any) -> None:
+    if "RequestPayer" in model.input_shape.members:
+        params["RequestPayer"] = "requester"
 
 
 @cache
 def _service_descriptions() -> Any:
     """botocore's own loader, which keeps what it has parsed: 0.1 s of CPU per store otherwise."""
     return get_session().get_component("data_loader")
-
-
-def _md5(content: bytes) -> str:
-    return b64encode(md5(content, usedforsecurity=False).digest()).decode("ascii")

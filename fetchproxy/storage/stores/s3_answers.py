@@ -15,14 +15,17 @@ from botocore.parsers import ResponseParserError
 
 from fetchproxy.errors import (
     ObjectNotFound,
-    RangeNotSatisfiable,
     RemoteStorageError,
     StorageDenied,
-    StorageThrottled,
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.stores.object_store import StoredObject, http_date_ms
+from fetchproxy.storage.stores.object_store import (
+    StoredObject,
+    error_of_code,
+    error_of_status,
+    http_date_ms,
+)
 
 # Is this answer of an S3 server the one that was asked for? Pure checks, before bytes are used.
 #
@@ -101,33 +104,6 @@ def answered_at_ms(answer: Answer) -> int | None:
 #
 # The S3 client is asked not to retry, so that one back-off (the fetcher's, the archiver's) does.
 
-# Codes that say more than their status does (S3 API reference, "Error responses").
-_BY_CODE: dict[str, type[RemoteStorageError]] = {
-    "NoSuchKey": ObjectNotFound,
-    "InvalidRange": RangeNotSatisfiable,
-    # An archive whose bucket is missing is not an empty archive.
-    "NoSuchBucket": StorageUnavailable,
-    # Somebody took the upload for a stale one; a new attempt starts a new upload.
-    "NoSuchUpload": StorageUnavailable,
-    "SlowDown": StorageThrottled,
-    "Throttling": StorageThrottled,
-    "ThrottlingException": StorageThrottled,
-    "RequestLimitExceeded": StorageThrottled,
-    "RequestThrottled": StorageThrottled,
-    "TooManyRequests": StorageThrottled,
-    "AccessDenied": StorageDenied,
-    "ExpiredToken": StorageDenied,
-    "InvalidToken": StorageDenied,
-    "InvalidAccessKeyId": StorageDenied,
-    "SignatureDoesNotMatch": StorageDenied,
-    "AuthorizationHeaderMalformed": StorageDenied,
-    # Status 400, but a matter of what happened on the way.
-    "RequestTimeout": StorageUnavailable,
-    "BadDigest": StorageUnavailable,
-    "IncompleteBody": StorageUnavailable,
-    "InternalError": StorageUnavailable,
-}
-
 _UNAVAILABLE = (
     boto.HTTPClientError,  # connection closed, streaming broke off
     boto.ConnectionError,  # refused, reset, unresolved, connect time-out, TLS, proxy
@@ -154,7 +130,7 @@ def client_error(error: boto.ClientError, what: str) -> RemoteStorageError:
     """By the answer's code where that is telling, else by its status."""
     code = error_code(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    kind = _BY_CODE.get(code) or by_status(status)
+    kind = error_of_code(code) or error_of_status(status)
     return kind(f"{what}: {error}")
 
 
@@ -162,21 +138,6 @@ def error_code(error: BaseException | None) -> str:
     """As the server named it; empty: it named none."""
     response = error.response if isinstance(error, boto.ClientError) else {}
     return str(response.get("Error", {}).get("Code", ""))
-
-
-def by_status(status: int) -> type[RemoteStorageError]:
-    if status == 404:
-        return ObjectNotFound
-    if status == 416:
-        return RangeNotSatisfiable
-    if status in (401, 403):
-        return StorageDenied
-    if status in (429, 503):
-        return StorageThrottled
-    # S3 reports some errors within an answer of status 200, after it has begun to answer.
-    if status in (408, 409) or status >= 500 or status < 300:
-        return StorageUnavailable
-    return RemoteStorageError  # a request that this store does not understand
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -27,8 +28,10 @@ from fetchproxy.errors import (
     StorageThrottled,
     StorageUnavailable,
 )
+from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.kerberos import Kerberos, offered
 
 # What an HDFS says, in the domain's words. Decides nothing about retries beyond the class.
 #
@@ -88,6 +91,7 @@ class RemoteFault(Exception):
         super().__init__(without_token(": ".join([exception or f"status {status}", *first_line])))
         self.status = status
         self.exception = exception
+        self.wants_kerberos = False
 
 
 def remote_fault(status: int, body: bytes) -> RemoteFault:
@@ -254,9 +258,15 @@ def list_after(start_after: str, name_start: str) -> str:
 # acted on it: nobody there, or a standby. Back-off is the caller's.
 #
 # Bytes come from and go to DataNodes: a NameNode answers with an address, which is followed.
+#
+# A NameNode that wants Kerberos is asked for a delegation token by it, once. With a ticket or a
+# cookie for each request the NameNode would make, log and keep for a day a token of its own for
+# every redirect to a DataNode.
 
 _REDIRECTS = frozenset({301, 302, 307, 308})
-_NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken"})
+# A NameNode says SecurityException of a token that has ended or that it does not know, the others
+# say which kind it is.
+_NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken", "SecurityException"})
 # Of an answer without data: a page of a listing has a thousand names.
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _FAULT_BYTES_MAX = 64 * 1024
@@ -281,8 +291,12 @@ class WebHdfsClient:
         self._active = 0  # the NameNode that answered last
         self.date: str | None = None  # as that one's last answer says, of HTTP
         self._token: str | None = None
+        self._kerberos = Kerberos(config.read_max_ms / 1000)
+        self._by_kerberos = False  # a NameNode has wanted it
+        self._new_tokens: SingleFlight[str | None] = SingleFlight()
 
     async def close(self) -> None:
+        self._kerberos.close()
         if self._session is None:
             return
         await self._session.close()
@@ -304,11 +318,12 @@ class WebHdfsClient:
         address, body = await self._ask_namenode("GET", "OPEN", path, parameters, bytes_max)
         if address is None:
             return body
-        async with self._opened().get(address, allow_redirects=False) as answer:
-            await _check(answer, 200)
-            if answer.content_length is None:
-                raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
-            return await _body(answer, bytes_max)
+        with self._token_may_end():
+            async with self._opened().get(address, allow_redirects=False) as answer:
+                await _check(answer, 200)
+                if answer.content_length is None:
+                    raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
+                return await _body(answer, bytes_max)
 
     async def place_for(self, path: str) -> URL:
         """Where a DataNode awaits a new file's content. Nothing is made yet."""
@@ -337,8 +352,9 @@ class WebHdfsClient:
                 request = self._opened().put(
                     place, data=timed(), headers=headers, allow_redirects=False
                 )
-                async with request as answer:
-                    await _check(answer, 201)
+                with self._token_may_end():
+                    async with request as answer:
+                        await _check(answer, 201)
             except aiohttp.ClientError:
                 if failures:
                     raise failures[0] from None
@@ -356,16 +372,20 @@ class WebHdfsClient:
         tries_left = len(self._location.addresses)
         token_is_fresh = False
         while True:
-            asked = self._active
+            asked, used = self._active, None
             try:
-                if self._config.hdfs_token_file is not None and self._token is None:
-                    self._token = await asyncio.to_thread(self._read_token)
+                if self._token is None and self._needs_token:
+                    self._token = await self._new_tokens.run(asked, partial(self._new_token, asked))
                     token_is_fresh = True
-                url = self._url(asked, op, path, parameters)
+                used = self._token
+                url = self._url(asked, op, path, {**parameters, **self._asker()})
                 return await self._ask_once(method, url, op, bytes_max)
             except RemoteFault as fault:
-                if fault.exception in _NO_SUCH_TOKEN and self._token and not token_is_fresh:
-                    self._token = None  # somebody may have put a new one into the file
+                if fault.wants_kerberos and not self._needs_token:
+                    self._by_kerberos = True
+                if self._needs_token and not token_is_fresh and _is_refused(fault, used):
+                    if self._token is used:
+                        self._token = None  # somebody may have put a new one into the file
                     continue
                 if fault.exception not in STANDBY or tries_left <= 1:
                     raise
@@ -393,16 +413,51 @@ class WebHdfsClient:
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._opened().request(method, url, allow_redirects=False)
 
+    @property
+    def _needs_token(self) -> bool:
+        return self._by_kerberos or self._config.hdfs_token_file is not None
+
+    async def _new_token(self, asked: int) -> str | None:
+        if self._config.hdfs_token_file is not None:
+            return await asyncio.to_thread(self._read_token)
+        url = self._url(asked, "GETDELEGATIONTOKEN", "", {})  # the ticket says who asks
+        assert url.host is not None
+        negotiation = await self._kerberos.begin(url.host)
+        headers = {"Authorization": negotiation.authorization}
+        async with self._opened().get(url, headers=headers, allow_redirects=False) as answer:
+            await _check(answer, 200)
+            proofs = answer.headers.getall("WWW-Authenticate", [])
+            body = await _received(answer, _FAULT_BYTES_MAX)
+        await self._kerberos.check_server(negotiation, proofs)
+        try:
+            return str(json.loads(body)["Token"]["urlString"])
+        except (ValueError, KeyError, TypeError):
+            raise StorageDenied(f"{url.host} gives no delegation token") from None
+
+    @contextmanager
+    def _token_may_end(self) -> Iterator[None]:
+        """Between the NameNode's answer and that of a DataNode, which asks the NameNode again."""
+        used = self._token
+        try:
+            yield
+        except RemoteFault as fault:
+            if not self._by_kerberos or fault.exception not in _NO_SUCH_TOKEN:
+                raise
+            if self._token is used:
+                self._token = None
+            raise StorageUnavailable(f"the delegation token has ended: {fault}") from fault
+
     def _pass_over(self, asked: int) -> None:
         if self._active == asked:
             self._active = (asked + 1) % len(self._location.addresses)
 
+    def _asker(self) -> Mapping[str, str]:
+        if self._token is not None:
+            return {"delegation": self._token}
+        return {} if self._location.user is None else {"user.name": self._location.user}
+
     def _url(self, asked: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
         query = {"op": op, **parameters}
-        if self._token is not None:
-            query["delegation"] = self._token
-        elif self._location.user is not None:
-            query["user.name"] = self._location.user
         scheme = "https" if self._location.tls else "http"
         place = quote(f"/webhdfs/v1{self.absolute(path)}")
         address = self._location.addresses[asked]
@@ -431,13 +486,25 @@ class WebHdfsClient:
                     sock_read=self._config.read_max_ms / 1000,
                 ),
                 auto_decompress=False,
+                # A NameNode's cookie would count in place of a token.
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
 
 async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
     if answer.status != status:
-        raise remote_fault(answer.status, await _received(answer, _FAULT_BYTES_MAX))
+        fault = remote_fault(answer.status, await _received(answer, _FAULT_BYTES_MAX))
+        challenges = answer.headers.getall("WWW-Authenticate", [])
+        fault.wants_kerberos = answer.status == 401 and offered(challenges)
+        raise fault
+
+
+def _is_refused(fault: RemoteFault, token: str | None) -> bool:
+    """Whether what was sent, nothing or a token, is not who may ask."""
+    if token is None:
+        return fault.wants_kerberos
+    return fault.exception in _NO_SUCH_TOKEN or fault.status == 401
 
 
 async def _body(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:

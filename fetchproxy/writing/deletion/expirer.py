@@ -190,7 +190,7 @@ class RetentionBrake:
             try:
                 self._known[tip] = None if raw is None else decode_announcement(raw)
             except CorruptSegment as error:  # then it is announced anew
-                log.warning("retention_step_unreadable", topic=tip.topic, error=str(error))
+                log.warning("announced_retention_unreadable", topic=tip.topic, error=str(error))
                 self._known[tip] = None
         return self._known[tip]
 

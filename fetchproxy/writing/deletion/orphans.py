@@ -10,7 +10,7 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, ObjectNotFound
+from fetchproxy.errors import CorruptSegment, ObjectNotFound, SegmentLocked
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -248,10 +248,12 @@ async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int
     last = key.base_offset
     if SegmentFile.INDEX in objects:
         try:
-            raw = await rsm.get_listed_index(objects[SegmentFile.INDEX], stored.size_bytes)
+            raw, log_bytes = await rsm.get_listed_index(objects)
             index = RemoteLogIndex.parse(raw)
-            if index.size_bytes == stored.size_bytes:
+            if index.size_bytes == log_bytes:
                 last = max(last, index.last_offset)
+        except SegmentLocked:
+            raise  # it says something, to who has the key
         except (CorruptSegment, ObjectNotFound):
             pass  # it says nothing of the log
     return key.base_offset, last

@@ -159,7 +159,7 @@ class PartitionDeletion:
                 self._failing = False
             except (ClusterError, RemoteStorageError) as error:
                 if not self._failing:
-                    log.warning("deleted_topics_not_looked_for", error=str(error))
+                    log.warning("deleted_topics_check_failed", error=str(error))
                 self._failing = True
             await asyncio.sleep(self._check_interval_s)
 

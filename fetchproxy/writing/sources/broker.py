@@ -211,11 +211,8 @@ class BatchGatherer(SegmentGatherer):
 
 
 class BrokerSource(LogSource):
-    """`wait_max_ms`: how long a broker may hold a fetch that finds nothing; 0 asks and returns."""
-
-    def __init__(self, cluster: Cluster, wait_max_ms: int = 0) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._wait_max_ms = wait_max_ms
 
     async def log_start_offset(self, tip: TopicIdPartition) -> int:
         now = asyncio.get_running_loop().time()
@@ -226,7 +223,7 @@ class BrokerSource(LogSource):
             tip,
             position,
             bytes_max=bytes_max,
-            wait_max_ms=self._wait_max_ms,
+            wait_max_ms=0,  # a broker holds no fetch that finds nothing
             isolation=IsolationLevel.READ_COMMITTED,
         )
         if fetched.error_code != 0:
@@ -244,7 +241,9 @@ class BrokerSource(LogSource):
                 f"{tip} ends at offset {edges.high_watermark}, archived up to {position}"
             )
         # Out of range a moment ago, in range now: a new leader, or a log that has just grown.
-        raise ClusterUnavailable(f"{tip}: offset {position} was out of range and is no more")
+        raise ClusterUnavailable(
+            f"{tip}: offset {position} was out of range, and is within it again"
+        )
 
 
 def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> LogRead:

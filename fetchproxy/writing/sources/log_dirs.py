@@ -14,6 +14,7 @@ from typing import IO
 from uuid import UUID
 
 import structlog
+from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import (
     HEADER_BYTES,
@@ -40,6 +41,7 @@ from fetchproxy.segments.side_files import (
     snapshot_fault,
     time_index_fault,
 )
+from fetchproxy.storage.key_rings import stream_at
 from fetchproxy.writing.sources.segment_source import (
     CopyPace,
     LogGap,
@@ -228,8 +230,15 @@ def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
     return None
 
 
-def take_segment(rolled: RolledSegment, path: Path, go_on: Callable[[], bool]) -> Taken:
+def take_segment(
+    rolled: RolledSegment,
+    path: Path,
+    go_on: Callable[[], bool],
+    stream_key: bytes | None = None,
+) -> Taken:
     """Check the segment's file and put it, from the batch that holds the position on, at `path`.
+
+    What is copied there is encrypted with `stream_key`; a link is the broker's own file.
 
     Raises SegmentGone, CorruptSegment, CompactedLog, LogDirUnusable for what this program does not
     archive or another look may find otherwise, OSError, and Stopped as soon as `go_on` answers
@@ -242,10 +251,14 @@ def take_segment(rolled: RolledSegment, path: Path, go_on: Callable[[], bool]) -
                 raise Stopped
         reading.finish()
         try:
-            copied_bytes = _place(file, rolled.file, reading.skipped_bytes, path)
-            segment = reading.summary.close(path, settled=copied_bytes > 0)
+            linked = reading.skipped_bytes == 0 and _link(file, rolled.file, path)
+            segment = reading.summary.close(path, settled=not linked)
+            if not linked:
+                file.seek(reading.skipped_bytes)
+                segment = _copied(file, segment, stream_key)
             files = _kafka_files(rolled, segment, whole=reading.skipped_bytes == 0)
             segment = replace(segment, kafka_files=files)
+            copied_bytes = 0 if linked else segment.size_bytes
             return Taken(segment, reading.summary.first_timestamp_ms, copied_bytes)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -279,7 +292,7 @@ class _Reading:
         self._file.seek(self._at)
         data = self._file.read(wanted_bytes)
         if len(data) < wanted_bytes:
-            raise self._unusable(f"ends at byte {self._at + len(data)} now, it had {self._size}")
+            raise self._unusable(f"has {self._at + len(data)} bytes now; it had {self._size}")
         end, taken_from = 0, None
         try:
             for header in walk(data):
@@ -424,16 +437,19 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
     )
 
 
-def _place(file: IO[bytes], name: Path, skipped_bytes: int, path: Path) -> int:
-    """The open `file` without its first bytes, at `path`; the number of bytes that were copied."""
-    if skipped_bytes == 0 and _link(file, name, path):
-        return 0
-    copied_bytes = 0
-    file.seek(skipped_bytes)
-    with path.open("wb") as copy:
+def _copied(file: IO[bytes], segment: GatheredSegment, stream_key: bytes | None) -> GatheredSegment:
+    """The rest of the open `file`, copied to `segment.log`."""
+    stream = None if stream_key is None else stream_at(stream_key, 0)
+    crc = copied_crc = 0
+    with segment.log.open("wb") as copy:
         while block := file.read(_BLOCK_BYTES):
-            copied_bytes += copy.write(block)
-    return copied_bytes
+            crc = crc32c(block, crc)
+            stored = block if stream is None else stream.update(block)
+            copied_crc = crc32c(stored, copied_crc)
+            copy.write(stored)
+    if crc != segment.log_crc:
+        raise CorruptSegment(f"{segment.tip}: {file.name} has changed while it was copied")
+    return replace(segment, log_crc=copied_crc, stream_key=stream_key)
 
 
 def _link(file: IO[bytes], name: Path, path: Path) -> bool:
@@ -561,7 +577,9 @@ class LogDirsGatherer(SegmentGatherer):
         stop = threading.Event()
         path = self._spool.new_file()
         try:
-            taken = await asyncio.to_thread(take_segment, rolled, path, lambda: not stop.is_set())
+            taken = await asyncio.to_thread(
+                take_segment, rolled, path, lambda: not stop.is_set(), self._spool.new_key()
+            )
         except SegmentGone:
             return None
         finally:

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import IO, Self
@@ -24,6 +24,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_THROTTLE_SECONDS
 from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
+from fetchproxy.storage.key_rings import KEY_BYTES, stream_at
 
 # The folder where segments are gathered before they are copied. Nothing in it is ever trusted.
 #
@@ -37,9 +38,13 @@ _LOCK = "lock"
 
 
 class Spool:
-    """`async with`: creates the folder, removes leftovers; on exit the folder and all in it go."""
+    """`async with`: creates the folder, removes leftovers; on exit the folder and all in it go.
 
-    def __init__(self, spool_dir: Path | None) -> None:
+    `encrypted`: each file is, with a key of its own that never leaves the memory.
+    """
+
+    def __init__(self, spool_dir: Path | None, *, encrypted: bool = False) -> None:
+        self._encrypted = encrypted
         self._parent = spool_dir or Path(tempfile.gettempdir())
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
@@ -64,6 +69,10 @@ class Spool:
             raise RuntimeError("the spool is not open")
         self._files += 1
         return self._folder / f"{self._files:08d}.log"
+
+    def new_key(self) -> bytes | None:
+        """Of a new file; None: it is not to be encrypted."""
+        return os.urandom(KEY_BYTES) if self._encrypted else None
 
     def _make_way(self) -> None:
         self._parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +102,7 @@ class Spool:
                 continue  # in use
             except OSError as error:
                 # Another user's, perhaps: it costs disk space but harms nothing.
-                log.warning("spool_leftover_kept", path=os.fspath(folder), error=str(error))
+                log.warning("spool_leftover_not_deleted", path=os.fspath(folder), error=str(error))
 
 
 # `broker` gathers a segment from fetched batches (over a `LogSource`),
@@ -206,6 +215,7 @@ class SegmentWriter:
         self.began_at: float | None = None
         self._spool = spool
         self._path = spool.new_file()
+        self._stream_key = spool.new_key()
 
     @property
     def position(self) -> int:
@@ -249,7 +259,8 @@ class SegmentWriter:
 
     def close(self) -> GatheredSegment:
         """At least one batch must have been appended."""
-        return self._summary.close(self._path, settled=True)
+        closed = self._summary.close(self._path, settled=True)
+        return replace(closed, stream_key=self._stream_key)
 
     async def discard(self) -> None:
         """Give the disk space back. Idempotent."""
@@ -259,12 +270,14 @@ class SegmentWriter:
 
     def _append_file(self, chunk: memoryview, size_after: int) -> None:
         size_before = size_after - len(chunk)
+        if self._stream_key is not None:
+            chunk = memoryview(stream_at(self._stream_key, size_before).update(chunk))
         try:
             with self._path.open("ab", buffering=0) as file:
                 _write_all(file, chunk)
                 if file.tell() != size_after:
                     raise OSError(
-                        f"spool file {self._path} has {file.tell()} bytes, expected {size_after}"
+                        f"spool file {self._path} has {file.tell()} bytes; expected {size_after}"
                     )
         except OSError as error:
             if error.errno not in (ENOSPC, EDQUOT):

@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from fetchproxy_protocol.addresses import ADDRESSES, AnswerAddresses
-from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
-from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Session, Treatment
+from fetchproxy.serving.relay.handling import Api, Passes, Session, rewritten
 
 
 def expect_addresses(
@@ -51,15 +51,14 @@ def _api(key: ApiKey, why: str) -> Api:
     def expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
         return expect_addresses(session.addresses, head, ADDRESSES[key])
 
-    versions = PROXIED_VERSIONS[key]
-    return Api(key, (Behaviour(*versions, Treatment.REWRITTEN, Passes(expect), why),))
+    return rewritten(key, Passes(expect), why)
 
 
-_SHARED = "Addresses in NodeEndpoints become ours"
+_SHARED = "Addresses in NodeEndpoints become the proxy's"
 APIS = (
-    _api(ApiKey.METADATA, "Brokers' addresses become ours."),
-    _api(ApiKey.FIND_COORDINATOR, "Coordinators' addresses too."),
-    _api(ApiKey.DESCRIBE_CLUSTER, "Brokers' addresses become ours."),
+    _api(ApiKey.METADATA, "Brokers' addresses become the proxy's."),
+    _api(ApiKey.FIND_COORDINATOR, "Coordinators' addresses become the proxy's."),
+    _api(ApiKey.DESCRIBE_CLUSTER, "Brokers' addresses become the proxy's."),
     _api(ApiKey.SHARE_FETCH, f"{_SHARED}; the records are the broker's alone."),
     _api(ApiKey.SHARE_ACKNOWLEDGE, f"{_SHARED}."),
 )

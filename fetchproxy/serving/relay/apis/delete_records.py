@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 from fetchproxy_protocol import delete_records as wire
-from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.delete_records import DeletionResult
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer, Cursor
@@ -32,7 +32,7 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of
 from fetchproxy.serving.relay.answers import HeldAnswer
-from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
+from fetchproxy.serving.relay.handling import Held, Session, rewritten
 from fetchproxy.serving.relay.served_archive import ServedArchive
 
 log = structlog.get_logger(__name__)
@@ -129,14 +129,8 @@ async def _raise_log_start(
     return view.log_start_offset
 
 
-API = Api(
+API = rewritten(
     ApiKey.DELETE_RECORDS,
-    (
-        Behaviour(
-            *PROXIED_VERSIONS[ApiKey.DELETE_RECORDS],
-            Treatment.REWRITTEN,
-            Held(_on_request),
-            "Behind the broker's log start the archive's is raised as well, durably.",
-        ),
-    ),
+    Held(_on_request),
+    "After the broker's log start the proxy raises the archive's too, durably.",
 )

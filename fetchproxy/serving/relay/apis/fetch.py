@@ -107,10 +107,12 @@ class FetchHandler:
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
         on = self._on
-        return on.share.due_in(lambda: self._client(frame), on.session.node_id, request.partitions)
+        session_partitions = len(on.mirror.asked)
+        node_id, partitions = on.session.node_id, request.partitions
+        return on.share.due_in(lambda: self._client(frame), node_id, partitions, session_partitions)
 
-    def software_is(self, name: str) -> None:
-        self._on.share.software_is(name)
+    def software_is(self, name: str, version: str) -> None:
+        self._on.share.software_is(name, version)
 
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """So that one client's ten thousand partitions do not keep the others waiting."""

@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fetchproxy_protocol import list_offsets as wire
-from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.list_offsets import OffsetResult
 from fetchproxy_protocol.primitives import Buffer, Cursor
@@ -39,7 +39,7 @@ from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, each_of
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
+from fetchproxy.serving.relay.handling import Held, Session, rewritten
 from fetchproxy.serving.relay.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
@@ -400,14 +400,8 @@ def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int)
     return True
 
 
-API = Api(
+API = rewritten(
     ApiKey.LIST_OFFSETS,
-    (
-        Behaviour(
-            *PROXIED_VERSIONS[ApiKey.LIST_OFFSETS],
-            Treatment.REWRITTEN,
-            Held(_on_request),
-            "Both tiers: earliest, latest-tiered, maximum and real timestamps.",
-        ),
-    ),
+    Held(_on_request),
+    "Earliest, latest-tiered, maximum and real timestamps count both tiers.",
 )

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from fetchproxy_protocol import offset_for_leader_epoch as wire
-from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
 from fetchproxy_protocol.primitives import Buffer
@@ -33,7 +33,7 @@ from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment
+from fetchproxy.serving.relay.handling import Held, Session, rewritten
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import ServedArchive
 
@@ -189,14 +189,8 @@ def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int)
     return True
 
 
-API = Api(
+API = rewritten(
     ApiKey.OFFSET_FOR_LEADER_EPOCH,
-    (
-        Behaviour(
-            *PROXIED_VERSIONS[ApiKey.OFFSET_FOR_LEADER_EPOCH],
-            Treatment.REWRITTEN,
-            Held(_on_request),
-            "An epoch older than the broker's log is looked up in the archive's lineage.",
-        ),
-    ),
+    Held(_on_request),
+    "An epoch older than the broker's log is looked up in the archive's lineage.",
 )

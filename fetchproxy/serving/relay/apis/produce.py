@@ -45,14 +45,14 @@ API = Api(
             ENDPOINTS_FROM - 1,
             Treatment.RELAYED,
             Passes(_expect_relayed),
-            "Only `acks` is read, as acks=0 has no answer.",
+            "The proxy reads only `acks`, because acks=0 has no answer.",
         ),
         Behaviour(
             ENDPOINTS_FROM,
             _LAST,
             Treatment.REWRITTEN,
             Passes(_expect_rewritten),
-            "Addresses in NodeEndpoints (KIP-951) become ours.",
+            "Addresses in NodeEndpoints (KIP-951) become the proxy's.",
         ),
     ),
 )

@@ -27,7 +27,7 @@ API = Api(
             0,
             Treatment.ANSWERED,
             Held(_refuse_v0),
-            "Error 35: bare tokens without a frame header would follow.",
+            "Error 35: in v0 tokens without a frame header would follow.",
         ),
         relayed(*PROXIED_VERSIONS[ApiKey.SASL_HANDSHAKE], "The broker authenticates its clients."),
     ),

@@ -28,8 +28,8 @@ from fetchproxy.serving.relay.handling import (
     Held,
     Passes,
     Session,
-    Treatment,
     relayed,
+    rewritten,
 )
 
 
@@ -40,16 +40,8 @@ def _fetch(session: Session, frame: bytes, head: RequestHead, body_at: int) -> b
 # A connection has one handler of fetches (`apis.fetch`), as they build upon each other.
 FETCH = Held(_fetch)
 
-_FETCH_API = Api(
-    ApiKey.FETCH,
-    (
-        Behaviour(
-            *PROXIED_VERSIONS[ApiKey.FETCH],
-            Treatment.REWRITTEN,
-            FETCH,
-            "Partitions below the broker's log start are read from the archive.",
-        ),
-    ),
+_FETCH_API = rewritten(
+    ApiKey.FETCH, FETCH, "Partitions below the broker's log start are read from the archive."
 )
 
 SPECIAL: dict[ApiKey, Api] = {

@@ -47,13 +47,14 @@ def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
 
     async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         asked = request.read(REQUEST)
-        request.share.software_is(asked.get("client_software_name", ""))
+        name = asked.get("client_software_name", "")
+        request.share.software_is(name, asked.get("client_software_version", ""))
         if asked["cluster_id"] not in (None, parts.cluster_id) or (
             asked["node_id"] not in (_ANY_NODE, NODE_ID)
         ):
             refusal = {"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()}
             return request.respond(refusal)
-        offered = with_sasl if parts.clients_log_in else ranges
+        offered = with_sasl if parts.logins else ranges
         return request.respond({"api_keys": offered})
 
     return answer

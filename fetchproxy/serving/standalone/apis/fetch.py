@@ -27,7 +27,6 @@ from fetchproxy_protocol.fetch import (
     PartitionPatch,
     TopicRef,
     encode_error_response,
-    entry_bytes_max,
     fetch_offset,
     parse_fetch_request,
     request_in_steps,
@@ -41,15 +40,14 @@ from fetchproxy.reading.error_mapping import INVALID_RECORD, kafka_error_code
 from fetchproxy.reading.segment_reader import (
     PARTITIONS_READ_MAX,
     READ_WAIT_MIN_S,
-    RemoteReadRequest,
     RemoteReadResult,
 )
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of, in_steps, pieces
+from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     PartitionAnswer,
     encode_own_answer,
-    encode_topics,
 )
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
@@ -101,10 +99,8 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     for part in answers:
         if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
             parts.skipped.note(tip, *part.skipped)
-    isolation = IsolationLevel(fetch.isolation_level)
-    topics = await in_steps(encode_topics(fetch.version, isolation, answers))
     owed_ms = request.share.charge(sum(a.size for a in answers), told=True)
-    return encode_own_answer(fetch.version, fetch.correlation_id, 0, topics, owed_ms)
+    return await in_steps(encode_own_answer(fetch, 0, answers, owed_ms))
 
 
 async def _parsed(payload: bytes, body_at: int) -> FetchRequest:
@@ -165,8 +161,8 @@ async def _read(
     begun_at = parts.clock()
     deadline = begun_at + max(fetch.max_wait_ms, 0) / 1000
     read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
-    asked_bytes = sum(map(entry_bytes_max, fetch.partitions.values()))
-    await request.share.enter(min(_bytes_max(parts, fetch, request), asked_bytes), deadline)
+    wanted = _reads(parts, fetch, request).asked_bytes(fetch.partitions)
+    await request.share.enter(wanted, deadline)
     while True:
         found = await _judge_by_memory(parts, fetch, tips, request)
         reads = {
@@ -232,36 +228,27 @@ async def _read_archive(
     found: _Round,
     request: Request,
 ) -> None:
-    keys = list(reads)
-    isolation = IsolationLevel(fetch.isolation_level)
-    requests = [
-        RemoteReadRequest(
-            reads[key],
-            fetch_offset(fetch.partitions[key]),
-            entry_bytes_max(fetch.partitions[key]),
-            isolation,
-            request.client,
-        )
-        for key in keys
-    ]
-    bytes_max = _bytes_max(parts, fetch, request)
-    delayed = parts.purgatory.watch(requests, bytes_max=bytes_max, deadline=deadline)
-    if delayed.reason is None:
+    under_way = _reads(parts, fetch, request)
+    under_way.watch(reads.items(), deadline)
+    if not under_way.ready:
         request.share.to_store()
-        await delayed.wait()
-    for index, result in delayed.results().items():
-        key = keys[index]
+    try:
+        await under_way.completed.wait()
+    finally:
+        under_way.cancel()
+    for key, (tip, result) in under_way.results().items():
         if isinstance(result.error, OffsetNotArchived):
-            _judge_not_archived(parts, fetch, key, reads[key], found)
+            _judge_not_archived(parts, fetch, key, tip, found)
         elif result.error is not None:
             found.errors[key] = kafka_error_code(result.error)
         elif result.records:
             found.records[key] = result
 
 
-def _bytes_max(parts: ArchiveOnlyParts, fetch: FetchRequest, request: Request) -> int:
-    """What the answer may have of records."""
-    return request.share.reads_max(min(fetch.bytes_max, parts.limits.remote_answer_bytes_max))
+def _reads(parts: ArchiveOnlyParts, fetch: FetchRequest, request: Request) -> ArchivedReads:
+    bytes_max = min(fetch.bytes_max, parts.limits.remote_answer_bytes_max)
+    bytes_max = request.share.reads_max(bytes_max)
+    return ArchivedReads(parts.purgatory, fetch, fetch.partitions, request.client, bytes_max)
 
 
 def _judge_not_archived(

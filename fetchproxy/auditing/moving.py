@@ -1,0 +1,262 @@
+"""Which of two places is the archive, while one is copied to the other and after.
+
+At any moment one place at most is open to archivers: the copy is marked as a mirror until the
+archive has been marked as moved, and everything copied since (docs/adr/0057). Here are these marks,
+and what may be deleted of an archive that has moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from fetchproxy.auditing.completeness import CompletenessCheck
+from fetchproxy.auditing.faults import Fault
+from fetchproxy.auditing.mirroring import Place, put_if_other, same_objects
+from fetchproxy.auditing.verify import metadata_faults
+from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ObjectNotFound
+from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
+from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.segments.object_keys import (
+    LAYOUT_OBJECT,
+    SegmentFile,
+    archive_wide_folders,
+    archivers_folder,
+    is_partition_object_key,
+    own_folders,
+    parse_segment_key,
+    parse_topic_folder,
+    topic_cluster_key,
+)
+from fetchproxy.storage.archive_identity import (
+    CREATION_SETTLE_S,
+    MIRROR,
+    ArchiveIdentity,
+    Moved,
+    encode_identity,
+    read_identity,
+)
+from fetchproxy.storage.stores.object_store import StoredObject
+from fetchproxy.storage.stores.registry import same_place
+
+# An archiver at work changes its object in each beat.
+HEARD_WITHIN_S = 3 * BEAT_INTERVAL_S
+
+
+async def begin_mirror(source: Place, target: Place, to: str) -> ArchiveIdentity:
+    """What the archive says of itself; the target is a mirror of it from now on, or the archive
+    already where that has moved there.
+
+    Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError.
+    """
+    said = await read_identity(source.store, source.prefix)
+    if said is None:
+        raise ArchiveMissing("there is no archive at --from")
+    if said.is_mirror:
+        raise ArchiveMismatch("--from is a mirror itself: give the archive that it is of")
+    if said.moved is not None and not same_place(said.moved.to, to):
+        raise ArchiveMismatch(f"the archive at --from has moved to {said.moved.to}")
+    theirs = await read_identity(target.store, target.prefix)
+    if theirs is None:
+        theirs = await _made_mirror(target, said)
+    if _differ(said.generation, theirs.generation) or _differ(said.cluster_id, theirs.cluster_id):
+        raise ArchiveMismatch("--to has another archive, or a mirror of another one")
+    if not theirs.is_mirror and said.moved is None:
+        raise ArchiveMismatch(
+            "--to is no mirror, but an archive to which archivers may write: give an empty place"
+        )
+    return said
+
+
+def _differ(one: object, other: object) -> bool:
+    return None not in (one, other) and one != other
+
+
+async def _made_mirror(target: Place, said: ArchiveIdentity) -> ArchiveIdentity:
+    async for name in target.store.list_folders(target.prefix):
+        if parse_topic_folder(name) is not None:
+            raise ArchiveMismatch(
+                f"--to has objects of an archive ({name}/) and no {LAYOUT_OBJECT}: give an empty "
+                "place"
+            )
+    content = encode_identity(ArchiveIdentity(said.generation, said.cluster_id, MIRROR))
+    await target.store.put_new(target.prefix + LAYOUT_OBJECT, content)
+    made = await read_identity(target.store, target.prefix)
+    if made is None:
+        raise ArchiveMissing(f"{LAYOUT_OBJECT} was put at --to, and is not there")
+    return made
+
+
+async def is_cut_over(target: Place) -> bool:
+    theirs = await read_identity(target.store, target.prefix)
+    return theirs is not None and not theirs.is_mirror
+
+
+async def copy_archive_wide(source: Place, target: Place) -> None:
+    """What is of no partition. Raises RemoteStorageError."""
+    for place in await _topic_objects(source):
+        await _copied(source, target, place)
+    for folder in archive_wide_folders(""):
+        here = await source.objects_below(source.prefix + folder)
+        there = await target.objects_below(target.prefix + folder)
+        for place in here:
+            await _copied(source, target, place)
+        for place in there.keys() - here.keys():
+            await target.store.delete(target.prefix + place)
+
+
+async def _copied(source: Place, target: Place, place: str) -> None:
+    try:
+        content = await source.store.get(source.prefix + place)
+    except ObjectNotFound:
+        return  # a topic that was never seen alive, or deleted meanwhile
+    await put_if_other(target, place, content)
+
+
+async def _topic_objects(at: Place) -> list[str]:
+    names = [name async for name in at.store.list_folders(at.prefix)]
+    topics = [topic for name in names if (topic := parse_topic_folder(name)) is not None]
+    return [topic_cluster_key("", *topic) for topic in topics]
+
+
+async def check_nobody_archives(source: Place) -> None:
+    """Raises ArchiveMismatch where an archiver is heard; takes HEARD_WITHIN_S."""
+    folder = archivers_folder(source.prefix)
+    before = await source.objects_below(folder)
+    await asyncio.sleep(HEARD_WITHIN_S)
+    after = await source.objects_below(folder)
+    heard = [place for place in after if before.get(place) != after[place]]
+    if heard:
+        raise ArchiveMismatch(
+            f"an archiver is at work at --from ({', '.join(sorted(heard))}): stop it, and run this "
+            "again"
+        )
+
+
+async def mark_moved(source: Place, said: ArchiveIdentity, to: str, now_ms: int) -> ArchiveIdentity:
+    """From now on no archiver begins there, and one that runs has ended within a minute."""
+    moved = replace(said, manager=None, moved=Moved(to, now_ms, said.manager))
+    await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(moved))
+    await asyncio.sleep(CREATION_SETTLE_S)
+    return await _as_marked(source, moved)
+
+
+async def take_back(source: Place, moved: ArchiveIdentity) -> None:
+    """The archive is where it was: the copy is not whole."""
+    assert moved.moved is not None
+    said = replace(moved, manager=moved.moved.manager, moved=None)
+    await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(said))
+
+
+async def hand_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
+    """The mirror is the archive from now on, the same one: with its generation and manager."""
+    assert moved.moved is not None
+    await _as_marked(source, moved)
+    said = replace(moved, manager=moved.moved.manager, moved=None)
+    await target.store.put(target.prefix + LAYOUT_OBJECT, encode_identity(said))
+
+
+async def _as_marked(source: Place, moved: ArchiveIdentity) -> ArchiveIdentity:
+    if await read_identity(source.store, source.prefix) != moved:
+        raise ArchiveMismatch(
+            f"another process has written the {LAYOUT_OBJECT} of --from: stop it, and run this "
+            "again"
+        )
+    return moved
+
+
+# What an archive that has moved leaves behind. It goes only where the new place has it, byte for
+# byte, or has deleted it since by its own rules, of which its records tell.
+
+
+@dataclass(slots=True)
+class DeletedPartition:
+    """`kept`: objects that stay, and `faults`: why the whole partition does."""
+
+    tip: TopicIdPartition
+    objects: int = 0
+    size_bytes: int = 0
+    kept: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+async def delete_moved_partition(
+    source: Place, target: Place, tip: TopicIdPartition, tell: Callable[[int, int], None]
+) -> DeletedPartition:
+    """May be repeated. Raises RemoteStorageError."""
+    result = DeletedPartition(tip)
+    faults = await metadata_faults(target.rsm, target.rlmm, [tip])
+    missing = (await CompletenessCheck(target.rsm, target.rlmm, None).check(tip, ())).faults
+    result.faults += [*faults, *missing]
+    here = await source.partition_objects(tip)
+    if result.faults:
+        result.kept += sorted(here)
+        return result
+    there = await target.partition_objects(tip)
+    total = sum(stored.size_bytes for stored in here.values())
+    for segment in _segments(here):
+        if not await _may_go(source, target, segment, there):
+            result.kept += sorted(segment)
+            continue
+        # The metadata first: nobody then looks for the others.
+        for place in sorted(segment, key=lambda p: not p.endswith(f".{SegmentFile.METADATA}")):
+            await source.store.delete(source.prefix + place)
+            result.objects += 1
+            result.size_bytes += segment[place].size_bytes
+        tell(result.size_bytes, total)
+    if not result.kept:
+        for place in here:
+            if is_partition_object_key("", place):
+                await source.store.delete(source.prefix + place)
+                result.objects += 1
+    return result
+
+
+def _segments(here: Mapping[str, StoredObject]) -> list[dict[str, StoredObject]]:
+    found: dict[RemoteLogSegmentId, dict[str, StoredObject]] = {}
+    for place, stored in here.items():
+        key = parse_segment_key("", place)
+        if key is not None:
+            found.setdefault(key.segment_id, {})[place] = stored
+    return list(found.values())
+
+
+async def _may_go(
+    source: Place,
+    target: Place,
+    segment: Mapping[str, StoredObject],
+    there: Mapping[str, StoredObject],
+) -> bool:
+    named = [place for place in segment if place.endswith(f".{SegmentFile.METADATA}")]
+    if not named:
+        return _is_worthless(target, segment)
+    if named[0] not in there:
+        return True  # the new place has all that it should have: this it has deleted
+    for place in segment:
+        if place not in named and not await same_objects(
+            source.store, source.prefix + place, target.store, target.prefix + place
+        ):
+            return False
+    return True
+
+
+def _is_worthless(target: Place, segment: Mapping[str, StoredObject]) -> bool:
+    """What a crash has left. A log without metadata that nothing else has the place of is not."""
+    for place in segment:
+        key = parse_segment_key("", place)
+        if key is not None and key.file is SegmentFile.LOG:
+            view = target.rlmm.view(key.segment_id.topic_id_partition)
+            offset = key.base_offset
+            return view is not None and (offset < view.raised_log_start or view.covers(offset))
+    return True
+
+
+async def delete_archive_wide(source: Place) -> None:
+    """Behind all partitions; what says that there is an archive goes last."""
+    for place in await _topic_objects(source):
+        await source.store.delete(source.prefix + place)
+    for folder in (*archive_wide_folders(source.prefix), *own_folders(source.prefix)):
+        for place in await source.objects_below(folder):
+            await source.store.delete(source.prefix + place)
+    await source.store.delete(source.prefix + LAYOUT_OBJECT)

@@ -1,0 +1,60 @@
+"""Has the data keys of an archive's segments encrypted by the key ring's active key.
+
+One small object of each segment is replaced, whole or not at all, and what it says stays true with
+either key. So a run may be ended at any step, and the next one goes on; archivers and readers
+notice nothing. It looks at objects and not at metadata: a segment whose metadata are lost keeps its
+key, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE, for_each
+from fetchproxy.errors import DamagedObject, ObjectNotFound
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+
+@dataclass(slots=True)
+class RewrapReport:
+    """`keys`: of how many segments each key had the data key, before. `faults`: what could not be
+    opened, and why."""
+
+    rewrapped: int = 0
+    keys: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+async def rewrap_archive(
+    rsm: RemoteStorageManager,
+    *,
+    topics: re.Pattern[str] | None = None,
+    dry_run: bool = False,
+    on_segment: Callable[[], None] = lambda: None,
+) -> RewrapReport:
+    """Of topics whose whole name matches (None: of all). Raises RemoteStorageError; what was done
+    until then stays."""
+    report = RewrapReport()
+
+    async def rewrap(tip: TopicIdPartition) -> None:
+        async for segment in rsm.list_packed(tip):
+            try:
+                found = await rsm.rewrap(segment, dry_run=dry_run)
+            except ObjectNotFound:
+                continue  # deleted since it was listed
+            except DamagedObject as error:
+                report.faults.append(str(error))
+                continue
+            if found.key_id:
+                report.keys[found.key_id] += 1
+                report.rewrapped += found.done
+            on_segment()
+
+    tips = [t for t in await rsm.list_partitions() if topics is None or topics.fullmatch(t.topic)]
+    await for_each(tips, rewrap, PARTITIONS_AT_ONCE)
+    report.faults.sort()
+    return report

@@ -1,0 +1,163 @@
+"""`fetchproxy mirror`: the archive in another store, as a copy or for good."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions
+from fetchproxy.cli import options
+from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
+from fetchproxy.cli.running import EXIT_FAULTS, EXIT_USER_ERROR, users_errors
+from fetchproxy.cli.verify import print_fault
+from fetchproxy.config.schema import Config
+from fetchproxy.errors import ConfigError
+from fetchproxy.jobs import mirror as job
+
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        envvar="FETCHPROXY_MIRROR_TO",
+        metavar="URL",
+        help="The other place: empty, or an earlier mirror of this archive.",
+    ),
+]
+CutOver = Annotated[
+    bool,
+    typer.Option(
+        "--cut-over",
+        help="With archivers stopped: copy the rest, and have --to be the archive. From then on no "
+        "archiver or proxy starts at --from.",
+    ),
+]
+Move = Annotated[
+    bool,
+    typer.Option(
+        "--move",
+        help="As --cut-over; archive.retention_grace_ms later, in a further run, delete at --from "
+        "what --to has, byte for byte.",
+    ),
+]
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare",
+        envvar="FETCHPROXY_MIRROR_COMPARE",
+        help="Read what is there already at both places, and compare each byte.",
+    ),
+]
+WithDamaged = Annotated[
+    bool,
+    typer.Option(
+        "--with-damaged",
+        envvar="FETCHPROXY_MIRROR_WITH_DAMAGED",
+        help="Copy damaged segments too, as they are; they are named all the same.",
+    ),
+]
+BytesPerS = Annotated[
+    int,
+    typer.Option(
+        "--bytes-per-s",
+        envvar="FETCHPROXY_MIRROR_BYTES_PER_S",
+        min=0,
+        help="Read no more than so many bytes a second from --from, with --spark in each worker; "
+        "0: no limit.",
+    ),
+]
+
+
+@options.shares("source", spark=True)
+def mirror(
+    context: typer.Context,
+    to: To = None,
+    cut_over: CutOver = False,
+    move: Move = False,
+    compare: Compare = False,
+    with_damaged: WithDamaged = False,
+    bytes_per_s: BytesPerS = 0,
+) -> None:
+    """Copy the archive to another store, checked; a further run copies what is new or was left.
+
+    Readers and archivers go on at --from. Each segment is checked as `verify` does, and read back
+    from --to. What is damaged is named and not copied.
+
+    Exit codes: 0 all is copied; 1 faults in the archive; 2 something has to be changed first, or a
+    part could not be copied; 130 interrupted.
+    """
+    config = read_job(context)
+    with users_errors():
+        if to is None:
+            raise ConfigError("give --to URL")
+    place: str = to
+    ask_store(config)
+    wanted = MirrorOptions(compare, with_damaged, bytes_per_s)
+    done = run_job(
+        context,
+        config,
+        lambda runner: job.mirror(
+            runner, config, place, wanted, cut_over=cut_over or move, on_result=_print_faults
+        ),
+    )
+    _print_mirrored(done)
+    if done.refused is not None:
+        typer.echo(f"fetchproxy: the archive stays at --from: {done.refused}", err=True)
+    say_failures(done.failures)
+    if done.has_faults:
+        raise typer.Exit(EXIT_FAULTS)
+    if done.refused is not None:
+        raise typer.Exit(EXIT_USER_ERROR)
+    if move:
+        _delete(context, config, place)
+
+
+def _print_faults(partition: MirroredPartition) -> None:
+    for fault in partition.faults:
+        print_fault(fault)
+
+
+def _print_mirrored(done: job.Mirrored) -> None:
+    every = done.partitions
+    for partition in every:
+        if partition.kept:
+            typer.echo(
+                f"kept: {partition.tip}: {count(len(partition.kept), 'object')} that only --to has"
+            )
+    for tip in done.not_at_source:
+        typer.echo(f"kept: {tip}: --from has nothing of it any more")
+    more = {
+        "removed": sum(partition.removed for partition in every),
+        "deleted meanwhile": sum(partition.overtaken for partition in every),
+    }
+    notes = "".join(f"; {number} {what}" for what, number in more.items() if number)
+    typer.echo(
+        f"{count(sum(p.segments for p in every), 'segment')}, "
+        f"{decimal(sum(p.size_bytes for p in every))} in {count(len(every), 'partition')}: "
+        f"copied {sum(p.copied for p in every)}, {decimal(sum(p.bytes_copied for p in every))}"
+        f"{notes}"
+    )
+    if done.cut_over:
+        typer.echo("the archive is at --to now: set store.url to that everywhere")
+
+
+def _delete(context: typer.Context, config: Config, to: str) -> None:
+    done = run_job(context, config, lambda runner: job.delete_moved(runner, config, to))
+    if done.wait_ms:
+        typer.echo(
+            f"nothing is deleted at --from for {done.wait_ms / 1000:.0f} s more, as readers may "
+            "be there: run this again then"
+        )
+        return
+    for partition in done.partitions:
+        for fault in partition.faults:
+            print_fault(fault)
+        for place in partition.kept:
+            typer.echo(f"kept: {partition.tip}: {place}: --to does not have it like that")
+    deleted = sum(partition.objects for partition in done.partitions)
+    size = decimal(sum(partition.size_bytes for partition in done.partitions))
+    typer.echo(f"deleted at --from: {count(deleted, 'object')}, {size}")
+    say_failures(done.failures)
+    if not done.whole:
+        raise typer.Exit(EXIT_FAULTS)

@@ -1,0 +1,304 @@
+"""The job `mirror`: an archive copied to another store, and moved there.
+
+What is copied, in which order and how it is checked is decided in `auditing.mirroring`, which place
+is the archive in `auditing.moving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from fetchproxy.archive import for_executors, in_loop, store_url, wall_clock_ms
+from fetchproxy.auditing.mirroring import (
+    MirroredPartition,
+    MirrorOptions,
+    Pace,
+    PartitionMirror,
+    Place,
+    open_place,
+)
+from fetchproxy.auditing.moving import (
+    DeletedPartition,
+    begin_mirror,
+    check_nobody_archives,
+    copy_archive_wide,
+    delete_archive_wide,
+    delete_moved_partition,
+    hand_over,
+    is_cut_over,
+    mark_moved,
+    take_back,
+)
+from fetchproxy.config.schema import Config
+from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.stores.registry import same_place
+from fetchproxy.writing.sources.segment_source import Spool
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The archive is at `config.store.url`, its copy at `to`."""
+
+    config: Config
+    to: str
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[tuple[Place, Place]]:
+        config = self.config
+        async with (
+            open_place(store_url(config), config.store, config.metadata) as source,
+            open_place(self.to, config.store, config.metadata, create=True) as target,
+        ):
+            yield source, target
+
+    def ask(self, work: Callable[[Place, Place], Coroutine[Any, Any, T]]) -> T:
+        """Raises as `work`."""
+
+        async def done() -> T:
+            async with self.opened() as (source, target):
+                return await work(source, target)
+
+        return in_loop(done())
+
+
+@dataclass(slots=True)
+class Mirrored:
+    """`not_at_source`: partitions that only the copy has. `cut_over`: the copy is the archive now;
+    `refused`: why it is not, where that was asked for."""
+
+    partitions: tuple[MirroredPartition, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    not_at_source: tuple[TopicIdPartition, ...] = ()
+    cut_over: bool = False
+    refused: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        return not self.failures and not any(partition.kept for partition in self.partitions)
+
+    @property
+    def has_faults(self) -> bool:
+        return any(partition.faults for partition in self.partitions)
+
+
+OnMirrored = Callable[[MirroredPartition], None]
+
+
+def mirror(
+    runner: Runner,
+    config: Config,
+    to: str,
+    options: MirrorOptions,
+    *,
+    cut_over: bool = False,
+    on_result: OnMirrored = lambda mirrored: None,
+) -> Mirrored:
+    """One run: what the copy lacks. `cut_over`: then have the copy be the archive, where it is
+    whole and nobody archives at the old place.
+
+    Raises ConfigError, ArchiveMismatch, RemoteStorageError, PipelineFailed.
+    """
+    if same_place(store_url(config), to):
+        raise ConfigError("--from and --to are the same place")
+    places = Places(for_executors(config), to)
+    said = places.ask(partial(_begin, to))
+    if said is None:
+        if not cut_over:
+            raise ArchiveMismatch("the archive at --from has moved to --to already")
+        return Mirrored(cut_over=True)
+    if said.moved is not None and not cut_over:
+        raise ArchiveMismatch(
+            "the archive at --from is on its way to --to: end that with --cut-over"
+        )
+    done = _one_run(runner, places, options, on_result)
+    return _cut_over(runner, places, options, said, done) if cut_over else done
+
+
+async def _begin(to: str, source: Place, target: Place) -> ArchiveIdentity | None:
+    """None: it has moved already."""
+    said = await begin_mirror(source, target, to)
+    return None if said.moved is not None and await is_cut_over(target) else said
+
+
+def _one_run(
+    runner: Runner, places: Places, options: MirrorOptions, on_result: OnMirrored
+) -> Mirrored:
+    async def partitions(source: Place, target: Place) -> tuple[list[TopicIdPartition], ...]:
+        return await source.rsm.list_partitions(), await target.rsm.list_partitions()
+
+    here, there = places.ask(partitions)
+    done = runner.each(here, mirror_work(places, options), on_result)
+    places.ask(copy_archive_wide)
+    left = tuple(sorted(set(there) - set(here)))
+    return Mirrored(done.results, done.failures, left)
+
+
+def _cut_over(
+    runner: Runner,
+    places: Places,
+    options: MirrorOptions,
+    said: ArchiveIdentity,
+    done: Mirrored,
+) -> Mirrored:
+    """Where anything is wrong the archive stays where it is."""
+    refused = _why_not(done, options)
+    if refused is not None:
+        if said.moved is not None:
+            places.ask(lambda source, target: take_back(source, said))
+        done.refused = refused
+        return done
+    moved = places.ask(partial(_marked, said, places.to))
+    try:
+        last = _one_run(
+            runner, places, replace(options, compare=False), on_result=lambda mirrored: None
+        )
+        refused = _why_not(last, options)
+        if refused is None:
+            places.ask(lambda source, target: _handed_over(source, target, moved))
+    except FetchProxyError:
+        places.ask(lambda source, target: take_back(source, moved))
+        raise
+    if refused is not None:
+        places.ask(lambda source, target: take_back(source, moved))
+    both = _together(done.partitions, last.partitions)
+    return Mirrored(both, last.failures, last.not_at_source, refused is None, refused)
+
+
+def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
+    if not done.whole:
+        return "not everything was copied"
+    if done.has_faults and not options.with_damaged:
+        return (
+            "the archive has faults; mend them (`fetchproxy verify --repair`), or give "
+            "--with-damaged to move it as it is"
+        )
+    return None
+
+
+async def _marked(said: ArchiveIdentity, to: str, source: Place, target: Place) -> ArchiveIdentity:
+    if said.moved is not None:
+        return said  # by a run that was ended
+    await check_nobody_archives(source)
+    return await mark_moved(source, said, to, wall_clock_ms())
+
+
+async def _handed_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
+    await check_nobody_archives(source)
+    await hand_over(source, target, moved)
+
+
+def _together(
+    first: Sequence[MirroredPartition], last: Sequence[MirroredPartition]
+) -> tuple[MirroredPartition, ...]:
+    before = {partition.tip: partition for partition in first}
+    return tuple(
+        partition
+        if (earlier := before.get(partition.tip)) is None
+        else replace(
+            partition,
+            copied=earlier.copied + partition.copied,
+            bytes_copied=earlier.bytes_copied + partition.bytes_copied,
+            removed=earlier.removed + partition.removed,
+            overtaken=earlier.overtaken + partition.overtaken,
+            faults=list(dict.fromkeys([*earlier.faults, *partition.faults])),
+        )
+        for partition in last
+    )
+
+
+class ToMirror(NamedTuple):
+    source: Place
+    target: Place
+    spool: Spool
+    pace: Pace
+
+
+def mirror_work(
+    places: Places, options: MirrorOptions
+) -> StoreWork[ToMirror, TopicIdPartition, MirroredPartition]:
+    """Fails with RemoteStorageError; OSError of the spool's disk."""
+    opened = partial(_to_mirror, places, options)
+    work = partial(_mirror_partition, options)
+    return StoreWork("mirror", opened, work, size=lambda partition: partition.size_bytes)
+
+
+@asynccontextmanager
+async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[ToMirror]:
+    async with (
+        places.opened() as (source, target),
+        Spool(places.config.archive.spool_dir) as spool,
+    ):
+        yield ToMirror(source, target, spool, Pace(options.bytes_per_s))
+
+
+async def _mirror_partition(
+    options: MirrorOptions, opened: ToMirror, tip: TopicIdPartition, tell: Tell
+) -> MirroredPartition:
+    source, target, spool, pace = opened
+    return await PartitionMirror(source, target, tip, spool, pace, options, tell).run()
+
+
+# What is left at the old place.
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """`wait_ms`: so long readers may still be at the old place: nothing was deleted."""
+
+    partitions: tuple[DeletedPartition, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    wait_ms: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return not self.failures and not any(partition.kept for partition in self.partitions)
+
+
+def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
+    """Once the archive has moved to `to`, and `archive.retention_grace_ms` are over since then.
+
+    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed.
+    """
+    places = Places(for_executors(config), to)
+    since_ms = places.ask(partial(_moved_at_ms, to))
+    wait_ms = since_ms + config.archive.retention_grace_ms - wall_clock_ms()
+    if wait_ms > 0:
+        return Deleted(wait_ms=wait_ms)
+
+    async def partitions(source: Place, target: Place) -> list[TopicIdPartition]:
+        return await source.rsm.list_partitions()
+
+    work = StoreWork(
+        "mirror",
+        places.opened,
+        _delete_partition,
+        size=lambda partition: partition.size_bytes,
+    )
+    done = runner.each(places.ask(partitions), work)
+    deleted = Deleted(done.results, done.failures)
+    if deleted.whole:
+        places.ask(lambda source, target: delete_archive_wide(source))
+    return deleted
+
+
+async def _moved_at_ms(to: str, source: Place, target: Place) -> int:
+    said = await begin_mirror(source, target, to)
+    if said.moved is None or not await is_cut_over(target):
+        raise ArchiveMismatch("the archive at --from has not moved to --to")
+    return said.moved.at_ms
+
+
+async def _delete_partition(
+    opened: tuple[Place, Place], tip: TopicIdPartition, tell: Tell
+) -> DeletedPartition:
+    source, target = opened
+    return await delete_moved_partition(source, target, tip, tell)

@@ -1,0 +1,466 @@
+"""How a log lies in a `.log` object that is packed: in blocks that are compressed, encrypted or
+both, each by itself, so that any range of the log is read by a range of the object. Pure.
+
+A stored block is
+
+    codec  int8   0: as it is, 1: zstd
+    body   bytes  of the block's part of the log; encrypted where the segment has a key
+    check  bytes  CRC-32C of the rest (4), or the tag of AES-256-GCM (16)
+
+and the check covers a label, too: of which segment it is, how long the log, and which block of it.
+So a block that was changed, or that belongs elsewhere, is refused. Every block but the last has
+`block_bytes` of the log.
+
+The `.packing` object says the rest:
+
+    {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
+     "log_bytes": 67108864, "block_bytes": 262144, "stored_block_bytes": "<base64>",
+     "key_id": "2026-11-26", "wrapped_key": "<base64>"}
+
+`stored_block_bytes` has an uint32 for each block. The last two are missing where nothing is
+encrypted: `wrapped_key` is the segment's own data key, encrypted by a key of the key ring.
+
+An encrypted segment's has version 2, and says what its metadata said when it was copied:
+
+     "base_offset": 0, "end_offset": 999, "max_timestamp_ms": …, "has_aborted_txns": false,
+     "leader_epochs": [{"epoch": 0, "start_offset": 0}]
+
+The data key is wrapped together with a hash of that. So none of it can be changed or left out: the
+key would not be opened. Whoever opens the segment holds its metadata against it, which anybody can
+change who can write to the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from struct import Struct
+from typing import Protocol
+
+import cramjam
+from fastcrc.crc32 import iscsi as crc32c
+from fetchproxy_protocol.primitives import Buffer
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import (
+    OFFSET_MAX,
+    SEGMENT_BYTES_MAX,
+    ByteRange,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    StoredSegment,
+)
+from fetchproxy.segments.description import (
+    INT64,
+    Fields,
+    decode_document,
+    epoch_starts,
+    epochs_as_json,
+    json_document,
+)
+from fetchproxy.segments.object_keys import SegmentFile, uuid_text
+
+PACKING_VERSION = 2
+_UNDESCRIBED_VERSION = 1
+# A range of the log costs up to a block at either end; a smaller block compresses less well.
+BLOCK_BYTES = 256 * 1024
+BLOCK_BYTES_MAX = 16 * 1024 * 1024
+ZSTD_LEVEL = 1  # the third takes half as much time again, and gains a few percent
+# A block that becomes less smaller than this stays as it is, and is read sooner.
+_WORTH_IT = 7 / 8
+
+_AS_IT_IS, _ZSTD = 0, 1
+_LABEL = Struct(">16sI16sQII")
+_PLACE = Struct(">I")
+_CRC_BYTES = 4
+TAG_BYTES = 16
+# Where a number is used once under a key: of blocks in the order of the log, of files by chance.
+_BLOCK_NONCE = Struct(">4xQ")
+_FILE_NONCE_HEAD = b"\xff"
+NONCE_BYTES = 12
+_SEALED = b"\xfffpsealed"  # how a file begins that is encrypted; none begins so by itself
+SEALED_BYTES_MORE = len(_SEALED) + NONCE_BYTES + TAG_BYTES
+
+
+class Cipher(Protocol):
+    """AES-256-GCM with a segment's data key.
+
+    `open` and `open_into`, whose `out` is as long as the content, raise CorruptSegment.
+    """
+
+    def seal(self, nonce: bytes, content: Buffer, label: bytes) -> bytes: ...
+    def open(self, nonce: bytes, sealed: Buffer, label: bytes) -> bytes: ...
+    def open_into(self, nonce: bytes, sealed: Buffer, label: bytes, out: memoryview) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedKey:
+    """A data key, encrypted by the key of that id."""
+
+    key_id: str
+    wrapped: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What was true of a segment when it was copied. It may be clipped later, and no more."""
+
+    start_offset: int
+    end_offset: int  # inclusive
+    max_timestamp_ms: int
+    log_bytes: int
+    has_aborted_txns: bool
+    leader_epochs: tuple[EpochStart, ...]
+
+    @classmethod
+    def of(cls, metadata: RemoteLogSegmentMetadata) -> Described:
+        """`metadata`: of the copy."""
+        return cls(
+            metadata.start_offset,
+            metadata.stored_end_offset,
+            metadata.max_timestamp_ms,
+            metadata.segment_size_bytes,
+            metadata.has_aborted_txns,
+            metadata.segment_leader_epochs,
+        )
+
+    def digest(self, topic: str) -> str:
+        epochs = [[e.epoch, e.start_offset] for e in self.leader_epochs]
+        numbers = (self.start_offset, self.end_offset, self.max_timestamp_ms, self.log_bytes)
+        said = json.dumps([topic, *numbers, self.has_aborted_txns, epochs])
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    def fault(self, segment: StoredSegment) -> str:
+        """What is not true of `segment`, as far as it says something; "": nothing.
+
+        Aborted transactions may be looked for where there are none: their index is encrypted too.
+        """
+        said: list[tuple[str, object, object]] = [
+            ("start_offset", segment.start_offset, self.start_offset),
+            ("segment_size_bytes", segment.segment_size_bytes, self.log_bytes),
+        ]
+        if not segment.has_aborted_txns:
+            said.append(("has_aborted_txns", False, self.has_aborted_txns))
+        if isinstance(segment, RemoteLogSegmentMetadata):
+            whole = self.clipped_as(segment)
+            said += [
+                ("end_offset", segment.stored_end_offset, self.end_offset),
+                ("leader_epochs", segment.segment_leader_epochs, whole.segment_leader_epochs),
+                ("max_timestamp_ms", segment.max_timestamp_ms, whole.max_timestamp_ms),
+            ]
+        wrong = [f"{name} is {now}, not {was}" for name, now, was in said if now != was]
+        return "; ".join(wrong)
+
+    def clipped_as(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        """What `metadata` have to be. Their state and the offset of a cut are believed."""
+        whole = replace(
+            metadata,
+            end_offset=self.end_offset,
+            copied_end_offset=None,
+            max_timestamp_ms=self.max_timestamp_ms,
+            segment_leader_epochs=self.leader_epochs,
+            segment_size_bytes=self.log_bytes,
+            has_aborted_txns=metadata.has_aborted_txns or self.has_aborted_txns,
+            packed=True,
+        )
+        end = metadata.end_offset
+        if metadata.copied_end_offset is None or not self.start_offset <= end < self.end_offset:
+            return whole
+        # A cut may have taken the newest record away.
+        newest = min(metadata.max_timestamp_ms, self.max_timestamp_ms)
+        return replace(whole.clipped(end), max_timestamp_ms=newest)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """`ends`: the byte of the object behind each block. `described` None: nothing is encrypted, or
+    a program did it that described nothing."""
+
+    segment_id: RemoteLogSegmentId
+    log_bytes: int
+    block_bytes: int
+    ends: array[int]
+    key: WrappedKey | None
+    described: Described | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of the description, which the data key is wrapped with; "": there is none."""
+        topic = self.segment_id.topic_id_partition.topic
+        return "" if self.described is None else self.described.digest(topic)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        epochs = () if self.described is None else self.described.leader_epochs
+        return 8 * len(self.ends) + 200 * len(epochs) + 1000
+
+    def with_key(self, key: WrappedKey) -> Packing:
+        return replace(self, key=key)
+
+    def label(self, number: int) -> bytes:
+        return block_label(self.segment_id, self.log_bytes, self.block_bytes, number)
+
+    def blocks_of(self, byte_range: ByteRange) -> range:
+        """`byte_range` ends within the log."""
+        first, last = byte_range.start // self.block_bytes, (byte_range.end - 1) // self.block_bytes
+        return range(first, last + 1)
+
+    def stored_range(self, blocks: range) -> ByteRange:
+        return ByteRange(self.ends[blocks.start - 1] if blocks.start else 0, self.ends[blocks[-1]])
+
+
+def block_label(
+    segment_id: RemoteLogSegmentId, log_bytes: int, block_bytes: int, number: int
+) -> bytes:
+    tip = segment_id.topic_id_partition
+    return _LABEL.pack(
+        tip.topic_id.bytes, tip.partition, segment_id.id.bytes, log_bytes, block_bytes, number
+    )
+
+
+def file_label(segment_id: RemoteLogSegmentId, file: SegmentFile) -> bytes:
+    tip = segment_id.topic_id_partition
+    place = tip.topic_id.bytes + _PLACE.pack(tip.partition) + segment_id.id.bytes
+    return place + file.value.encode()
+
+
+def packed_blocks(
+    log: Iterable[Buffer],
+    segment_id: RemoteLogSegmentId,
+    log_bytes: int,
+    *,
+    compress: bool,
+    cipher: Cipher | None,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[bytes]:
+    """The stored blocks of a log that comes in parts of `block_bytes`, the last one shorter."""
+    for number, part in enumerate(log):
+        label = block_label(segment_id, log_bytes, block_bytes, number)
+        codec, body = _AS_IT_IS, part
+        if compress:
+            smaller = memoryview(cramjam.zstd.compress(part, level=ZSTD_LEVEL))
+            if len(smaller) < _WORTH_IT * len(part):
+                codec, body = _ZSTD, smaller
+        head = bytes([codec])
+        if cipher is not None:
+            yield head + cipher.seal(_BLOCK_NONCE.pack(number), body, label + head)
+        else:
+            check = crc32c(body, crc32c(label + head))
+            yield b"".join((head, body, check.to_bytes(_CRC_BYTES, "big")))
+
+
+def packing_of(
+    segment_id: RemoteLogSegmentId,
+    log_bytes: int,
+    stored_block_bytes: Iterable[int],
+    key: WrappedKey | None,
+    block_bytes: int = BLOCK_BYTES,
+    described: Described | None = None,
+) -> Packing:
+    ends = array("q", accumulate(stored_block_bytes))
+    return Packing(segment_id, log_bytes, block_bytes, ends, key, described)
+
+
+def unpacked(
+    packing: Packing, cipher: Cipher | None, stored: Buffer, byte_range: ByteRange
+) -> bytearray:
+    """That range of the log, which ends within it. `stored`: the blocks of it, whole.
+
+    Raises CorruptSegment, naming the block.
+    """
+    out = bytearray(byte_range.length)
+    view, blocks, room = memoryview(out), packing.blocks_of(byte_range), _Room()
+    begin = packing.stored_range(blocks).start
+    for number in blocks:
+        block_range = packing.stored_range(range(number, number + 1))
+        block = memoryview(stored)[block_range.start - begin : block_range.end - begin]
+        if len(block) < block_range.length:
+            raise CorruptSegment(f"the object ends inside block {number}")
+        start = number * packing.block_bytes
+        length = min(packing.block_bytes, packing.log_bytes - start)
+        low, high = max(byte_range.start - start, 0), min(byte_range.end - start, length)
+        at = start + low - byte_range.start
+        try:
+            _unpack(packing, cipher, number, block, length, view[at : at + high - low], low, room)
+        except CorruptSegment as error:
+            raise CorruptSegment(f"block {number}: {error}") from None
+    return out
+
+
+def _unpack(
+    packing: Packing,
+    cipher: Cipher | None,
+    number: int,
+    block: memoryview,
+    length: int,
+    target: memoryview,
+    low: int,
+    room: _Room,
+) -> None:
+    """The block's bytes from `low` on, as many as fit into `target`."""
+    codec = block[0]
+    if codec not in (_AS_IT_IS, _ZSTD):
+        raise CorruptSegment(f"codec {codec} is not known")
+    if codec == _AS_IT_IS and len(block) - 1 - _check_bytes(cipher) != length:
+        raise CorruptSegment(f"a block of {len(block)} bytes has not {length}")
+    whole = target if len(target) == length else room.of_block(length)
+    if codec == _AS_IT_IS:
+        _open_into(packing, cipher, number, block, whole)
+    else:
+        body = block[1 : -_check_bytes(cipher)]
+        opened = body if cipher is None else room.of_body(len(body))
+        _open_into(packing, cipher, number, block, None if cipher is None else opened)
+        _decompress(opened, whole)
+    if whole is not target:
+        target[:] = whole[low : low + len(target)]
+
+
+class _Room:
+    """What is written between two steps, kept from block to block: fresh memory is dear."""
+
+    def __init__(self) -> None:
+        self._body = memoryview(b"")
+        self._block = memoryview(b"")
+
+    def of_body(self, size: int) -> memoryview:
+        if len(self._body) < size:
+            self._body = memoryview(bytearray(size))
+        return self._body[:size]
+
+    def of_block(self, size: int) -> memoryview:
+        if len(self._block) < size:
+            self._block = memoryview(bytearray(size))
+        return self._block[:size]
+
+
+def _open_into(
+    packing: Packing,
+    cipher: Cipher | None,
+    number: int,
+    block: memoryview,
+    out: memoryview | None,
+) -> None:
+    """The block's body into `out`, which is as long; None: it is only checked."""
+    head = bytes(block[:1])
+    label = packing.label(number) + head
+    if cipher is not None:
+        assert out is not None
+        cipher.open_into(_BLOCK_NONCE.pack(number), block[1:], label, out)
+        return
+    body, check = block[1:-_CRC_BYTES], block[-_CRC_BYTES:]
+    if crc32c(body, crc32c(label)) != int.from_bytes(check, "big"):
+        raise CorruptSegment("its checksum does not match")
+    if out is not None:
+        out[:] = body
+
+
+def _check_bytes(cipher: Cipher | None) -> int:
+    return _CRC_BYTES if cipher is None else TAG_BYTES
+
+
+def _decompress(body: memoryview, whole: memoryview) -> None:
+    try:
+        count = cramjam.zstd.decompress_into(body, whole)
+    except cramjam.DecompressionError as error:
+        raise CorruptSegment(str(error)) from None
+    if count != len(whole):
+        raise CorruptSegment(f"{count} bytes, not {len(whole)}")
+
+
+def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: bytes) -> bytes:
+    """`random_bytes`: 11 of them, never used before; the file may be written again."""
+    nonce = _FILE_NONCE_HEAD + random_bytes
+    return _SEALED + nonce + cipher.seal(nonce, content, label)
+
+
+def opened_file(cipher: Cipher, label: bytes, sealed: bytes) -> bytes:
+    """Raises CorruptSegment."""
+    at = len(_SEALED)
+    if not sealed.startswith(_SEALED + _FILE_NONCE_HEAD) or len(sealed) < SEALED_BYTES_MORE:
+        raise CorruptSegment("it is not encrypted, as it should be")
+    return cipher.open(sealed[at : at + NONCE_BYTES], sealed[at + NONCE_BYTES :], label)
+
+
+def encode_packing(packing: Packing) -> bytes:
+    tip = packing.segment_id.topic_id_partition
+    begins = [0, *packing.ends[:-1]]
+    sizes = [end - begin for begin, end in zip(begins, packing.ends, strict=True)]
+    said = packing.described
+    document: dict[str, object] = {
+        "version": _UNDESCRIBED_VERSION if said is None else PACKING_VERSION,
+        "topic": tip.topic,
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": tip.partition,
+        "segment_id": uuid_text(packing.segment_id.id),
+        "log_bytes": packing.log_bytes,
+        "block_bytes": packing.block_bytes,
+        "stored_block_bytes": b64encode(_sizes(len(sizes)).pack(*sizes)).decode(),
+    }
+    if packing.key is not None:
+        document["key_id"] = packing.key.key_id
+        document["wrapped_key"] = b64encode(packing.key.wrapped).decode()
+    if said is not None:
+        document["base_offset"] = said.start_offset
+        document["end_offset"] = said.end_offset
+        document["max_timestamp_ms"] = said.max_timestamp_ms
+        document["has_aborted_txns"] = said.has_aborted_txns
+        document["leader_epochs"] = epochs_as_json(said.leader_epochs)
+    return json_document(document)
+
+
+def decode_packing(raw: bytes, key: str) -> Packing:
+    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    return decode_document(raw, key, PACKING_VERSION, _packing)
+
+
+def _packing(fields: Fields) -> Packing:
+    segment_id = RemoteLogSegmentId(fields.partition(), fields.uuid("segment_id"))
+    log_bytes = fields.integer("log_bytes", 1, SEGMENT_BYTES_MAX + 1)
+    block_bytes = fields.integer("block_bytes", 1, BLOCK_BYTES_MAX + 1)
+    packed = _base64(fields, "stored_block_bytes")
+    blocks = -(-log_bytes // block_bytes)
+    if len(packed) != 4 * blocks:
+        raise CorruptSegment(f"field stored_block_bytes has {len(packed) / 4} sizes, not {blocks}")
+    sizes = _sizes(blocks).unpack(packed)
+    if not all(0 < size <= block_bytes + 1 + TAG_BYTES for size in sizes):
+        raise CorruptSegment("field stored_block_bytes has a size that no block can have")
+    key = None
+    if "key_id" in fields.names() or "wrapped_key" in fields.names():
+        key = WrappedKey(fields.text("key_id"), _base64(fields, "wrapped_key"))
+    described = None
+    if fields.integer("version", 1, PACKING_VERSION + 1) > _UNDESCRIBED_VERSION:
+        described = _described(fields, log_bytes)
+    return packing_of(segment_id, log_bytes, sizes, key, block_bytes, described)
+
+
+def _described(fields: Fields, log_bytes: int) -> Described:
+    start = fields.integer("base_offset", 0, OFFSET_MAX + 1)
+    return Described(
+        start_offset=start,
+        end_offset=fields.integer("end_offset", start, OFFSET_MAX + 1),
+        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64),
+        log_bytes=log_bytes,
+        has_aborted_txns=fields.boolean("has_aborted_txns"),
+        leader_epochs=epoch_starts(fields, "leader_epochs"),
+    )
+
+
+def _sizes(count: int) -> Struct:
+    return Struct(f">{count}I")
+
+
+def _base64(fields: Fields, name: str) -> bytes:
+    try:
+        return b64decode(fields.text(name), validate=True)
+    except ValueError:
+        raise CorruptSegment(f"field {name} is no base64") from None

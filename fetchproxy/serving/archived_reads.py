@@ -1,0 +1,106 @@
+"""What one fetch reads of the archive, while the broker may be asked too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from fetchproxy_protocol.fetch import (
+    FetchEntry,
+    FetchRequest,
+    PartitionKey,
+    entry_bytes_max,
+    fetch_offset,
+)
+
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import (
+    PARTITIONS_READ_MAX,
+    RemoteReadRequest,
+    RemoteReadResult,
+)
+from fetchproxy.serving.admission import Client
+
+
+@dataclass(slots=True)
+class ArchivedReads:
+    """Of one fetch. `watched` are those under way, each with the partitions it is for.
+
+    `bytes_max`: no more than an answer takes, as others wait for the same fetchers.
+    Of a client that owes by its byte rate nothing is read for `owed_s`.
+    """
+
+    purgatory: RemoteFetchPurgatory
+    request: FetchRequest
+    asked: Mapping[PartitionKey, FetchEntry]
+    client: Client
+    bytes_max: int
+    owed_s: float = 0.0
+    watched: list[tuple[list[tuple[PartitionKey, TopicIdPartition]], DelayedRemoteFetch]] = field(
+        default_factory=list
+    )
+    completed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def watch(
+        self, remote: Iterable[tuple[PartitionKey, TopicIdPartition]], deadline: float
+    ) -> None:
+        """Begin reading the first ones; completes at once where the chunk cache has it all."""
+        if self.owed_s:
+            return
+        keys = list(islice(remote, PARTITIONS_READ_MAX - len(self.read_for())))
+        if not keys:
+            return
+        reads = [self._read_request(key, tip) for key, tip in keys]
+        delayed = self.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
+        delayed.on_completion(lambda _: self.completed.set())
+        self.watched.append((keys, delayed))
+
+    def _read_request(self, key: PartitionKey, tip: TopicIdPartition) -> RemoteReadRequest:
+        entry = self.asked[key]
+        isolation = IsolationLevel(self.request.isolation_level)
+        return RemoteReadRequest(
+            tip, fetch_offset(entry), entry_bytes_max(entry), isolation, self.client
+        )
+
+    def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
+        """What the client wants of it: but for first batches, which come whole, it has no more."""
+        read = islice(keys, PARTITIONS_READ_MAX)
+        return min(self.bytes_max, sum(entry_bytes_max(self.asked[key]) for key in read))
+
+    def read_for(self) -> list[PartitionKey]:
+        """The partitions that had their turn."""
+        return [key for keys, _ in self.watched for key, _ in keys]
+
+    @property
+    def reads(self) -> bool:
+        """Something of it is being read, or has been."""
+        return bool(self.watched)
+
+    @property
+    def ready(self) -> bool:
+        """Something can be answered, or nothing will come."""
+        return self.completed.is_set()
+
+    @property
+    def has_records(self) -> bool:
+        return any(result.records for _, result in self.results().values())
+
+    def forget(self) -> None:
+        """What was read is in the answer: nothing here keeps it in memory."""
+        self.watched.clear()
+
+    def cancel(self) -> None:
+        """The fetch is answered, or its client gone; reads under way still fill the cache."""
+        for _, delayed in self.watched:
+            delayed.cancel()
+
+    def results(self) -> dict[PartitionKey, tuple[TopicIdPartition, RemoteReadResult]]:
+        found = {}
+        for keys, delayed in self.watched:
+            for index, result in delayed.results().items():
+                key, tip = keys[index]
+                found[key] = (tip, result)
+        return found

@@ -1,0 +1,315 @@
+"""The APIs of consumer groups: finding, joining, leaving and looking at them.
+
+What a request needs no group for is checked here; the rules of a group are in `groups`. A user
+who may not join a group learns nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
+
+from fetchproxy.serving.standalone.groups import (
+    ClassicGroup,
+    GroupState,
+    JoinReply,
+    JoinRequest,
+    Membership,
+    SyncReply,
+    SyncRequest,
+)
+from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.limits import StandaloneLimits
+
+_GROUP = 0  # key type; 1: transactions, 2: share groups
+_MANY_GROUPS_FROM = 4
+
+
+async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """This node, for every group. There are no transactions and no share groups."""
+    asked = request.read()
+    found: dict[str, Any] = {
+        "node_id": NODE_ID,
+        "host": request.host,
+        "port": request.port,
+        "error_code": ErrorCode.NONE,
+        # Kafka's older versions say NONE in words, and some clients print it.
+        "error_message": "NONE" if request.version < _MANY_GROUPS_FROM else "",
+    }
+    if asked["key_type"] != _GROUP:
+        words = "an archive coordinates consumer groups only"
+        found = _no_coordinator(ErrorCode.INVALID_REQUEST, words)
+    refused = _no_coordinator(ErrorCode.GROUP_AUTHORIZATION_FAILED, "")
+    if request.version >= _MANY_GROUPS_FROM:
+        keys = dict.fromkeys(elements(asked["coordinator_keys"]))
+        every = [(found if request.may_join(key) else refused) | {"key": key} for key in keys]
+        found = {"coordinators": every}
+    elif not request.may_join(asked["key"]):
+        found = refused
+    return request.respond(found)
+
+
+def _no_coordinator(error: ErrorCode, message: str) -> dict[str, Any]:
+    return {"node_id": -1, "host": "", "port": -1, "error_code": error, "error_message": message}
+
+
+_MEMBER_ID_REQUIRED_FROM = 4
+_NULL_PROTOCOL_FROM = 7
+_SKIP_ASSIGNMENT_FROM = 9
+_REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group that is told zero does not spin
+
+
+async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Checks that need no group, then the group's own rules (`groups`)."""
+    group_id, join = _join_of(parts.limits, request)
+    reply = join if isinstance(join, JoinReply) else await parts.groups.join(group_id, join)
+    name = reply.protocol_name
+    if name is None and request.version < _NULL_PROTOCOL_FROM:
+        name = ""
+    members = [
+        {"member_id": member_id, "group_instance_id": instance, "metadata": metadata}
+        for member_id, instance, metadata in reply.members
+    ]
+    return request.respond(
+        {
+            "error_code": reply.error_code,
+            "generation_id": reply.generation,
+            "protocol_type": reply.protocol_type,
+            "protocol_name": name,
+            "leader": reply.leader,
+            "skip_assignment": reply.skip_assignment,
+            "member_id": reply.member_id,
+            "members": members,
+        },
+    )
+
+
+def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
+    """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
+    asked = request.read()
+    error = _join_error(limits, request, asked)
+    if error is not ErrorCode.NONE:
+        return asked["group_id"], JoinReply(error, asked["member_id"])
+    return asked["group_id"], _join_request(request, asked)
+
+
+def _join_error(limits: StandaloneLimits, request: Request, asked: Fields) -> ErrorCode:
+    if not asked["group_id"]:
+        return ErrorCode.INVALID_GROUP_ID
+    if not request.may_join(asked["group_id"]):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    low, high = limits.group_session_timeout_min_ms, limits.group_session_timeout_max_ms
+    if not low <= asked["session_timeout_ms"] <= high:
+        return ErrorCode.INVALID_SESSION_TIMEOUT
+    return ErrorCode.NONE
+
+
+def _join_request(request: Request, asked: Fields) -> JoinRequest:
+    session_s = asked["session_timeout_ms"] / 1000
+    # v0 has no rebalance timeout: the session's counts.
+    rebalance_s = asked["rebalance_timeout_ms"] / 1000 if request.version else session_s
+    return JoinRequest(
+        member_id=asked["member_id"],
+        group_instance_id=asked["group_instance_id"],
+        client_id=request.client_id,
+        client_host=request.client_host,
+        session_timeout_s=session_s,
+        rebalance_timeout_s=max(rebalance_s, _REBALANCE_TIMEOUT_MIN_S),
+        protocol_type=asked["protocol_type"],
+        protocols=tuple((p["name"], p["metadata"]) for p in elements(asked["protocols"])),
+        requires_member_id=request.version >= _MEMBER_ID_REQUIRED_FROM,
+        can_skip_assignment=request.version >= _SKIP_ASSIGNMENT_FROM,
+    )
+
+
+async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """The leader brings the assignment, everybody gets theirs (`groups`)."""
+    group_id, sync = _sync_of(request)
+    if request.may_join(group_id):
+        reply = await parts.groups.sync(group_id, sync)
+    else:
+        reply = SyncReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    return request.respond(
+        {
+            "error_code": reply.error_code,
+            "protocol_type": reply.protocol_type,
+            "protocol_name": reply.protocol_name,
+            "assignment": reply.assignment,
+        },
+    )
+
+
+def _sync_of(request: Request) -> tuple[str, SyncRequest]:
+    """The group and what it is asked. The fields are not kept while it waits."""
+    asked = request.read()
+    return asked["group_id"], SyncRequest(
+        Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
+        tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
+        asked["protocol_type"],
+        asked["protocol_name"],
+    )
+
+
+async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """A member says that it lives, and hears that a rebalance is under way (27)."""
+    asked = request.read()
+    member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
+    error = (
+        parts.groups.heartbeat(asked["group_id"], member)
+        if request.may_join(asked["group_id"])
+        else ErrorCode.GROUP_AUTHORIZATION_FAILED
+    )
+    return request.respond({"error_code": error})
+
+
+_MANY_MEMBERS_FROM = 3
+
+
+async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Members go, from v3 on several at once, static ones also by their instance id."""
+    asked = request.read()
+    if not request.may_join(asked["group_id"]):
+        refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": ()}
+        return request.respond(refused)
+    if request.version < _MANY_MEMBERS_FROM:
+        errors = parts.groups.leave(asked["group_id"], [(asked["member_id"], None)])
+        error = ErrorCode.UNKNOWN_MEMBER_ID if errors is None else errors[0]
+        return request.respond({"error_code": error})
+    members = [(m["member_id"], m["group_instance_id"]) for m in elements(asked["members"])]
+    errors = parts.groups.leave(asked["group_id"], members)
+    if errors is None:
+        errors = [ErrorCode.UNKNOWN_MEMBER_ID] * len(members)
+    results = [
+        {"member_id": member_id, "group_instance_id": instance, "error_code": error}
+        for (member_id, instance), error in zip(members, errors, strict=True)
+    ]
+    return request.respond({"members": results})
+
+
+_CLASSIC = "classic"
+
+
+async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Groups with members, and those that have commits."""
+    asked = request.read()
+    states = {state.lower() for state in elements(asked["states_filter"])}
+    types = {kind.lower() for kind in elements(asked["types_filter"])}
+    found = {
+        group_id: ("consumer", GroupState.EMPTY) for group_id in sorted(parts.offsets.groups())
+    }
+    for group in parts.groups.groups():
+        found[group.group_id] = (group.protocol_type or "", group.state)
+    groups = [
+        {
+            "group_id": group_id,
+            "protocol_type": protocol_type,
+            "group_state": state.value,
+            "group_type": _CLASSIC,
+        }
+        for group_id, (protocol_type, state) in found.items()
+        if request.may_join(group_id)
+        and (not states or state.value.lower() in states)
+        and (not types or _CLASSIC in types)
+    ]
+    return request.respond({"groups": groups})
+
+
+_NOT_FOUND_FROM = 6  # before, an unknown group is shown as Dead and without error
+
+
+async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Who is in a group. One that only has commits is Empty, any other Dead."""
+    asked = elements(request.read()["groups"])
+    groups = [_described_group(parts, request, group_id) for group_id in dict.fromkeys(asked)]
+    return request.respond({"groups": groups})
+
+
+def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -> dict[str, Any]:
+    if not request.may_join(group_id):
+        return {
+            "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            "group_id": group_id,
+            "group_state": "",
+            "protocol_type": "",
+            "protocol_data": "",
+            "members": (),
+        }
+    group = parts.groups.group(group_id)
+    if group is not None:
+        return {
+            "group_id": group_id,
+            "group_state": group.state.value,
+            "protocol_type": group.protocol_type or "",
+            "protocol_data": group.protocol_name or "",
+            "members": _members(group),
+        }
+    known = parts.offsets.has_group(group_id)
+    described = {
+        "group_id": group_id,
+        "group_state": (GroupState.EMPTY if known else GroupState.DEAD).value,
+        "protocol_type": "consumer" if known else "",
+        "protocol_data": "",
+        "members": (),
+    }
+    if not known and request.version >= _NOT_FOUND_FROM:
+        described["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
+        described["error_message"] = f"Group {group_id} not found."
+    return described
+
+
+def _members(group: ClassicGroup) -> list[dict[str, Any]]:
+    """Metadata and assignments count only while they are settled."""
+    stable = group.state is GroupState.STABLE
+    return [
+        {
+            "member_id": member.member_id,
+            "group_instance_id": member.group_instance_id,
+            "client_id": member.client_id,
+            "client_host": f"/{member.client_host}",
+            "member_metadata": member.metadata(group.protocol_name) if stable else b"",
+            "member_assignment": member.assignment if stable else b"",
+        }
+        for member in group.members.values()
+    ]
+
+
+async def _delete_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Forgets all commits of groups that have no members."""
+    results = []
+    for group_id in elements(request.read()["groups_names"]):
+        error = (
+            await _delete_group(parts, group_id)
+            if request.may_join(group_id)
+            else ErrorCode.GROUP_AUTHORIZATION_FAILED
+        )
+        results.append({"group_id": group_id, "error_code": error})
+    return request.respond({"results": results})
+
+
+async def _delete_group(parts: ArchiveOnlyParts, group_id: str) -> ErrorCode:
+    if parts.groups.group(group_id) is not None:
+        return ErrorCode.NON_EMPTY_GROUP
+    keys = [key for key, _ in parts.offsets.of_group(group_id)]
+    if not keys:
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    try:
+        await parts.offsets.commit(dict.fromkeys(keys))
+    except OSError:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NONE
+
+
+APIS = (
+    ServedApi(ApiKey.FIND_COORDINATOR, 0, 6, _find_coordinator),
+    ServedApi(ApiKey.JOIN_GROUP, 0, 9, _join_group),
+    ServedApi(ApiKey.SYNC_GROUP, 0, 5, _sync_group),
+    ServedApi(ApiKey.HEARTBEAT, 0, 4, _heartbeat),
+    ServedApi(ApiKey.LEAVE_GROUP, 0, 5, _leave_group),
+    ServedApi(ApiKey.LIST_GROUPS, 0, 5, _list_groups),
+    ServedApi(ApiKey.DESCRIBE_GROUPS, 0, 6, _describe_groups),
+    ServedApi(ApiKey.DELETE_GROUPS, 0, 2, _delete_groups),
+)

@@ -1,0 +1,224 @@
+"""The APIs of committed offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
+
+from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.serving.standalone.committed_offsets import CommittedOffset, OffsetKey, OffsetsFull
+from fetchproxy.serving.standalone.groups import Membership
+from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
+
+log = structlog.get_logger(__name__)
+
+
+async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Answered when the offsets are in the file, if one is configured.
+
+    Members of a generation are checked (`groups`); a reader that assigns itself its partitions
+    commits without generation, as long as the group has no members.
+    """
+    asked = request.read()
+    group = asked["group_id"]
+    member = Membership(
+        asked["member_id"], asked["group_instance_id"], asked["generation_id_or_member_epoch"]
+    )
+    refused = (
+        parts.groups.check_commit(group, member)
+        if request.may_join(group)
+        else ErrorCode.GROUP_AUTHORIZATION_FAILED
+    )
+    changes: dict[OffsetKey, CommittedOffset | None] = {}
+    errors: dict[OffsetKey, ErrorCode] = {}
+    for topic in elements(asked["topics"]):
+        for partition in elements(topic["partitions"]):
+            key = OffsetKey(group, topic["name"], partition["partition_index"])
+            error, committed = _committed(parts, request, key, partition)
+            errors[key] = error if refused is ErrorCode.NONE else refused
+            if errors[key] is ErrorCode.NONE:
+                changes[key] = committed
+    failed = await _commit(parts, changes)
+    if failed is not ErrorCode.NONE:
+        errors |= dict.fromkeys(changes, failed)
+    return request.respond({"topics": _by_topic(errors)})
+
+
+def _committed(
+    parts: ArchiveOnlyParts, request: Request, key: OffsetKey, asked: Fields
+) -> tuple[ErrorCode, CommittedOffset | None]:
+    if not request.may_read(key.topic):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
+    topic = parts.archive.catalogue.by_name.get(key.topic)
+    metadata = asked["committed_metadata"]
+    if topic is None or topic.partition(key.partition) is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
+    if len((metadata or "").encode()) > parts.limits.offset_metadata_bytes_max:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE, None
+    committed = CommittedOffset(
+        topic.topic_id, asked["committed_offset"], asked["committed_leader_epoch"], metadata
+    )
+    return ErrorCode.NONE, committed
+
+
+async def _commit(
+    parts: ArchiveOnlyParts, changes: dict[OffsetKey, CommittedOffset | None]
+) -> ErrorCode:
+    if not changes:
+        return ErrorCode.NONE
+    try:
+        await parts.offsets.commit(changes)
+    except OffsetsFull as limit:
+        LIMITS_REACHED.labels(str(limit)).inc()
+        return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    except OSError as error:
+        log.error("offsets_not_written", error=str(error))
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE  # retriable: the disk may have room again
+    return ErrorCode.NONE
+
+
+def _by_topic(errors: dict[OffsetKey, ErrorCode]) -> list[dict[str, Any]]:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for key, error in errors.items():
+        entry = {"partition_index": key.partition, "error_code": error}
+        topics.setdefault(key.topic, []).append(entry)
+    return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+
+
+_MANY_GROUPS_FROM = 8
+_ALL_TOPICS_FROM = 2
+_ERROR_OF_GROUP_FROM = 2  # before: of each partition
+
+
+async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """How far groups have read. Without a commit it is offset -1, and no error.
+
+    A commit belongs to the incarnation of the topic that its name meant then.
+    """
+    asked = request.read()
+    if request.version < _MANY_GROUPS_FROM:
+        topics = asked["topics"] if request.version >= _ALL_TOPICS_FROM else asked["topics"] or []
+        return request.respond(_fetch(parts, request, asked["group_id"], topics))
+    wanted = {one["group_id"]: one["topics"] for one in elements(asked["groups"])}
+    groups = [
+        {"group_id": group_id} | _fetch(parts, request, group_id, topics)
+        for group_id, topics in wanted.items()
+    ]
+    return request.respond({"groups": groups})
+
+
+def _fetch(
+    parts: ArchiveOnlyParts, request: Request, group: str, topics: Sequence[Fields] | None
+) -> dict[str, Any]:
+    """`topics` is None for all that the group has committed."""
+    if not request.may_join(group):
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        asked = topics if request.version < _ERROR_OF_GROUP_FROM else ()
+        refused = {t["name"]: list(elements(t["partition_indexes"])) for t in asked or ()}
+        return {"error_code": error, "topics": _refused(refused, error)}
+    by_name: dict[str, list[int]] = {}
+    if topics is None:
+        for key, committed in parts.offsets.of_group(group):
+            if not request.may_read(key.topic):
+                continue
+            if _current(parts, key.topic, committed) is not None:
+                by_name.setdefault(key.topic, []).append(key.partition)
+    else:
+        by_name = {t["name"]: list(elements(t["partition_indexes"])) for t in topics}
+    hidden = {n: by_name.pop(n) for n in list(by_name) if not request.may_read(n)}
+    found = [
+        {"name": name, "partitions": [_partition(parts, group, name, p) for p in numbers]}
+        for name, numbers in by_name.items()
+    ]
+    return {"topics": found + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
+
+
+def _refused(by_name: Mapping[str, list[int]], error: ErrorCode) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "partitions": [_nothing(p) | {"error_code": error} for p in numbers],
+        }
+        for name, numbers in by_name.items()
+    ]
+
+
+def _nothing(number: int) -> dict[str, Any]:
+    return {"partition_index": number, "committed_offset": -1, "metadata": ""}
+
+
+def _partition(parts: ArchiveOnlyParts, group: str, name: str, number: int) -> dict[str, Any]:
+    committed = _current(parts, name, parts.offsets.get(group, name, number))
+    if committed is None:
+        return _nothing(number)
+    return {
+        "partition_index": number,
+        "committed_offset": committed.offset,
+        "committed_leader_epoch": committed.leader_epoch,
+        "metadata": committed.metadata or "",
+    }
+
+
+def _current(
+    parts: ArchiveOnlyParts, name: str, committed: CommittedOffset | None
+) -> CommittedOffset | None:
+    topic = parts.archive.catalogue.by_name.get(name)
+    if committed is None or topic is None or topic.topic_id != committed.topic_id:
+        return None
+    return committed
+
+
+async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Forgets commits, as `kafka-consumer-groups --delete-offsets` asks.
+
+    Kafka refuses it for topics that members still read. Here a group that has members is refused
+    as a whole: their subscriptions are not decoded.
+    """
+    asked = request.read()
+    group = asked["group_id"]
+    error = ErrorCode.NONE
+    if not request.may_join(group):
+        refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": ()}
+        return request.respond(refused)
+    if parts.groups.group(group) is not None:
+        error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    elif not parts.offsets.has_group(group):
+        return request.respond({"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()})
+    keys = [
+        OffsetKey(group, topic["name"], partition["partition_index"])
+        for topic in elements(asked["topics"])
+        for partition in elements(topic["partitions"])
+    ]
+    if error is ErrorCode.NONE:
+        try:
+            allowed = (key for key in keys if request.may_read(key.topic))
+            await parts.offsets.commit(dict.fromkeys(allowed))
+        except OSError:
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    topics = [
+        {
+            "name": key.topic,
+            "partitions": [
+                {
+                    "partition_index": key.partition,
+                    "error_code": error
+                    if request.may_read(key.topic)
+                    else ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                }
+            ],
+        }
+        for key in keys
+    ]
+    return request.respond({"topics": topics})
+
+
+APIS = (
+    ServedApi(ApiKey.OFFSET_COMMIT, 2, 9, _offset_commit),
+    ServedApi(ApiKey.OFFSET_FETCH, 1, 9, _offset_fetch),
+    ServedApi(ApiKey.OFFSET_DELETE, 0, 0, _offset_delete),
+)

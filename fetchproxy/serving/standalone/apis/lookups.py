@@ -1,0 +1,218 @@
+"""The APIs that say what the archive has, and on which node: topics, settings, the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.primitives import Buffer
+
+from fetchproxy.model import ZERO_UUID
+from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.topics import ArchivedTopic, Catalogue
+
+_BY_ID_FROM = 12
+
+
+async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """The archive's topics under their true ids, on the one node that there is.
+
+    Topics are never created. There is no leader, so there is no leader epoch (-1): clients then
+    neither fence nor validate positions, and nothing in an archive can be truncated under them.
+    """
+    asked = request.read()["topics"]
+    catalogue = parts.archive.catalogue
+    # v0 has no null array: there the empty one means all topics.
+    if asked is None or (request.version == 0 and not asked):
+        known = catalogue.by_name.values()
+        topics = [topic_fields(topic) for topic in known if request.may_read(topic.name)]
+    else:
+        # Each once, as a broker does: a small request must not make a huge answer.
+        wanted = {(topic["name"], topic["topic_id"]): topic for topic in asked}
+        topics = [_asked_topic(catalogue, topic, request) for topic in wanted.values()]
+    return request.respond(
+        {
+            "brokers": [{"node_id": NODE_ID, "host": request.host, "port": request.port}],
+            "cluster_id": parts.cluster_id,
+            "controller_id": NODE_ID,
+            "topics": topics,
+        },
+    )
+
+
+def _asked_topic(catalogue: Catalogue, asked: Fields, request: Request) -> dict[str, Any]:
+    name, topic_id = asked["name"], asked["topic_id"] or ZERO_UUID
+    if request.version >= _BY_ID_FROM and name is None:
+        topic = catalogue.by_id.get(topic_id)
+        missing = ErrorCode.UNKNOWN_TOPIC_ID
+    else:
+        topic = catalogue.by_name.get(name or "")
+        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topic_id = ZERO_UUID
+        if not request.may_read(name or ""):  # as a broker does, also of one that is not there
+            topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if topic is not None and not request.may_read(topic.name):
+        topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if topic is not None:
+        return topic_fields(topic)
+    return {"error_code": missing, "name": name, "topic_id": topic_id, "partitions": ()}
+
+
+def topic_fields(topic: ArchivedTopic) -> dict[str, Any]:
+    """A topic as Metadata and DescribeTopicPartitions show it."""
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "partitions": [partition_fields(number) for number in range(topic.partition_count)],
+    }
+
+
+def partition_fields(number: int) -> dict[str, Any]:
+    return {
+        "partition_index": number,
+        "leader_id": NODE_ID,
+        "replica_nodes": (NODE_ID,),
+        "isr_nodes": (NODE_ID,),
+        "eligible_leader_replicas": (),
+        "last_known_elr": (),
+    }
+
+
+# Kafka's max.request.partition.size.limit.
+PARTITIONS_MAX = 2000
+
+
+async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """The archive's topics page by page, by name."""
+    asked = request.read()
+    by_name = parts.archive.catalogue.by_name
+    named = {topic["name"] for topic in elements(asked["topics"])}
+    shown = named or {name for name in by_name if request.may_read(name)}
+    cursor = asked["cursor"]
+    first, skipped = (cursor["topic_name"], cursor["partition_index"]) if cursor else ("", 0)
+    left = min(max(asked["response_partition_limit"], 1), PARTITIONS_MAX)
+    topics: list[dict[str, Any]] = []
+    following = None
+    for name in sorted(shown):
+        if name < first:
+            continue
+        if left == 0:
+            following = {"topic_name": name, "partition_index": 0}
+            break
+        topic = by_name.get(name)
+        allowed = request.may_read(name)
+        if topic is None or not allowed:
+            error = (
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if allowed
+                else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            )
+            topics.append(
+                {"error_code": error, "name": name, "topic_id": ZERO_UUID, "partitions": ()}
+            )
+            continue
+        start = max(skipped, 0) if name == first else 0
+        end = min(start + left, topic.partition_count)
+        fields = topic_fields(topic)
+        fields["partitions"] = fields["partitions"][start:end]
+        topics.append(fields)
+        left -= max(end - start, 0)
+        if end < topic.partition_count:
+            following = {"topic_name": name, "partition_index": end}
+            break
+    return request.respond({"topics": topics, "next_cursor": following})
+
+
+_TOPIC, _BROKER = 2, 4  # ConfigResource.Type
+_STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, as nobody can change it on the way
+_BOOLEAN, _TEXT, _LONG, _LIST = 1, 2, 5, 7  # ConfigType
+
+Setting = tuple[str, str, int]
+
+_TOPIC_SETTINGS: tuple[Setting, ...] = (
+    ("cleanup.policy", "delete", _LIST),
+    ("compression.type", "producer", _TEXT),
+    ("remote.storage.enable", "true", _BOOLEAN),
+    ("retention.bytes", "-1", _LONG),
+    ("retention.ms", "-1", _LONG),
+)
+_BROKER_SETTINGS: tuple[Setting, ...] = (
+    ("auto.create.topics.enable", "false", _BOOLEAN),
+    ("remote.log.storage.system.enable", "true", _BOOLEAN),
+)
+
+
+async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """The few settings that are true of an archive, all of them read-only.
+
+    `kafka-topics --describe` and the usual consoles ask for them. Nothing can be altered.
+    """
+    asked = elements(request.read()["resources"])
+    wanted = {
+        (resource["resource_type"], resource["resource_name"]): resource for resource in asked
+    }
+    results = [_configs_of(parts, request, resource) for resource in wanted.values()]
+    return request.respond({"results": results})
+
+
+def _configs_of(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> dict[str, Any]:
+    kind, name, wanted = (
+        resource["resource_type"],
+        resource["resource_name"],
+        resource["configuration_keys"],
+    )
+    result = {"resource_type": kind, "resource_name": name, "configs": ()}
+    if kind == _TOPIC and not request.may_read(name):
+        return result | {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    if kind == _TOPIC and name in parts.archive.catalogue.by_name:
+        settings = _TOPIC_SETTINGS
+    elif kind == _TOPIC:
+        return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    elif kind == _BROKER and name in ("", str(NODE_ID)):
+        settings = _BROKER_SETTINGS
+    else:
+        message = "an archive has configurations of topics and of its one node only"
+        return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": message}
+    return result | {
+        "configs": [
+            {
+                "name": key,
+                "value": value,
+                "read_only": True,
+                "config_source": _STATIC,
+                "config_type": form,
+            }
+            for key, value, form in settings
+            if wanted is None or key in wanted
+        ]
+    }
+
+
+_BROKERS = 1  # endpoint type; 2 would be controllers
+
+
+async def _describe_cluster(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """One node, this one."""
+    endpoint_type = request.read()["endpoint_type"]
+    node = {"broker_id": NODE_ID, "host": request.host, "port": request.port}
+    values = {
+        "endpoint_type": endpoint_type,
+        "cluster_id": parts.cluster_id,
+        "controller_id": NODE_ID,
+        "brokers": [node],
+    }
+    if endpoint_type != _BROKERS:
+        values["error_code"] = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        values["error_message"] = "an archive has no controllers"
+        values["brokers"] = []
+    return request.respond(values)
+
+
+APIS = (
+    ServedApi(ApiKey.METADATA, 0, 13, _metadata),
+    ServedApi(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, _describe_topic_partitions),
+    ServedApi(ApiKey.DESCRIBE_CONFIGS, 1, 4, _describe_configs),
+    ServedApi(ApiKey.DESCRIBE_CLUSTER, 0, 2, _describe_cluster),
+)

@@ -1,0 +1,716 @@
+"""What every object store must do, as tests that a backend's own test module inherits.
+
+    from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
+
+    @pytest.fixture
+    async def store() -> AsyncIterator[MyStore]: ...     # open and empty
+
+    class TestMyStore(ObjectStoreContract): ...
+    class TestArchiveOnMyStore(RemoteStorageManagerContract): ...
+
+It needs pytest and pytest-asyncio (`asyncio_mode = "auto"`), which nothing else of fetchproxy
+does. docs/store-plugins.md has a whole example.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from fetchproxy.errors import (
+    DamagedObject,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageUnavailable,
+)
+from fetchproxy.model import (
+    ByteRange,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
+from fetchproxy.storage.remote_storage_manager import (
+    LogSegmentData,
+    LogStartObject,
+    RemoteStorageManager,
+    SegmentMetadataObject,
+    Standing,
+)
+from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
+
+MiB = 1024 * 1024
+PART_BYTES = 5 * MiB
+
+# Every character Kafka takes in a topic name, and names that sort differently as folders.
+ODD_KEYS = sorted(
+    [
+        "a/b",
+        "a-/b",
+        "a./b",
+        "a0/b",
+        "a_/b",
+        "A/b",
+        ".hidden/x",
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/0/00-x.log",
+        "-starts_with.dash/x",
+        "z",
+    ]
+)
+
+ILLEGAL_KEYS = ["", "/", "/etc/passwd", "../x", "..", "a/../../x", "a/./b", "a//b", "a/", "~put-1"]
+ILLEGAL_KEYS += ["a\0b", "ä", "a b", "a\\b", "a%2fb", "a\n", "x" * 1025]
+
+
+async def keys_of(listing: AsyncIterator[StoredObject]) -> list[str]:
+    return [found.key async for found in listing]
+
+
+def noise(size_bytes: int, seed: int = 0) -> bytes:
+    return Random(seed).randbytes(size_bytes)
+
+
+async def cancel_after_turns(work: asyncio.Task[None], turns: int, turn_s: float) -> None:
+    """Let `work` run for so many turns of the loop, then cancel it."""
+    for _ in range(turns):
+        await asyncio.sleep(turn_s)
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+
+
+class ObjectStoreContract:
+    many_keys = 1234  # more than one page of a listing
+    cancel_turn_s = 0.0
+    # What a read may raise whose object is replaced meanwhile: a server may break off its answer.
+    while_replaced: tuple[type[StorageUnavailable], ...] = ()
+
+    async def test_an_absent_key_is_not_found(self, store: ObjectStore) -> None:
+        await store.put("there/x", b"x")
+        for key in ("absent", "there/y", "there/x/y", "nowhere/at/all"):
+            with pytest.raises(ObjectNotFound):
+                await store.get(key)
+            with pytest.raises(ObjectNotFound):
+                await store.get_range(key, ByteRange(0, 1))
+
+    async def test_a_folder_is_no_object(self, store: ObjectStore) -> None:
+        await store.put("folder/x", b"x")
+        with pytest.raises(ObjectNotFound):
+            await store.get("folder")
+
+    @pytest.mark.parametrize("content", [b"", b"\0", b"hello", bytes(range(256)) * 5000])
+    async def test_what_is_put_is_got(self, store: ObjectStore, content: bytes) -> None:
+        await store.put("k/o", content)
+        assert await store.get("k/o") == content
+
+    @pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
+    async def test_what_is_larger_than_wanted_is_not_read(
+        self, store: ObjectStore, size: int
+    ) -> None:
+        await store.put("k/o", noise(size))
+        assert await store.get("k/o", size) == noise(size)
+        assert await store.get("k/o", size + 1) == noise(size)
+        for bytes_max in {max(0, size - 1), size // 2} - {size}:
+            with pytest.raises(DamagedObject, match=rf"^k/o has {size} bytes.*{bytes_max} at most"):
+                await store.get("k/o", bytes_max)
+        with pytest.raises(ObjectNotFound):
+            await store.get("k/absent", size)
+        assert await store.get("k/o") == noise(size)
+
+    async def test_ranges(self, store: ObjectStore) -> None:
+        content = noise(1000)
+        await store.put("k", content)
+        for start, end in ((0, 1), (999, 1000), (0, 1000), (17, 500), (500, 5000), (0, 1001)):
+            assert await store.get_range("k", ByteRange(start, end)) == content[start:end]
+
+    async def test_a_range_past_the_end_is_an_error(self, store: ObjectStore) -> None:
+        await store.put("k", b"0123456789")
+        for start in (10, 11, 2**40):
+            with pytest.raises(RangeNotSatisfiable):
+                await store.get_range("k", ByteRange(start, start + 5))
+
+    async def test_no_range_of_an_empty_object(self, store: ObjectStore) -> None:
+        await store.put("k", b"")
+        with pytest.raises(RangeNotSatisfiable):
+            await store.get_range("k", ByteRange(0, 1))
+
+    async def test_a_second_put_replaces(self, store: ObjectStore) -> None:
+        await store.put("k", b"first, longer")
+        [before] = [found async for found in store.list("k")]
+        await store.put("k", b"second")
+        [after] = [found async for found in store.list("k")]
+        assert await store.get("k") == b"second"
+        assert (after.key, after.size_bytes) == ("k", 6)
+        assert after.version != before.version
+
+    async def test_what_is_new_replaces_nothing(self, store: ObjectStore) -> None:
+        assert await store.put_new("k/o", b"first")
+        assert not await store.put_new("k/o", b"second")
+        assert await store.get("k/o") == b"first"
+        assert await keys_of(store.list("")) == ["k/o"]
+        await store.delete("k/o")
+        assert await store.put_new("k/o", b"third")
+        await store.put("k/o", b"fourth")
+        assert await store.get("k/o") == b"fourth"
+        assert await keys_of(store.list("")) == ["k/o"]
+
+    async def test_of_many_that_make_it_at_once_one_does(self, store: ObjectStore) -> None:
+        for number in range(5):
+            contents = [b"%d" % each for each in range(8)]
+            made = await asyncio.gather(*(store.put_new(f"k/{number}", c) for c in contents))
+            assert made.count(True) == 1
+            assert await store.get(f"k/{number}") == contents[made.index(True)]
+
+    async def test_the_version_stays_with_the_content(self, store: ObjectStore) -> None:
+        await store.put("k", b"same")
+        first = [found async for found in store.list("")]
+        await store.get("k")
+        assert [found async for found in store.list("")] == first
+
+    async def test_a_listing_is_in_the_order_of_keys(self, store: ObjectStore) -> None:
+        for key in reversed(ODD_KEYS):
+            await store.put(key, key.encode())
+        found = [o async for o in store.list("")]
+        assert [o.key for o in found] == ODD_KEYS
+        assert [o.size_bytes for o in found] == [len(key) for key in ODD_KEYS]
+        for key in ODD_KEYS:
+            assert await store.get(key) == key.encode()
+
+    async def test_a_listing_starts_after_a_key(self, store: ObjectStore) -> None:
+        for key in ODD_KEYS:
+            await store.put(key, b"")
+        for start_after in (*ODD_KEYS, "a", "a/", "a/b/", "a/b0", "zz", "0"):
+            expected = [key for key in ODD_KEYS if key > start_after]
+            assert await keys_of(store.list("", start_after)) == expected, start_after
+
+    async def test_a_prefix_need_not_end_at_a_folder(self, store: ObjectStore) -> None:
+        for key in ("t-a/0/1.log", "t-a/0/12.log", "t-a/1/1.log", "t-ab/0/1.log", "u"):
+            await store.put(key, b"")
+        assert await keys_of(store.list("t-a/0/1")) == ["t-a/0/1.log", "t-a/0/12.log"]
+        assert await keys_of(store.list("t-a/0/1", "t-a/0/1.log")) == ["t-a/0/12.log"]
+        assert await keys_of(store.list("t-a")) == [
+            "t-a/0/1.log",
+            "t-a/0/12.log",
+            "t-a/1/1.log",
+            "t-ab/0/1.log",
+        ]
+        assert await keys_of(store.list("t-a/2")) == []
+        assert await keys_of(store.list("nothing/here/")) == []
+
+    async def test_folders(self, store: ObjectStore) -> None:
+        assert [name async for name in store.list_folders("")] == []
+        for key in ("b/0/x", "b/0/y", "b/1/z", "b/10/z", "b/file", "b-c/0/x", "a/x", "top"):
+            await store.put(key, b"")
+        assert [name async for name in store.list_folders("")] == ["a", "b-c", "b"]
+        assert [name async for name in store.list_folders("b/")] == ["0", "1", "10"]
+        assert [name async for name in store.list_folders("absent/")] == []
+        await store.delete("a/x")
+        assert [name async for name in store.list_folders("")] == ["b-c", "b"]
+
+    async def test_more_keys_than_a_page_holds(self, store: ObjectStore) -> None:
+        keys = [f"many/{n // 100}/{n:020d}" for n in range(self.many_keys)]
+        for start in range(0, len(keys), 50):
+            async with asyncio.TaskGroup() as group:
+                for key in keys[start : start + 50]:
+                    group.create_task(store.put(key, b"."))
+        assert await keys_of(store.list("many/")) == sorted(keys)
+        half = sorted(keys)[self.many_keys // 2]
+        assert await keys_of(store.list("many/", half)) == [k for k in sorted(keys) if k > half]
+
+    async def test_a_listing_can_be_left_early(self, store: ObjectStore) -> None:
+        for n in range(5):
+            await store.put(f"k{n}", b"")
+        async for found in store.list(""):
+            assert found.key == "k0"
+            break
+        assert await keys_of(store.list("")) == ["k0", "k1", "k2", "k3", "k4"]
+
+    async def test_delete(self, store: ObjectStore) -> None:
+        await store.put("f/k", b"x")
+        await store.put("f/l", b"y")
+        await store.delete("f/k")
+        await store.delete("f/k")
+        await store.delete("never/was")
+        with pytest.raises(ObjectNotFound):
+            await store.get("f/k")
+        assert await keys_of(store.list("")) == ["f/l"]
+
+    @pytest.mark.parametrize("size_bytes", [0, 1, PART_BYTES, 20 * MiB + 7])
+    async def test_a_file_is_put_whole(
+        self, store: ObjectStore, tmp_path: Path, size_bytes: int
+    ) -> None:
+        path = tmp_path / "segment"
+        content = noise(size_bytes)
+        path.write_bytes(content)
+        await store.put_file("f/segment.log", path)
+        assert sha256(await store.get("f/segment.log")).digest() == sha256(content).digest()
+        assert [o.size_bytes async for o in store.list("f/")] == [size_bytes]
+        if size_bytes > PART_BYTES:
+            border = ByteRange(PART_BYTES - 10, PART_BYTES + 10)
+            assert await store.get_range("f/segment.log", border) == content[border.start :][:20]
+
+    async def test_a_settled_file_may_lose_its_name(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "segment"
+        path.write_bytes(b"old")
+        await store.put_file("f/k", path, settled=True)
+        await store.put_file("f/k", path, settled=True)
+        path.unlink()
+        assert await store.get("f/k") == b"old"
+        assert await keys_of(store.list("")) == ["f/k"]
+        path.write_bytes(b"newer")
+        await store.put_file("f/k", path, settled=True)
+        assert await store.get("f/k") == b"newer"
+
+    async def test_a_file_that_is_not_settled_may_change(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "segment"
+        path.write_bytes(b"content")
+        await store.put_file("f/k", path)
+        with path.open("r+b") as file:
+            file.truncate(1)
+        assert await store.get("f/k") == b"content"
+
+    @pytest.mark.parametrize("settled", [False, True])
+    async def test_a_file_that_is_not_there(
+        self, store: ObjectStore, tmp_path: Path, settled: bool
+    ) -> None:
+        with pytest.raises(RemoteStorageError) as caught:
+            await store.put_file("k", tmp_path / "absent", settled=settled)
+        assert not isinstance(caught.value, ObjectNotFound)  # it is not the store that lacks it
+        assert not caught.value.retriable
+        assert await keys_of(store.list("")) == []
+
+    async def test_many_reads_at_once(self, store: ObjectStore) -> None:
+        content = noise(400_000)
+        await store.put("k", content)
+
+        async def read(seed: int) -> None:
+            start = Random(seed).randrange(len(content) - 1)
+            end = Random(seed + 1000).randrange(start + 1, len(content))
+            assert await store.get_range("k", ByteRange(start, end)) == content[start:end]
+
+        async with asyncio.TaskGroup() as group:
+            for seed in range(64):
+                group.create_task(read(seed))
+
+    async def test_writers_of_one_key_leave_one_of_their_contents(self, store: ObjectStore) -> None:
+        stored: list[bytes] = []
+
+        async def write(content: bytes) -> None:
+            # A server may turn down writers that meet, as long as it says so and one succeeds.
+            with suppress(StorageUnavailable):
+                await store.put("k", content)
+                stored.append(content)
+
+        async with asyncio.TaskGroup() as group:
+            for seed in range(8):
+                group.create_task(write(noise(100_000, seed)))
+        assert await store.get("k") in stored
+        assert await keys_of(store.list("")) == ["k"]
+
+    async def test_a_reader_sees_the_old_or_the_new_content(self, store: ObjectStore) -> None:
+        contents = {noise(200_000, seed) for seed in range(10)}
+        await store.put("k", next(iter(contents)))
+
+        async def write() -> None:
+            for content in contents:
+                await store.put("k", content)
+
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(write())
+            while not writer.done():
+                with suppress(*self.while_replaced):
+                    assert await store.get("k") in contents
+        assert await store.get("k") in contents
+
+    @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 30, 60])
+    async def test_a_cancelled_put_leaves_old_or_new(self, store: ObjectStore, turns: int) -> None:
+        old, new = b"old", noise(3 * MiB)
+        await store.put("old", old)
+        for key in ("fresh", "old"):
+            work = asyncio.create_task(store.put(key, new))
+            await cancel_after_turns(work, turns, self.cancel_turn_s)
+        assert await store.get("old") in (old, new)
+        with suppress(ObjectNotFound):
+            assert await store.get("fresh") == new
+        assert set(await keys_of(store.list(""))) <= {"old", "fresh"}
+
+    @pytest.mark.parametrize("settled", [False, True])
+    @pytest.mark.parametrize("turns", [0, 1, 2, 4, 10, 25])
+    async def test_a_cancelled_put_of_a_file_leaves_nothing_or_all(
+        self, store: ObjectStore, tmp_path: Path, turns: int, settled: bool
+    ) -> None:
+        content = noise(3 * PART_BYTES)
+        path = tmp_path / "segment"
+        path.write_bytes(content)
+        work = asyncio.create_task(store.put_file("k", path, settled=settled))
+        await cancel_after_turns(work, turns, self.cancel_turn_s)
+        with suppress(ObjectNotFound):
+            assert await store.get("k") == content
+        assert set(await keys_of(store.list(""))) <= {"k"}
+
+    async def test_a_cancelled_read_harms_nobody(self, store: ObjectStore) -> None:
+        content = noise(2 * MiB)
+        await store.put("k", content)
+        for turns in range(12):
+            work: asyncio.Task[bytes] = asyncio.create_task(store.get("k"))
+            for _ in range(turns):
+                await asyncio.sleep(self.cancel_turn_s)
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                assert await work == content
+        assert await store.get("k") == content
+
+    async def test_an_illegal_key_is_a_bug_of_the_caller(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "file"
+        file.write_bytes(b"x")
+        for key in ILLEGAL_KEYS:
+            for call in (
+                store.put(key, b"x"),
+                store.put_file(key, file),
+                store.get(key),
+                store.get_range(key, ByteRange(0, 1)),
+                store.delete(key),
+            ):
+                with pytest.raises(ValueError, match="key"):
+                    await call
+        assert await keys_of(store.list("")) == []
+
+    async def test_an_illegal_prefix_is_a_bug_of_the_caller(self, store: ObjectStore) -> None:
+        for prefix in ("../", "/", "a//", "~", "a/../b"):
+            with pytest.raises(ValueError, match="illegal"):
+                await keys_of(store.list(prefix))
+        with pytest.raises(ValueError, match="does not end"):
+            [name async for name in store.list_folders("a")]
+
+    async def test_close_is_idempotent_and_final(self, store: ObjectStore) -> None:
+        await store.put("k", b"x")
+        await store.close()
+        await store.close()
+        with pytest.raises(RemoteStorageError):
+            await store.get("k")
+        with pytest.raises(RemoteStorageError):
+            await store.put("k", b"y")
+        with pytest.raises(RemoteStorageError):
+            await keys_of(store.list(""))
+
+
+class AwayStoreContract:
+    """Of the fixture `away_store`: a store that is open, and whose place is not there (no such
+    bucket, folder or server). It never looks like an empty one, or readers would skip data."""
+
+    async def test_a_store_that_is_away_is_not_empty(
+        self, away_store: ObjectStore, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "file"
+        file.write_bytes(b"x")
+        for call in (
+            away_store.get("k"),
+            away_store.get_range("k", ByteRange(0, 1)),
+            away_store.put("k", b"x"),
+            away_store.put_new("k", b"x"),
+            away_store.put_file("k", file),
+            away_store.delete("k"),
+            keys_of(away_store.list("")),
+            keys_of(away_store.list("folder/")),
+        ):
+            with pytest.raises(StorageUnavailable) as caught:
+                await call
+            assert caught.value.retriable
+        with pytest.raises(StorageUnavailable):
+            [name async for name in away_store.list_folders("")]
+
+
+# What the RemoteStorageManager must do over every object store.
+
+TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
+
+
+def segment(
+    start_offset: int = 0,
+    *,
+    topic: str = "weather-eu.v1_raw",
+    topic_id: UUID = TOPIC_ID,
+    partition: int = 0,
+    segment_id: int = 1,
+    has_aborted_txns: bool = False,
+) -> RemoteLogSegmentMetadata:
+    tip = TopicIdPartition(topic_id=topic_id, topic=topic, partition=partition)
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(tip, UUID(int=segment_id)),
+        start_offset=start_offset,
+        end_offset=start_offset + 9,
+        max_timestamp_ms=0,
+        event_timestamp_ms=0,
+        segment_leader_epochs=(EpochStart(0, 0),),
+        segment_size_bytes=10,
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        has_aborted_txns=has_aborted_txns,
+    )
+
+
+async def topic_objects(
+    manager: RemoteStorageManager, topic: str
+) -> list[tuple[TopicIdPartition, Standing]]:
+    found: list[tuple[TopicIdPartition, Standing]] = []
+    await manager.take_topic_objects(topic, TOPIC_ID, lambda tip, said: found.append((tip, said)))
+    return found
+
+
+async def metadata_objects(
+    manager: RemoteStorageManager, tip: TopicIdPartition
+) -> list[SegmentMetadataObject]:
+    found = [one async for one in manager.list_partition(tip)]
+    return [one for one in found if isinstance(one, SegmentMetadataObject)]
+
+
+class RemoteStorageManagerContract:
+    @pytest.fixture
+    async def manager(self, store: ObjectStore) -> AsyncIterator[RemoteStorageManager]:
+        async with RemoteStorageManager(store, "team/archive") as manager:
+            yield manager
+
+    @pytest.fixture
+    def data(self, tmp_path: Path) -> LogSegmentData:
+        log = tmp_path / "log"
+        log.write_bytes(b"0123456789")
+        return LogSegmentData(log=log, index=b"index", txn=None, epochs=b"epochs")
+
+    async def test_a_copied_segment_is_read_back(
+        self, manager: RemoteStorageManager, data: LogSegmentData
+    ) -> None:
+        metadata = segment()
+        await manager.copy_log_segment_data(metadata, data)
+        assert await manager.fetch_log_segment(metadata, ByteRange(2, 5)) == b"234"
+        assert await manager.fetch_log_segment(metadata, ByteRange(8, 50)) == b"89"
+        with pytest.raises(RangeNotSatisfiable):
+            await manager.fetch_log_segment(metadata, ByteRange(10, 11))
+        assert await manager.fetch_index(metadata, SegmentFile.INDEX) == b"index"
+        assert await manager.fetch_index(metadata, SegmentFile.EPOCHS) == b"epochs"
+        assert await manager.fetch_index(metadata, SegmentFile.TXN) == b""
+        with pytest.raises(ValueError, match="no index"):
+            await manager.fetch_index(metadata, SegmentFile.LOG)
+
+    async def test_an_rdi_resolves(
+        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+    ) -> None:
+        """Object key and position of an index entry lead to its bytes, by the store alone."""
+        metadata = segment()
+        key = manager.object_key(metadata, SegmentFile.LOG)
+        entry = encode_entry(key, IndexSpan(0, 4, 0, 5, 0, 0))
+        entry += encode_entry(key, IndexSpan(4, 6, 6, 9, 0, 0))
+        await manager.copy_log_segment_data(
+            metadata, LogSegmentData(data.log, entry, None, data.epochs)
+        )
+        index = RemoteLogIndex.parse(await manager.fetch_index(metadata, SegmentFile.INDEX))
+        found = [
+            await store.get_range(index.object_key, ByteRange(span.position, span.end))
+            for span in index.spans()
+        ]
+        assert found == [b"0123", b"456789"]
+
+    async def test_aborted_transactions_travel_along(
+        self, manager: RemoteStorageManager, data: LogSegmentData
+    ) -> None:
+        metadata = segment(has_aborted_txns=True)
+        with pytest.raises(ValueError, match="disagree"):
+            await manager.copy_log_segment_data(metadata, data)
+        with_txn = LogSegmentData(data.log, data.index, b"txn", data.epochs)
+        await manager.copy_log_segment_data(metadata, with_txn)
+        assert await manager.fetch_index(metadata, SegmentFile.TXN) == b"txn"
+        with pytest.raises(ValueError, match="disagree"):
+            await manager.copy_log_segment_data(segment(), with_txn)
+
+    async def test_the_objects_of_a_segment(
+        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+    ) -> None:
+        metadata = segment(12345, has_aborted_txns=True)
+        await manager.copy_log_segment_data(
+            metadata, LogSegmentData(data.log, data.index, b"txn", data.epochs)
+        )
+        await manager.put_segment_metadata(metadata, b"metadata")
+        stem = (
+            "team/archive/weather-eu.v1_raw--_-_-_-_T7-_v_v_v_v_vw/0/"
+            "00000000000000012345-AAAAAAAAAAAAAAAAAAAAAQ"
+        )
+        assert await keys_of(store.list("")) == [
+            f"team/archive/{LAYOUT_OBJECT}",
+            f"{stem}.epochs",
+            f"{stem}.index",
+            f"{stem}.log",
+            f"{stem}.metadata",
+            f"{stem}.txn",
+        ]
+
+    async def test_a_segment_without_its_metadata_is_not_listed(
+        self, manager: RemoteStorageManager, data: LogSegmentData
+    ) -> None:
+        metadata = segment()
+        await manager.copy_log_segment_data(metadata, data)
+        tip = metadata.topic_id_partition
+        assert [found async for found in manager.list_partition(tip)] == []
+
+    async def test_metadata_is_listed_by_base_offset(self, manager: RemoteStorageManager) -> None:
+        offsets = [0, 5, 5, 100, 99_999_999_999, 2**63 - 20]
+        for number, offset in enumerate(offsets):
+            await manager.put_segment_metadata(segment(offset, segment_id=number), b"%d" % number)
+        await manager.put_segment_metadata(segment(7, partition=1), b"other partition")
+        tip = segment().topic_id_partition
+        listed = await metadata_objects(manager, tip)
+        assert [found.base_offset for found in listed] == offsets
+        assert {found.segment_id.topic_id_partition for found in listed} == {tip}
+        for found in listed:
+            content = await manager.get_segment_metadata(found.stored.key)
+            assert content == b"%d" % found.segment_id.id.int
+            assert found.stored.size_bytes == 1
+
+    async def test_new_state_replaces_the_metadata(self, manager: RemoteStorageManager) -> None:
+        metadata = segment()
+        tip = metadata.topic_id_partition
+        await manager.put_segment_metadata(metadata, b"started")
+        [started] = await metadata_objects(manager, tip)
+        await manager.put_segment_metadata(metadata, b"finished")
+        [finished] = await metadata_objects(manager, tip)
+        assert started.stored.key == finished.stored.key
+        assert started.stored.version != finished.stored.version
+        assert await manager.get_segment_metadata(finished.stored.key) == b"finished"
+
+    async def test_deletion_is_complete_and_can_be_repeated(
+        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+    ) -> None:
+        kept, gone = segment(0, segment_id=1), segment(10, segment_id=2)
+        for metadata in (kept, gone):
+            await manager.copy_log_segment_data(metadata, data)
+            await manager.put_segment_metadata(metadata, b"m")
+        before = await keys_of(store.list(""))
+        await manager.delete_log_segment_data(gone)
+        await manager.delete_log_segment_data(gone)
+        assert await keys_of(store.list("")) == [
+            key for key in before if "00000000000000000010-" not in key
+        ]
+        with pytest.raises(ObjectNotFound):
+            await manager.fetch_log_segment(gone, ByteRange(0, 1))
+        assert await manager.fetch_log_segment(kept, ByteRange(0, 1)) == b"0"
+
+    async def test_every_object_of_a_partition_is_listed_and_can_be_deleted(
+        self, manager: RemoteStorageManager, data: LogSegmentData
+    ) -> None:
+        """Also those of a copy that no metadata name."""
+        whole, left = segment(0), segment(10, segment_id=2)
+        await manager.copy_log_segment_data(whole, data)
+        await manager.put_segment_metadata(whole, b"{}")
+        await manager.copy_log_segment_data(left, data)
+        await manager.put_log_start_offset(whole.topic_id_partition, 3, b"3")
+        found = [f async for f in manager.list_segment_objects(whole.topic_id_partition)]
+        assert [(key.base_offset, stored.key) for key, stored in found] == sorted(
+            (metadata.start_offset, manager.object_key(metadata, file))
+            for metadata in (whole, left)
+            for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS)
+            + ((SegmentFile.METADATA,) if metadata is whole else ())
+        )
+        for key, stored in found:
+            if key.segment_id == left.segment_id:
+                await manager.delete_segment_object(stored)
+                await manager.delete_segment_object(stored)
+        again = [key async for key, _ in manager.list_segment_objects(whole.topic_id_partition)]
+        assert {key.segment_id for key in again} == {whole.segment_id}
+
+    async def test_a_topics_cluster(self, manager: RemoteStorageManager) -> None:
+        """Beside its partitions, and no partition itself."""
+        tip = segment().topic_id_partition
+        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) is None
+        await manager.retention.put_topic_cluster(tip.topic, tip.topic_id, "one")
+        await manager.retention.put_topic_cluster(tip.topic, tip.topic_id, "two")
+        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) == "two"
+        assert await manager.list_partitions() == []
+        await manager.put_segment_metadata(segment(), b"{}")
+        assert await manager.list_topic(tip.topic_id) == [tip]
+        await manager.retention.forget_topic(tip.topic, tip.topic_id)
+        await manager.retention.forget_topic(tip.topic, tip.topic_id)
+        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) is None
+
+    async def test_partitions_of_every_incarnation(
+        self, manager: RemoteStorageManager, store: ObjectStore
+    ) -> None:
+        assert await manager.list_partitions() == []
+        others = [
+            segment(partition=10),
+            segment(partition=2),
+            segment(topic_id=UUID(int=7)),
+            segment(topic="a"),
+            segment(topic="x" * 232, topic_id=UUID(int=2**128 - 1)),
+            segment(topic="weather", partition=2**31 - 1),
+        ]
+        for metadata in others:
+            await manager.put_segment_metadata(metadata, b"")
+        await store.put("team/archive/stranger/0/x", b"")
+        await store.put("team/archive/x-y/0/x", b"")
+        await store.put("elsewhere/x", b"")
+        every = sorted(metadata.topic_id_partition for metadata in others)
+        assert await manager.list_partitions() == every
+        assert await manager.list_topic(UUID(int=7)) == [
+            segment(topic_id=UUID(int=7)).segment_id.topic_id_partition
+        ]
+        assert await manager.list_topic(TOPIC_ID) == [t for t in every if t.topic_id == TOPIC_ID]
+        assert await manager.list_topic(UUID(int=8)) == []
+
+    async def test_topics_and_all_that_says_how_one_stands(
+        self, manager: RemoteStorageManager, store: ObjectStore
+    ) -> None:
+        assert await manager.list_topics() == []
+        mine = [segment(20, partition=p, segment_id=p + 1) for p in (10, 2, 0)]
+        others = [segment(topic_id=UUID(int=7)), segment(topic="weather")]
+        for metadata in (*mine, *others):
+            await manager.put_segment_metadata(metadata, b"")
+            await store.put(manager.object_key(metadata, SegmentFile.LOG), b"1234567890")
+        raised = mine[1].segment_id.topic_id_partition
+        await manager.put_log_start_offset(raised, 5, b"")
+        await store.put("team/archive/stranger/0/x", b"")
+        assert sorted(await manager.list_topics()) == sorted(
+            {(m.topic_id_partition.topic, m.topic_id_partition.topic_id) for m in (*mine, *others)}
+        )
+        found = await topic_objects(manager, "weather-eu.v1_raw")
+        segments = {
+            (tip, one.segment_id) for tip, one in found if isinstance(one, SegmentMetadataObject)
+        }
+        assert segments == {(m.topic_id_partition, m.segment_id) for m in mine}
+        starts = [(tip, one.offset) for tip, one in found if isinstance(one, LogStartObject)]
+        assert starts == [(raised, 5)]
+        assert await topic_objects(manager, "weather-eu") == []
+
+    async def test_a_later_layout_does_not_look_empty(
+        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+    ) -> None:
+        for content in (b"remote-log-layout 2\n", b"something else", b""):
+            await store.put(f"team/archive/{LAYOUT_OBJECT}", content)
+            with pytest.raises(RemoteStorageError, match="layout") as caught:
+                await manager.list_partitions()
+            assert not caught.value.retriable
+            with pytest.raises(RemoteStorageError, match="layout"):
+                await manager.list_topics()
+            with pytest.raises(RemoteStorageError, match="layout"):
+                await topic_objects(manager, "weather")
+            with pytest.raises(RemoteStorageError, match="layout"):
+                [x async for x in manager.list_partition(segment().topic_id_partition)]
+            with pytest.raises(RemoteStorageError, match="layout"):
+                await manager.copy_log_segment_data(segment(), data)
+            with pytest.raises(RemoteStorageError, match="layout"):
+                await manager.put_segment_metadata(segment(), b"")
+        await store.put(f"team/archive/{LAYOUT_OBJECT}", b"remote-log-layout 1\n")
+        assert await manager.list_partitions() == []

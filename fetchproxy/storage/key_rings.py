@@ -1,0 +1,336 @@
+"""Key rings: what encrypts the data keys of segments. A file, or a key service (`kms_keys`), or
+several of them.
+
+    {"version": 1, "active": "2026-11-26-1f0c", "keys": {"2026-11-26-1f0c": "<base64>"}}
+
+The active key encrypts the data keys of new segments; each of the others still opens its own. No
+active key (null): the process reads encrypted segments, and writes none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from fetchproxy_protocol.primitives import Buffer
+
+from fetchproxy.errors import ConfigError, CorruptSegment, SegmentLocked
+from fetchproxy.model import RemoteLogSegmentId
+from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.segments.packing import NONCE_BYTES, Cipher, WrappedKey
+
+SETTING = "store.encryption_keys"
+KEY_BYTES = 32  # of AES-256
+RING_BYTES_MAX = 1024 * 1024  # some 10,000 keys
+_RING_VERSION = 1
+_KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+# What a wrapped key is bound to, as the services want it: names and values that are texts.
+KeyContext = Mapping[str, str]
+
+
+def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
+    """`digest`: `Packing.digest`."""
+    tip = segment_id.topic_id_partition
+    described = {"described": digest} if digest else {}
+    return described | {
+        "topic_id": uuid_text(tip.topic_id),
+        "partition": str(tip.partition),
+        "segment_id": uuid_text(segment_id.id),
+    }
+
+
+def cipher_of(key: bytes) -> Cipher:
+    """Raises ConfigError where the package for it is missing."""
+    try:
+        from fetchproxy.storage.ciphers import AesGcm  # 5 MiB, of those alone who encrypt
+    except ImportError:
+        raise ConfigError(
+            f"{SETTING}: the package cryptography is not installed: "
+            "pip install 'fetchproxy[encryption]'"
+        ) from None
+    return AesGcm(key)
+
+
+def check_cipher() -> None:
+    """At the start, and not at the first read. Raises ConfigError."""
+    cipher_of(bytes(KEY_BYTES))
+
+
+def stream_at(key: bytes, position: int) -> Stream:
+    """As `ciphers.stream_at`, which is loaded where somebody encrypts."""
+    from fetchproxy.storage.ciphers import stream_at as of_cryptography
+
+    return of_cryptography(key, position)
+
+
+class Stream(Protocol):
+    """Encrypts or decrypts the next bytes of a file."""
+
+    def update(self, data: Buffer) -> bytes: ...
+
+
+class KeyRing(ABC):
+    @property
+    @abstractmethod
+    def writes(self) -> bool:
+        """Whether there is a key for new segments."""
+
+    @abstractmethod
+    def names(self, key_id: str) -> bool:
+        """Whether one of its keys can be called so. Never blocks."""
+
+    @abstractmethod
+    async def active_key_id(self) -> str:
+        """As `WrappedKey.key_id` names it; "" where there is none. Raises RemoteStorageError."""
+
+    @abstractmethod
+    async def wrap(self, data_key: bytes, context: KeyContext) -> WrappedKey:
+        """By the active key, which there is. Raises RemoteStorageError."""
+
+    @abstractmethod
+    async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
+        """Raises SegmentLocked: no key does; another RemoteStorageError: nobody knows."""
+
+    async def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """Idempotent."""
+
+
+class KeyRings(KeyRing):
+    """Several: the first one encrypts, all open. So an archive moves from one to another, and those
+    who read it have both meanwhile."""
+
+    def __init__(self, rings: Sequence[KeyRing]) -> None:
+        self._rings = rings
+
+    @property
+    def writes(self) -> bool:
+        return self._rings[0].writes
+
+    def names(self, key_id: str) -> bool:
+        return any(ring.names(key_id) for ring in self._rings)
+
+    async def active_key_id(self) -> str:
+        return await self._rings[0].active_key_id()
+
+    async def wrap(self, data_key: bytes, context: KeyContext) -> WrappedKey:
+        return await self._rings[0].wrap(data_key, context)
+
+    async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
+        """By the first one that can; two files may have a key of the same id."""
+        said: list[str] = []
+        for ring in self._rings:
+            if ring.names(wrapped.key_id):
+                try:
+                    return await ring.unwrap(wrapped, context)
+                except SegmentLocked as error:
+                    said.append(str(error))
+        raise SegmentLocked(
+            "; ".join(said)
+            or f"it is encrypted with the key {wrapped.key_id!r}, which is of another kind of key "
+            f"ring than those of {SETTING}"
+        )
+
+    async def close(self) -> None:
+        for ring in self._rings:
+            await ring.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """`repr` has no key."""
+
+    active: str | None
+    keys: Mapping[str, bytes] = field(repr=False)
+
+    def with_new(self, key_id: str, key: bytes) -> Keys:
+        """`key_id` is the active one now. Raises ConfigError."""
+        if key_id in self.keys or not _KEY_ID.fullmatch(key_id):
+            raise ConfigError(f"{key_id!r} cannot be the id of a new key")
+        return replace(self, active=key_id, keys={**self.keys, key_id: key})
+
+    def without(self, key_id: str) -> Keys:
+        """What only that key opens is lost then. Raises ConfigError."""
+        if key_id not in self.keys or key_id == self.active:
+            raise ConfigError(f"{key_id!r} is no old key of the key ring")
+        return replace(self, keys={one: key for one, key in self.keys.items() if one != key_id})
+
+
+NO_KEYS = Keys(None, {})
+
+
+def encode_keys(keys: Keys) -> bytes:
+    said = {key_id: b64encode(key).decode() for key_id, key in keys.keys.items()}
+    document = {"version": _RING_VERSION, "active": keys.active, "keys": said}
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def parse_keys(raw: bytes) -> Keys:
+    """Raises ValueError, and shows nothing of what it read."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(document, dict) or not isinstance(document.get("keys"), dict):
+        raise ValueError("it has no object `keys`")
+    if document.get("version") != _RING_VERSION:
+        raise ValueError(f"its version is not {_RING_VERSION}")
+    keys: dict[str, bytes] = {}
+    for key_id, text in document["keys"].items():
+        if not _KEY_ID.fullmatch(key_id):
+            raise ValueError(f"{key_id[:64]!r} is no id of a key")
+        try:
+            keys[key_id] = b64decode(text, validate=True)
+        except (TypeError, ValueError):
+            raise ValueError(f"the key {key_id} is no base64") from None
+        if len(keys[key_id]) != KEY_BYTES:
+            raise ValueError(f"the key {key_id} has {len(keys[key_id])} bytes, not {KEY_BYTES}")
+    active = document.get("active")
+    if active is not None and active not in keys:
+        raise ValueError(f"`active` is {active!r}, which is none of its keys")
+    return Keys(active, keys)
+
+
+def read_keys(path: Path) -> Keys:
+    """Raises ConfigError: it is not there, no key ring, or others may read it."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            raw = file.read(RING_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"the key ring {path}: {error.strerror}") from None
+    if mode & 0o077:
+        raise ConfigError(f"the key ring {path} is open to others (mode {mode:04o}): chmod 600")
+    if len(raw) > RING_BYTES_MAX:
+        raise ConfigError(f"the key ring {path} has more than {RING_BYTES_MAX} bytes")
+    try:
+        return parse_keys(raw)
+    except ValueError as error:
+        raise ConfigError(f"the key ring {path}: {error}") from None
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Of two who change a key ring at once, each sees what the other has done.
+
+    Raises ConfigError.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"the key ring {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
+    """Whole or not at all, and readable by its owner alone; `new`: there must be none yet.
+
+    Raises ConfigError.
+    """
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(encode_keys(keys))
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                os.link(name, path)
+                os.unlink(name)
+            else:
+                os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except FileExistsError:
+        raise ConfigError(f"the key ring {path} is there already: it is left as it is") from None
+    except OSError as error:
+        raise ConfigError(f"the key ring {path}: {error.strerror}") from None
+
+
+class FileKeyRing(KeyRing):
+    """Read anew when the file has changed, so that a key that was added is used at once."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError."""
+        self._path = path
+        self._seen = self._version()
+        self._keys = read_keys(path)
+        check_cipher()
+
+    @property
+    def keys(self) -> Keys:
+        """As the file last was; one that cannot be read now changes nothing."""
+        version = self._version()
+        if version != self._seen and version is not None:
+            try:
+                self._keys = read_keys(self._path)
+            except ConfigError:
+                return self._keys
+            self._seen = version
+        return self._keys
+
+    @property
+    def writes(self) -> bool:
+        return self.keys.active is not None
+
+    def names(self, key_id: str) -> bool:
+        return _KEY_ID.fullmatch(key_id) is not None
+
+    async def active_key_id(self) -> str:
+        return self.keys.active or ""
+
+    async def wrap(self, data_key: bytes, context: KeyContext) -> WrappedKey:
+        keys = self.keys
+        assert keys.active is not None
+        nonce = os.urandom(NONCE_BYTES)
+        label = _label(keys.active, context)
+        sealed = cipher_of(keys.keys[keys.active]).seal(nonce, data_key, label)
+        return WrappedKey(keys.active, nonce + sealed)
+
+    async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
+        key = self.keys.keys.get(wrapped.key_id)
+        if key is None:
+            raise SegmentLocked(
+                f"it is encrypted with the key {wrapped.key_id!r}, and the key ring {self._path} "
+                "has none of that id"
+            )
+        nonce, sealed = wrapped.wrapped[:NONCE_BYTES], wrapped.wrapped[NONCE_BYTES:]
+        try:
+            return cipher_of(key).open(nonce, sealed, _label(wrapped.key_id, context))
+        except CorruptSegment:
+            raise SegmentLocked(
+                f"the key {wrapped.key_id!r} of the key ring {self._path} does not open it: it is "
+                "another key of that id, or the wrapped key or what stands beside it was changed"
+            ) from None
+
+    def _version(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _label(key_id: str, context: KeyContext) -> bytes:
+    return json.dumps([key_id, context], sort_keys=True).encode()

@@ -1,0 +1,396 @@
+"""Segments whose log is packed: compressed, encrypted or both. The part of the
+RemoteStorageManager below its verbs; who reads segments asks for ranges of the log as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from cachetools import LRUCache
+from fastcrc.crc32 import iscsi as crc32c
+
+from fetchproxy.errors import CorruptSegment, DamagedObject, MetadataChanged, SegmentLocked
+from fetchproxy.model import (
+    ByteRange,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    StoredSegment,
+    TopicIdPartition,
+)
+from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
+from fetchproxy.segments.packing import (
+    BLOCK_BYTES,
+    NONCE_BYTES,
+    SEALED_BYTES_MORE,
+    Cipher,
+    Described,
+    Packing,
+    WrappedKey,
+    decode_packing,
+    encode_packing,
+    file_label,
+    opened_file,
+    packed_blocks,
+    packing_of,
+    sealed_file,
+    unpacked,
+)
+from fetchproxy.storage.key_rings import (
+    KEY_BYTES,
+    SETTING,
+    KeyContext,
+    KeyRing,
+    cipher_of,
+    key_context,
+    stream_at,
+)
+from fetchproxy.storage.store_health import StoreHealth
+from fetchproxy.storage.stores.object_store import (
+    SMALL_OBJECT_BYTES_MAX,
+    Content,
+    ObjectStore,
+    StoredObject,
+)
+
+# Of packings in memory: some 500 segments of 1 GiB, or 10,000 of 64 MiB.
+PACKINGS_BYTES_MAX = 16 * 1024 * 1024
+_PACKED_SUFFIX = ".packed"
+
+
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """How segments are to be stored; `compress` where the batches are not compressed.
+
+    `keys` None: nothing is encrypted, and what is cannot be read. `required`: what is not encrypted
+    is refused, so that nobody can put a segment of his own among them.
+    """
+
+    compress: bool = False
+    keys: KeyRing | None = None
+    required: bool = False
+
+    @property
+    def encrypts(self) -> bool:
+        return self.keys is not None and self.keys.writes
+
+
+AS_THEY_ARE = AtRest()
+
+
+class ListedSegment(NamedTuple):
+    """A StoredSegment of which only the objects are known; its size is that of the `.log`. What
+    is said of it is not held against what it was encrypted with."""
+
+    segment_id: RemoteLogSegmentId
+    start_offset: int
+    segment_size_bytes: int
+    has_aborted_txns: bool
+    packed: bool
+
+    @classmethod
+    def of(cls, prefix: str, objects: Mapping[SegmentFile, StoredObject]) -> ListedSegment:
+        """`objects`: one is the LOG."""
+        log = objects[SegmentFile.LOG]
+        key = parse_segment_key(prefix, log.key)
+        if key is None:
+            raise ValueError(f"{log.key} is no object of a segment")
+        with_txns, packed = SegmentFile.TXN in objects, SegmentFile.PACKING in objects
+        return cls(key.segment_id, key.base_offset, log.size_bytes, with_txns, packed)
+
+    @classmethod
+    def like(cls, segment: StoredSegment) -> ListedSegment:
+        size, with_txns = segment.segment_size_bytes, segment.has_aborted_txns
+        return cls(segment.segment_id, segment.start_offset, size, with_txns, segment.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedLog:
+    """A local file. `stream_key`: it is encrypted (`ciphers.stream_at`), as spools may be.
+    `compressible`: most of its batches are not compressed."""
+
+    path: Path
+    stream_key: bytes | None
+    compressible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrapped:
+    """`key_id`: of the key that wrapped the segment's data key before, "": it is not encrypted."""
+
+    key_id: str
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLog:
+    packing: Packing
+    cipher: Cipher | None
+
+
+class PackedLogs:
+    """`origin`: what a partition was called where it was archived. `health` hears of each key that
+    is needed, and of metadata that were changed."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        object_key: Callable[[StoredSegment, SegmentFile], str],
+        at_rest: AtRest,
+        origin: Callable[[TopicIdPartition], TopicIdPartition],
+        health: StoreHealth,
+    ) -> None:
+        self._store = store
+        self._object_key = object_key
+        self._at_rest = at_rest
+        self._origin = origin
+        self._locked = health.locked
+        self._changed = health.changed
+        self._opening: SingleFlight[OpenedLog] = SingleFlight()
+        self._opened: LRUCache[int, OpenedLog] = LRUCache(
+            PACKINGS_BYTES_MAX, getsizeof=lambda opened: opened.packing.memory_bytes
+        )
+
+    def packs(self, *, compressible: bool) -> bool:
+        """Whether a segment that is copied now is to be packed."""
+        return self._at_rest.encrypts or (self._at_rest.compress and compressible)
+
+    async def put(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        log: UnpackedLog,
+        files: Iterable[tuple[SegmentFile, bytes]],
+    ) -> None:
+        """The files beside the log, the `.packing`, and the `.log` last. Raises OSError of the
+        spool's disk."""
+        place = self._place(segment)
+        described = Described.of(segment)
+        key, cipher = await self._new_key(place, described)
+        for file, content in files:
+            stored = content if cipher is None else _sealed(cipher, place, file, content)
+            await self._store.put(self._object_key(segment, file), stored)
+        compress = self._at_rest.compress and log.compressible
+        path = log.path.with_name(log.path.name + _PACKED_SUFFIX)
+        stop = threading.Event()
+        try:
+            packing, crc = await asyncio.to_thread(_pack, log, path, place, compress, cipher, stop)
+            if packing.log_bytes != described.log_bytes:
+                raise CorruptSegment(f"{log.path} has changed its size")
+            if key is not None:
+                packing = replace(packing, key=key, described=described)
+            await self._put_packing(segment, packing)
+            await self._put_log(self._object_key(segment, SegmentFile.LOG), path, crc)
+        finally:
+            stop.set()  # a cancelled wait does not end the thread
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def _put_log(self, key: str, path: Path, crc: int) -> None:
+        await self._store.put_file(key, path, settled=True)
+        # A file that is what it was before and after was so in between.
+        if await asyncio.to_thread(_crc_of, path) != crc:
+            raise CorruptSegment(f"{path} has changed while it was copied")
+
+    async def _new_key(
+        self, place: RemoteLogSegmentId, described: Described
+    ) -> tuple[WrappedKey | None, Cipher | None]:
+        """Of one copy of one segment: each attempt has a new id, and so a new key."""
+        if self._at_rest.keys is None or not self._at_rest.encrypts:
+            return None, None
+        data_key = os.urandom(KEY_BYTES)
+        context = key_context(place, described.digest(place.topic_id_partition.topic))
+        wrapped = await self._at_rest.keys.wrap(data_key, context)
+        return wrapped, cipher_of(data_key)
+
+    async def put_file(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
+        """Create or replace one beside the log."""
+        cipher = (await self.opened(segment)).cipher
+        stored = content if cipher is None else _sealed(cipher, self._place(segment), file, content)
+        await self._store.put(self._object_key(segment, file), stored)
+
+    async def read_file(self, segment: StoredSegment, file: SegmentFile, bytes_max: int) -> bytes:
+        """One beside the log. Raises as `opened`."""
+        cipher = (await self.opened(segment)).cipher
+        key = self._object_key(segment, file)
+        if cipher is None:
+            return await self._store.get(key, bytes_max)
+        stored = await self._store.get(key, bytes_max + SEALED_BYTES_MORE)
+        try:
+            return opened_file(cipher, file_label(self._place(segment), file), stored)
+        except CorruptSegment as error:
+            raise DamagedObject(f"{key}: {error}") from None
+
+    def check_may_be_plain(self, segment: StoredSegment) -> None:
+        """Raises SegmentLocked for a segment that is not encrypted where all have to be."""
+        if self._at_rest.required:
+            key = self._object_key(segment, SegmentFile.LOG)
+            raise SegmentLocked(f"{key}: it is not encrypted, and {SETTING} requires that")
+
+    async def read(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
+        """Of the log. Raises as `RemoteStorageManager.fetch_log_segment`, and DamagedObject."""
+        opened = await self.opened(segment)
+        packing, key = opened.packing, self._object_key(segment, SegmentFile.LOG)
+        end = ByteRange(packing.stored_bytes, packing.stored_bytes + 1)
+        if byte_range.start >= packing.log_bytes:
+            await self._store.get_range(key, end)  # RangeNotSatisfiable, if all is as it should be
+            raise DamagedObject(f"{key}: goes on behind its last block")
+        wanted = ByteRange(byte_range.start, min(byte_range.end, packing.log_bytes))
+        blocks = packing.stored_range(packing.blocks_of(wanted))
+        # Who asks for more than there is wants to know whether there is more.
+        asked = ByteRange(blocks.start, end.end if wanted.end < byte_range.end else blocks.end)
+        stored = await self._store.get_range(key, asked)
+        if len(stored) > blocks.length:
+            raise DamagedObject(f"{key}: goes on behind its last block")
+        try:
+            return await asyncio.to_thread(unpacked, packing, opened.cipher, stored, wanted)
+        except CorruptSegment as error:
+            raise DamagedObject(f"{key}: {error}") from None
+
+    async def opened(self, segment: StoredSegment) -> OpenedLog:
+        """Raises RemoteStorageError, DamagedObject, MetadataChanged."""
+        number = segment.segment_id.id.int
+        found = self._opened.get(number)
+        opened = found or await self._opening.run(number, partial(self._open, segment))
+        self._check_described(segment, opened.packing.described)
+        return opened
+
+    def _check_described(self, segment: StoredSegment, described: Described | None) -> None:
+        """Each time: metadata may be read again, and say something else."""
+        if described is None or isinstance(segment, ListedSegment):
+            return
+        if fault := described.fault(segment):
+            key = self._object_key(segment, SegmentFile.METADATA)
+            what = f"{key}: it is not what the segment was encrypted with: {fault}"
+            self._changed(segment, what)
+            raise MetadataChanged(what)
+        self._changed(segment, None)
+
+    async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        """As they should be, where the segment says so; clipped as they are. Raises as `opened`."""
+        described = (await self.opened(ListedSegment.like(metadata))).packing.described
+        if described is None or described.start_offset != metadata.start_offset:
+            return metadata
+        return described.clipped_as(metadata)
+
+    async def _open(self, segment: StoredSegment) -> OpenedLog:
+        packing = await self.read_packing(segment)
+        opened = OpenedLog(packing, await self._cipher(segment, packing))
+        if packing.memory_bytes <= self._opened.maxsize:
+            self._opened[segment.segment_id.id.int] = opened
+        return opened
+
+    async def _cipher(self, segment: StoredSegment, packing: Packing) -> Cipher | None:
+        if packing.key is None:
+            self.check_may_be_plain(segment)
+            return None
+        data_key = await self._data_key(segment, packing, packing.key)
+        return cipher_of(data_key)
+
+    async def _data_key(
+        self, segment: StoredSegment, packing: Packing, wrapped: WrappedKey
+    ) -> bytes:
+        keys = self._at_rest.keys
+        try:
+            if keys is None:
+                raise SegmentLocked(
+                    f"it is encrypted with the key {wrapped.key_id!r}, and {SETTING} is not set"
+                )
+            data_key = await keys.unwrap(wrapped, _context(packing))
+        except SegmentLocked as error:
+            self._locked(wrapped.key_id, str(error))
+            key = self._object_key(segment, SegmentFile.PACKING)
+            raise SegmentLocked(f"{key}: {error}") from None
+        self._locked(wrapped.key_id, None)
+        return data_key
+
+    async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
+        """Have the data key of an encrypted segment encrypted by the active key.
+
+        One object is replaced, whole or not at all; whoever reads either of the two has the same
+        data key. Raises as `opened`; ObjectNotFound: deleted since.
+        """
+        keys = self._at_rest.keys
+        packing = await self.read_packing(segment)
+        before = packing.key
+        if before is None:
+            return Rewrapped("", done=False)
+        if keys is None or not keys.writes:
+            raise ValueError("there is no active key")
+        if before.key_id == await keys.active_key_id():
+            return Rewrapped(before.key_id, done=False)
+        if not dry_run:
+            data_key = await self._data_key(segment, packing, before)
+            wrapped = await keys.wrap(data_key, _context(packing))
+            await self._put_packing(segment, packing.with_key(wrapped))
+        return Rewrapped(before.key_id, done=True)
+
+    async def read_packing(self, segment: StoredSegment) -> Packing:
+        """As it is in the store now. Raises as `opened`."""
+        key = self._object_key(segment, SegmentFile.PACKING)
+        try:
+            packing = decode_packing(await self._store.get(key, SMALL_OBJECT_BYTES_MAX), key)
+        except DamagedObject:
+            raise
+        except CorruptSegment as error:
+            raise DamagedObject(str(error)) from None
+        if packing.segment_id != self._place(segment):
+            raise DamagedObject(f"{key}: it is of the segment {packing.segment_id.id}")
+        return packing
+
+    async def _put_packing(self, segment: StoredSegment, packing: Packing) -> None:
+        key = self._object_key(segment, SegmentFile.PACKING)
+        await self._store.put(key, encode_packing(packing))
+
+    def _place(self, segment: StoredSegment) -> RemoteLogSegmentId:
+        segment_id = segment.segment_id
+        return RemoteLogSegmentId(self._origin(segment_id.topic_id_partition), segment_id.id)
+
+
+def _context(packing: Packing) -> KeyContext:
+    return key_context(packing.segment_id, packing.digest)
+
+
+def _pack(
+    log: UnpackedLog,
+    path: Path,
+    segment_id: RemoteLogSegmentId,
+    compress: bool,
+    cipher: Cipher | None,
+    stop: threading.Event,
+) -> tuple[Packing, int]:
+    """The packed log at `path`, and the CRC-32C of that file. Blocks."""
+    sizes, crc = [], 0
+    with log.path.open("rb") as file, path.open("wb") as packed:
+        log_bytes = os.fstat(file.fileno()).st_size
+        parts = _parts(file.read, log.stream_key, stop)
+        for block in packed_blocks(parts, segment_id, log_bytes, compress=compress, cipher=cipher):
+            packed.write(block)
+            sizes.append(len(block))
+            crc = crc32c(block, crc)
+    return packing_of(segment_id, log_bytes, sizes, None), crc
+
+
+def _parts(
+    read: Callable[[int], bytes], stream_key: bytes | None, stop: threading.Event
+) -> Iterator[bytes]:
+    stream = None if stream_key is None else stream_at(stream_key, 0)
+    while not stop.is_set() and (part := read(BLOCK_BYTES)):
+        yield part if stream is None else stream.update(part)
+
+
+def _crc_of(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while part := file.read(BLOCK_BYTES):
+            crc = crc32c(part, crc)
+    return crc
+
+
+def _sealed(cipher: Cipher, place: RemoteLogSegmentId, file: SegmentFile, content: bytes) -> bytes:
+    return sealed_file(cipher, file_label(place, file), content, os.urandom(NONCE_BYTES - 1))

@@ -1,0 +1,114 @@
+"""Buckets of Google Cloud Storage and containers of Azure Blob Storage: each vendor's environment
+says where they are and who may use them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore
+
+from fetchproxy.config.memory_plan import PART_BYTES
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.values import mask_text
+from fetchproxy.errors import ConfigError
+from fetchproxy.storage.stores.cloud_location import CloudLocation
+from fetchproxy.storage.stores.native import MakeStore, NativeObjectStore, make_clients
+
+_PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # of one answer, the vendors' own limits
+
+
+def open_cloud_store(
+    location: CloudLocation, config: StoreConfig, *, part_bytes: int = PART_BYTES
+) -> NativeObjectStore:
+    """Raises ConfigError: the environment says too little, or names a file that is no use."""
+    if location.scheme == "gs":
+        settings = gcs_settings(os.environ)
+        make: MakeStore = partial(GCSStore, location.bucket, **settings)
+        endpoint = settings.get("base_url", "")
+    else:
+        settings = azure_settings(os.environ)
+        make = partial(AzureStore, location.bucket, **settings)
+        endpoint = settings.get("endpoint", "")
+    try:
+        clients = make_clients(make, config, plain_http=endpoint.startswith("http:"))
+    except (BaseError, OSError, ValueError) as error:
+        said = str(error).partition("Debug source")[0].strip()
+        raise ConfigError(
+            f"store {location.scheme}://{location.bucket}: {mask_text(said)}"
+        ) from error
+    return NativeObjectStore(
+        clients,
+        page_objects=_PAGE_OBJECTS[location.scheme],
+        config=config,
+        part_bytes=part_bytes,
+    )
+
+
+def gcs_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the library does not take from the environment by itself. Pure.
+
+    Itself it knows `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT_KEY` and the rest of
+    `GOOGLE_…`, gcloud's own file, and a machine's service account.
+    """
+    emulator = environment.get("STORAGE_EMULATOR_HOST", "")
+    if not emulator:
+        return {}
+    if "://" not in emulator:
+        emulator = f"http://{emulator}"
+    # The library wants a token for writing, an emulator does not look at it.
+    token = environment.get("GOOGLE_BEARER_TOKEN", "emulator")
+    return {"base_url": emulator.rstrip("/"), "bearer_token": token}
+
+
+_OF_CONNECTION_STRING = {
+    "accountname": "account_name",
+    "accountkey": "account_key",
+    "sharedaccesssignature": "sas_key",
+    "blobendpoint": "endpoint",
+}
+# Names of Azure's command line that the library has other names for.
+_OF_COMMAND_LINE = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY": "account_key"}
+
+
+def azure_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The same. A connection string goes before everything else; pure, raises ConfigError.
+
+    Itself the library knows `AZURE_STORAGE_ACCOUNT_NAME`, `…_ACCOUNT_KEY`, `…_SAS_TOKEN`,
+    `AZURE_CLIENT_ID`, `AZURE_TENANT_ID`, `AZURE_CLIENT_SECRET`, `AZURE_FEDERATED_TOKEN_FILE`, and a
+    machine's managed identity.
+    """
+    found: dict[str, Any] = {
+        setting: environment[name]
+        for name, setting in _OF_COMMAND_LINE.items()
+        if environment.get(name)
+    }
+    endpoint = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT")
+    if endpoint:
+        found["endpoint"] = endpoint
+    text = environment.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if text:
+        found |= _connection_string(text)
+    return found
+
+
+def _connection_string(text: str) -> dict[str, str]:
+    words: dict[str, str] = {}
+    for part in filter(None, text.strip().split(";")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            # Not quoted: it holds a secret.
+            raise ConfigError("AZURE_STORAGE_CONNECTION_STRING: expected name=value;name=value")
+        words[name.strip().lower()] = value.strip()
+    found = {
+        setting: words[name] for name, setting in _OF_CONNECTION_STRING.items() if name in words
+    }
+    if "endpoint" not in found and "endpointsuffix" in words and "account_name" in found:
+        scheme = words.get("defaultendpointsprotocol", "https")
+        found["endpoint"] = f"{scheme}://{found['account_name']}.blob.{words['endpointsuffix']}"
+    if "sas_key" in found:
+        found["sas_key"] = found["sas_key"].lstrip("?")
+    return found

@@ -1,0 +1,139 @@
+"""HTTP Negotiate with Kerberos (RFC 4559), by the package gssapi of the extra `kerberos`.
+
+Which credentials and which KDC count is said by libkrb5's own variables and files: KRB5CCNAME,
+KRB5_CLIENT_KTNAME, KRB5_CONFIG. A ticket is never forwarded to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from fetchproxy.errors import StorageDenied, StorageUnavailable
+
+if TYPE_CHECKING:
+    import gssapi
+
+T = TypeVar("T")
+
+_SCHEME = "negotiate"
+_SPNEGO = "1.3.6.1.5.5.2"
+# Codes of krb5.h that say that no KDC answered. All others stay until somebody does something.
+_NO_KDC = frozenset(
+    {
+        -1765328355,  # KRB5KDC_ERR_SVC_UNAVAILABLE
+        -1765328230,  # KRB5_REALM_UNKNOWN: no KDC is named, or no DNS server answers who it is
+        -1765328228,  # KRB5_KDC_UNREACH
+        -1765328164,  # KRB5_REALM_CANT_RESOLVE
+    }
+)
+
+
+def offered(challenges: Sequence[str]) -> bool:
+    """Whether these values of WWW-Authenticate ask for Negotiate."""
+    return any(challenge.lower().split()[:1] == [_SCHEME] for challenge in challenges)
+
+
+class Negotiation:
+    """One exchange with the server. Its methods may wait for a KDC, which blocks the thread."""
+
+    def __init__(self, host: str) -> None:
+        """Raises StorageDenied, and StorageUnavailable where no KDC answers."""
+        try:
+            import gssapi  # and with it the system's libgssapi_krb5
+        except ImportError as error:
+            raise StorageDenied(
+                f"{host} wants Kerberos, and the package gssapi cannot be loaded ({error}): "
+                "pip install 'fetchproxy[kerberos]'"
+            ) from None
+        self._host = host
+        name = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
+        with self._explained():
+            # By Kerberos alone first: this gets the ticket, and only these errors have codes that
+            # say what failed. Within SPNEGO they are numbers of the process.
+            kerberos = gssapi.MechType.kerberos
+            gssapi.SecurityContext(name=name, mech=kerberos, usage="initiate").step()
+            self._context = gssapi.SecurityContext(
+                name=name,
+                mech=gssapi.OID.from_int_seq(_SPNEGO),
+                flags=gssapi.RequirementFlag.mutual_authentication,
+                usage="initiate",
+            )
+            self._first: bytes = self._context.step()
+
+    @property
+    def authorization(self) -> str:
+        """The value of that header."""
+        return f"Negotiate {base64.b64encode(self._first).decode()}"
+
+    def check_server(self, answers: Sequence[str]) -> None:
+        """`answers`: WWW-Authenticate of the answer. Raises StorageDenied where no proof is in."""
+        from gssapi.exceptions import GSSError
+
+        unproven = f"{self._host} does not prove that it is HTTP/{self._host}"
+        try:
+            for answer in answers:
+                scheme, _, proof = answer.partition(" ")
+                if scheme.lower() == _SCHEME and proof:
+                    self._context.step(base64.b64decode(proof, validate=True))
+            proven = self._context.complete  # also raises what a step held back
+        except (GSSError, binascii.Error) as error:
+            raise StorageDenied(f"{unproven}: {error}") from None
+        if not proven:
+            raise StorageDenied(unproven)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        from gssapi.exceptions import GSSError, MissingCredentialsError
+
+        try:
+            yield
+        except GSSError as error:
+            code = error.min_code - 2**32 if error.min_code >= 2**31 else error.min_code
+            said = f"Kerberos for HTTP/{self._host}: {_text(error)}"
+            if code in _NO_KDC:
+                raise StorageUnavailable(said) from None
+            if isinstance(error, MissingCredentialsError):
+                said += " (credentials come from KRB5CCNAME or KRB5_CLIENT_KTNAME)"
+            raise StorageDenied(said) from None
+
+
+def _text(error: gssapi.exceptions.GSSError) -> str:
+    """What the mechanism says, which is the exact part."""
+    return "; ".join(
+        [said for said in error.get_all_statuses(error.min_code, False) if said] or [str(error)]
+    )
+
+
+class Kerberos:
+    """Negotiations by a thread of their own. Use it on one loop."""
+
+    def __init__(self, wait_max_s: float) -> None:
+        # libkrb5 gives a KDC that is silent up after half a minute, and cannot be interrupted.
+        self._wait_max_s = wait_max_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kerberos")
+
+    async def begin(self, host: str) -> Negotiation:
+        """As `Negotiation`."""
+        return await self._run(lambda: Negotiation(host), host)
+
+    async def check_server(self, negotiation: Negotiation, answers: Sequence[str]) -> None:
+        """As that of `negotiation`."""
+        await self._run(lambda: negotiation.check_server(answers), "the server's answer")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T], about: str) -> T:
+        try:
+            async with asyncio.timeout(self._wait_max_s):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except TimeoutError:
+            raise StorageUnavailable(
+                f"Kerberos for {about}: no answer of a KDC within {self._wait_max_s:g} s"
+            ) from None

@@ -1,0 +1,357 @@
+"""Objects of any store that obstore knows. This Rust library (object_store) sends, receives, signs
+and hashes on threads of its own, and the event loop only waits.
+
+Which store of the library's it is, and where its credentials come from, `clouds` and `s3` say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from obstore import exceptions as native
+
+from fetchproxy import __version__
+from fetchproxy.config.memory_plan import PART_BYTES, PARTS_IN_FLIGHT_MAX
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.errors import (
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageUnavailable,
+    too_large,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    Content,
+    ObjectStore,
+    StoredObject,
+    error_of_code,
+    error_of_status,
+)
+
+# What the library says, in the domain's words. Pure.
+#
+# It tells kinds of failure apart by text alone, beside a few classes. The library is asked not to
+# retry, so that one back-off (the fetcher's, the archiver's) does.
+
+_STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,300})")
+_CAUSE = re.compile(r"kind: (\w+)")
+_QUERY = re.compile(r"\?\S*")  # of a URL: an Azure signature is there
+_BEHIND_END = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes \S+/0"')
+_TEXT_MAX = 300
+_ABSENT = ("NoSuchKey", "BlobNotFound")
+_BLOB_ABSENT = "The specified blob does not exist"  # of a batch, which has no code
+
+
+def native_error(error: Exception, what: str) -> RemoteStorageError:
+    """`error` is the library's; `what` begins the text."""
+    text = str(error)
+    said, _, debug = text.partition("Debug source")
+    code, status = _CODE.search(said), _STATUS.search(said)
+    if _BEHIND_END.search(said):
+        return RangeNotSatisfiable(f"{what}: the object ends before that")
+    if status is None:
+        cause = _CAUSE.search(debug)
+        short = _QUERY.sub("", said.strip())[:_TEXT_MAX] + (f" ({cause[1]})" if cause else "")
+        if isinstance(error, native.PermissionDeniedError | native.UnauthenticatedError):
+            return StorageDenied(f"{what}: {short}")
+        if isinstance(error, native.GenericError | FileNotFoundError):
+            return StorageUnavailable(f"{what}: {short}")
+        return RemoteStorageError(f"{what}: {short}")
+    name = code[1] if code else ""
+    message = _MESSAGE.search(said)
+    kind = error_of_code(name) or error_of_status(int(status[1]))
+    told = ": ".join(part for part in (name, message[1].strip() if message else "") if part)
+    return kind(f"{what}: status {status[1]} {told}".rstrip())
+
+
+def native_code(error: BaseException | None) -> str:
+    """As the server named it; empty: it named none."""
+    code = _CODE.search(str(error))
+    return code[1] if code else ""
+
+
+def _says_absent(error: Exception) -> bool:
+    """Whether the answer says that it is the object that is not there, and not the bucket."""
+    return native_code(error) in _ABSENT or _BLOB_ABSENT in str(error)
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """For calls that do not read one object: a 404 says that the store is not as it should be."""
+    try:
+        yield
+    except (native.BaseError, FileNotFoundError) as error:
+        mapped = native_error(error, what)
+        if isinstance(mapped, ObjectNotFound):
+            mapped = StorageUnavailable(str(mapped))
+        raise mapped from error
+
+
+class Clients(NamedTuple):
+    """The library's stores: it has its limits of time per store, and they are not the same.
+
+    `reader` ends a request that is silent for too long, `writer` one that takes too long.
+    """
+
+    reader: Any  # its stores share no class that its types name
+    writer: Any
+
+
+class MakeStore(Protocol):
+    def __call__(self, client_options: dict[str, Any], retry_config: dict[str, Any]) -> Any: ...
+
+
+# Longer than any answer; the library has no word for no limit.
+_UNLIMITED = timedelta(days=30)
+# A connection that was idle for longer is not used again: servers shut them after 5 s and more.
+_IDLE_MAX = timedelta(seconds=4)
+
+
+def make_clients(
+    make: MakeStore, config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
+) -> Clients:
+    """Every request is tried once. `trusted`: certificates beside the system's."""
+    once = {"max_retries": 0}
+    both: dict[str, Any] = {
+        "allow_http": plain_http,
+        "connect_timeout": timedelta(milliseconds=config.connect_max_ms),
+        "pool_idle_timeout": _IDLE_MAX,
+        "user_agent": f"fetchproxy/{__version__}",
+    }
+    if trusted is not None:
+        both["root_certificate"] = trusted
+    silence = timedelta(milliseconds=config.read_max_ms)
+    sending = timedelta(milliseconds=config.write_max_ms)
+    return Clients(
+        make(
+            client_options={**both, "timeout": _UNLIMITED, "read_timeout": silence},
+            retry_config=once,
+        ),
+        make(client_options={**both, "timeout": sending}, retry_config=once),
+    )
+
+
+PARTS_MAX = 10_000  # of an upload, for S3 and Cloud Storage; Azure has 50,000
+
+_SLICE_BYTES = 1024 * 1024  # of a file, handed to the library at once
+
+
+def part_size(size_bytes: int, part_bytes: int) -> int:
+    """Larger than `part_bytes` where there would be too many."""
+    return max(part_bytes, -(-size_bytes // PARTS_MAX))
+
+
+def part_contents(path: Path, size_bytes: int, slice_bytes: int) -> Iterator[bytes]:
+    """`size_bytes` of the file, in slices. Raises RemoteStorageError. Blocks."""
+    left = size_bytes
+    try:
+        with path.open("rb", buffering=0) as file:
+            while left:
+                content = file.read(min(left, slice_bytes))
+                if not content:
+                    raise RemoteStorageError(f"{path} became shorter while it was stored")
+                left -= len(content)
+                yield content
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+
+
+# The legal characters of a key in their order, without `/`.
+_ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+
+
+def shortly_before(prefix: str) -> str:
+    """A key, or nothing: it sorts before all that begin with `prefix`, and little is between."""
+    if not prefix or prefix.endswith("/"):
+        return ""
+    at = _ALPHABET.index(prefix[-1])
+    return prefix[:-1] + _ALPHABET[at - 1] + "z" * 8 if at else prefix[:-1].rstrip("/")
+
+
+class NativeObjectStore(ObjectStore):
+    """`clients` belong to one bucket or container. `page_objects`: of one request for a listing."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        *,
+        page_objects: int,
+        config: StoreConfig,
+        part_bytes: int = PART_BYTES,
+        file_attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        self._file_attributes = dict(file_attributes or {}) or None
+        self._clients: Clients | None = clients
+        self._page_objects = page_objects
+        self._part_bytes = part_bytes
+        self._places = asyncio.Semaphore(config.connections_max)
+
+    async def put(self, key: str, content: bytes) -> None:
+        await self._put(check_key(key), content, use_multipart=False)
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        try:
+            await self._put(check_key(key), content, use_multipart=False, mode="create")
+        except RemoteStorageError as error:
+            if not isinstance(error.__cause__, native.AlreadyExistsError):
+                raise
+            return False
+        return True
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        """Bytes in memory: part_bytes × (PARTS_IN_FLIGHT_MAX + 2) at most."""
+        check_key(key)
+        size_bytes = await asyncio.to_thread(_file_bytes, path)
+        part_bytes = part_size(size_bytes, self._part_bytes)
+        # The library copies what it is given: small slices are free again at once.
+        contents = part_contents(path, size_bytes, min(part_bytes, _SLICE_BYTES))
+        if size_bytes <= part_bytes:
+            content = await asyncio.to_thread(b"".join, contents)
+            await self._put(key, content, use_multipart=False, attributes=self._file_attributes)
+            return
+        await self._put(
+            key,
+            contents,
+            use_multipart=True,
+            attributes=self._file_attributes,
+            chunk_size=part_bytes,
+            max_concurrency=PARTS_IN_FLIGHT_MAX - 1,  # the library begins one more
+        )
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        what = f"get {check_key(key)}"
+        async with self._reading(key, what) as reader:
+            answer = await reader.get_async(key)
+            size_bytes = int(answer.meta["size"])
+            if size_bytes > bytes_max:
+                raise too_large(key, size_bytes, bytes_max)
+            return _whole(bytes(await answer.bytes_async()), size_bytes, what)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
+        async with self._reading(key, what) as reader:
+            wanted = (byte_range.start, byte_range.end)
+            answer = await reader.get_async(key, options={"range": wanted})
+            start, end = answer.range
+            if start != byte_range.start or end > byte_range.end:
+                raise StorageUnavailable(f"{what}: answered with bytes {start} to {end}")
+            return _whole(bytes(await answer.bytes_async()), end - start, what)
+
+    @property
+    def page_objects(self) -> int:
+        return self._page_objects
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        """The library lists whole folders: what comes before the prefix is passed over, and
+        behind it the listing ends."""
+        what = f"list {check_prefix(prefix)}"
+        folder = prefix.rpartition("/")[0] or None
+        last, offset = "", max(start_after, shortly_before(prefix)) or None
+        with translated(what):
+            reader = self._opened().reader
+            pages = reader.list(folder, offset=offset, chunk_size=self._page_objects)
+            while page := await self._next_page(pages):
+                for found in page:
+                    key = str(found["path"])
+                    if key <= last:
+                        raise StorageUnavailable(f"{what}: {key} is listed after {last}")
+                    last = key
+                    if key <= start_after or not key.startswith(prefix):
+                        if key > prefix and key > start_after:
+                            return
+                        continue
+                    yield StoredObject(key, int(found["size"]), _version(found))
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        what = f"list folders of {check_folder_prefix(prefix)}"
+        with translated(what):
+            reader = self._opened().reader
+            async with self._places:
+                listed = await reader.list_with_delimiter_async(prefix.rstrip("/") or None)
+        names = [str(path)[len(prefix) :] for path in listed["common_prefixes"]]
+        for name in sorted(names, key=lambda name: name + "/"):
+            yield name
+
+    async def delete(self, key: str) -> None:
+        what = f"delete {check_key(key)}"
+        writer = self._opened().writer
+        with translated(what):
+            try:
+                async with self._places:
+                    await writer.delete_async(key)
+            except FileNotFoundError as error:
+                if not _says_absent(error):
+                    await self._check_present(key)
+
+    async def close(self) -> None:
+        self._clients = None
+
+    def _opened(self) -> Clients:
+        if self._clients is None:
+            raise RemoteStorageError("the store is closed")
+        return self._clients
+
+    async def _put(self, key: str, content: bytes | Iterator[bytes], **how: Any) -> None:
+        writer = self._opened().writer
+        with translated(f"put {key}"):
+            async with self._places:
+                await writer.put_async(key, content, **how)
+
+    @asynccontextmanager
+    async def _reading(self, key: str, what: str) -> AsyncIterator[Any]:
+        """The client for reads of one object, with a place for a request."""
+        reader = self._opened().reader
+        try:
+            async with self._places:
+                yield reader
+        except FileNotFoundError as error:
+            if not _says_absent(error):
+                with translated(what):
+                    await self._check_present(key)
+            raise ObjectNotFound(f"{what}: there is no such object") from error
+        except native.BaseError as error:
+            raise native_error(error, what) from error
+
+    async def _check_present(self, key: str) -> None:
+        """Raises the library's error where it is the whole store that is not there."""
+        folder = key.rpartition("/")[0] or None
+        pages = self._opened().reader.list(folder, chunk_size=1)
+        await self._next_page(pages)
+
+    async def _next_page(self, pages: Any) -> Sequence[Any]:
+        """Empty after the last."""
+        async with self._places:
+            try:
+                page: Sequence[Any] = await anext(pages)
+            except StopAsyncIteration:
+                return ()
+            return page
+
+
+def _version(found: Any) -> str:
+    return str(found["e_tag"] or found["version"] or found["last_modified"]).strip('"')
+
+
+def _whole(content: bytes, length: int, what: str) -> bytes:
+    if len(content) != length:
+        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
+    return content

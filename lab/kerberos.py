@@ -1,0 +1,207 @@
+"""A Kerberos KDC on loopback: MIT's own. Beside it the Python package gssapi, as it is locked.
+
+Both come from Debian's packages, unpacked into the cache without installing anything on the
+machine: the KDC's programs, and the headers that gssapi is built with.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+
+from lab import cache
+from lab.errors import PartFailed, PartMissing
+from lab.process import ServerProcess, StartedServer, free_port, port_answers
+
+KERBEROS_ENTRY = f"kerberos-debian-py{sys.version_info.major}{sys.version_info.minor}"
+_HOW = "It needs Debian's packages (apt-get download), a C compiler and pip."
+_LOCK = Path(__file__).parents[1] / "requirements" / "kerberos.txt"
+_PACKAGES = [
+    *("krb5-kdc", "krb5-admin-server", "krb5-user", "libss2", "libcom-err2"),
+    *("libkdb5-10", "libkadm5srv-mit12", "libkadm5clnt-mit12", "libgssrpc4"),
+    *("libverto1", "libverto-libev1", "libev4"),
+    *("libgssapi-krb5-2", "libkrb5-3", "libk5crypto3", "libkrb5support0", "libkeyutils1"),
+    *("libkrb5-dev", "krb5-multidev", "comerr-dev"),
+]
+
+
+def kerberos_parts() -> Path:
+    """The folder with `tree` (Debian's files) and `python` (gssapi). Raises PartMissing."""
+    return cache.build_once(KERBEROS_ENTRY, _build)
+
+
+def gssapi_folder() -> Path:
+    """Put it on the path of the Python that needs gssapi. Raises PartMissing."""
+    return kerberos_parts() / "python"
+
+
+def _build(folder: Path) -> None:
+    for program in ("apt-get", "dpkg-deb", "cc"):
+        if shutil.which(program) is None:
+            raise PartMissing("kerberos", f"{program} is not on PATH", _HOW)
+    cache.say("kerberos: unpacking Debian's packages and building gssapi (about a minute)")
+    _run(["apt-get", "download", *_PACKAGES], folder)
+    for package in folder.glob("*.deb"):
+        _run(["dpkg-deb", "-x", package.name, "tree"], folder)
+        package.unlink()
+    tree = folder / "tree"
+    libraries = _library_folder(tree)
+    environment = {
+        "GSSAPI_COMPILER_ARGS": f"-I{tree}/usr/include -DHAS_GSSAPI_EXT_H",
+        "GSSAPI_LINKER_ARGS": f"-L{libraries} -lgssapi_krb5",
+        "GSSAPI_MAIN_LIB": f"{libraries}/libgssapi_krb5.so.2",
+        "LD_LIBRARY_PATH": str(libraries),
+    }
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps"]
+    install += ["--require-hashes", "-r", str(_LOCK), "--target", str(folder / "python")]
+    _run(install, folder, environment)
+    _run([sys.executable, "-c", "import gssapi"], folder, {"PYTHONPATH": str(folder / "python")})
+
+
+def _library_folder(tree: Path) -> Path:
+    [found] = tree.glob("usr/lib/*/libgssapi_krb5.so.2")
+    return found.parent
+
+
+def _run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        output = (done.stdout + done.stderr).strip()[-300:]
+        raise PartMissing("kerberos", f"`{' '.join(command[:4])} …` failed ({output})", _HOW)
+
+
+class Kdc(StartedServer):
+    """`with Kdc() as kdc: kdc.keytab("me", "me")`. Its principals survive `kill()`.
+
+    Hosts are named as they are called: `HTTP/localhost`, no look-up of names.
+    """
+
+    REALM = "LAB.TEST"
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="lab-kdc-"))
+        self._port = free_port()
+        self._numbers = count()
+        self._process: ServerProcess | None = None
+        self.config = self.folder / "krb5.conf"
+
+    @property
+    def _tree(self) -> Path:
+        return kerberos_parts() / "tree"
+
+    def client(self, keytab: Path) -> dict[str, str]:
+        """The environment of a client whose tickets libkrb5 gets by this file, none at first."""
+        return {
+            "KRB5_CONFIG": str(self.config),
+            "KRB5_CLIENT_KTNAME": str(keytab),
+            "KRB5CCNAME": f"MEMORY:{self.folder}/{next(self._numbers)}",
+        }
+
+    def start(self) -> None:
+        """Raises PartMissing and PartFailed."""
+        if self._process is None:
+            self._write_configuration()
+            self._tool("usr/sbin/kdb5_util", "create", "-s", "-P", "of the lab alone")
+            command = [str(self._tree / "usr/sbin/krb5kdc"), "-n"]
+            log = self.folder / "server.log"
+            self._process = ServerProcess("KDC", command, log, env=self._server_environment())
+        self._process.start()
+        self._process.wait_until(lambda: port_answers(self._port), 30.0)
+
+    def kill(self) -> None:
+        """Connections are refused from now on; `start()` brings it back."""
+        self._server().kill()
+
+    def pause(self) -> None:
+        self._server().pause()
+
+    def resume(self) -> None:
+        self._server().resume()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def keytab(self, name: str, *principals: str, ticket_max_s: int = 36_000) -> Path:
+        """A new file with new keys of these, which are made where they are not there."""
+        path = self.folder / f"{name}.keytab"
+        for principal in principals:
+            life = f'-maxlife "{ticket_max_s} seconds"'
+            self._admin(f"addprinc {life} -randkey {principal}")
+            self._admin(f"ktadd -k {path} {principal}")
+        return path
+
+    def remove(self, principal: str) -> None:
+        self._admin(f"delprinc -force {principal}")
+
+    def kinit(self, keytab: Path, principal: str, cache_name: str = "") -> Path:
+        """A ticket cache, as a person or cron makes it."""
+        path = self.folder / (cache_name or f"{principal}.ccache")
+        self._tool("usr/bin/kinit", "-c", str(path), "-k", "-t", str(keytab), principal)
+        return path
+
+    def _admin(self, query: str) -> None:
+        # It says what failed and ends with 0 all the same.
+        said = self._tool("usr/sbin/kadmin.local", "-r", self.REALM, "-q", query)
+        if "while" in said and "already exists" not in said:
+            raise PartFailed(f"kadmin.local {query}: {said}")
+
+    def _tool(self, program: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [str(self._tree / program), *arguments],
+            env={**os.environ, **self._server_environment()},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        if done.returncode != 0:
+            raise PartFailed(f"{program}: {(done.stdout + done.stderr).strip()[-500:]}")
+        return done.stderr
+
+    def _server_environment(self) -> dict[str, str]:
+        return {
+            "KRB5_CONFIG": str(self.config),
+            "KRB5_KDC_PROFILE": str(self.folder / "kdc.conf"),
+            "LD_LIBRARY_PATH": str(_library_folder(self._tree)),
+        }
+
+    def _write_configuration(self) -> None:
+        address = f"127.0.0.1:{self._port}"
+        plugins = _library_folder(self._tree) / "krb5/plugins/kdb"
+        self.config.write_text(
+            "[libdefaults]\n"
+            f"default_realm = {self.REALM}\n"
+            "dns_lookup_kdc = false\ndns_lookup_realm = false\n"
+            "dns_canonicalize_hostname = false\nrdns = false\n"
+            "udp_preference_limit = 1\n"  # by TCP a KDC that is away refuses at once
+            f"[realms]\n{self.REALM} = {{\nkdc = {address}\n}}\n"
+            f"[dbmodules]\ndb_module_dir = {plugins}\n"
+        )
+        (self.folder / "kdc.conf").write_text(
+            f"[kdcdefaults]\nkdc_listen = {address}\nkdc_tcp_listen = {address}\n"
+            f"[realms]\n{self.REALM} = {{\n"
+            f"database_name = {self.folder}/principal\n"
+            f"key_stash_file = {self.folder}/stash\n"
+            f"acl_file = {self.folder}/acl\n"
+            "max_life = 10h\n}\n"
+            f"[logging]\nkdc = FILE:{self.folder}/kdc.log\n"
+        )
+
+    def _server(self) -> ServerProcess:
+        if self._process is None:
+            raise PartFailed("the KDC has not been started")
+        return self._process

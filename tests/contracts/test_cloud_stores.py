@@ -1,0 +1,223 @@
+"""The contract on emulators of Google Cloud Storage and Azure Blob Storage; outages, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.contract import (
+    PART_BYTES,
+    MiB,
+    ObjectStoreContract,
+    RemoteStorageManagerContract,
+    keys_of,
+    noise,
+)
+from fetchproxy.storage.stores.clouds import open_cloud_store
+from fetchproxy.storage.stores.native import NativeObjectStore
+from fetchproxy.storage.stores.registry import parse_store_url
+from lab.clouds import AzureServer, GcsServer
+from lab.store_server import StoreServer
+
+HASTY = StoreConfig(timeout_ms=1000)
+ServePart = Callable[[str, StoreServer], Iterator[StoreServer]]
+_numbers = count()
+
+
+def open_bucket(
+    server: StoreServer, bucket: str, config: StoreConfig | None = None
+) -> NativeObjectStore:
+    location = parse_store_url(server.store_url(bucket))
+    # A busy machine may be silent for long; only the outage tests below are in a hurry.
+    return open_cloud_store(location, config or StoreConfig(), part_bytes=PART_BYTES)
+
+
+@contextmanager
+def in_environment(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture
+async def gcs(
+    gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[NativeObjectStore]:
+    with in_environment(gcs_server, monkeypatch):
+        async with open_bucket(
+            gcs_server, gcs_server.create_bucket(f"contract-{next(_numbers)}")
+        ) as it:
+            yield it
+
+
+@pytest.fixture
+async def azure(
+    azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[NativeObjectStore]:
+    with in_environment(azure_server, monkeypatch):
+        bucket = azure_server.create_bucket(f"contract-{next(_numbers)}")
+        async with open_bucket(azure_server, bucket) as it:
+            yield it
+
+
+@pytest.mark.gcs
+class TestGcsObjectStore(ObjectStoreContract):
+    cancel_turn_s = 0.002
+
+    @pytest.fixture
+    def store(self, gcs: NativeObjectStore) -> NativeObjectStore:
+        return gcs
+
+
+@pytest.mark.gcs
+class TestRemoteStorageManagerOnGcs(RemoteStorageManagerContract):
+    @pytest.fixture
+    def store(self, gcs: NativeObjectStore) -> NativeObjectStore:
+        return gcs
+
+
+@pytest.mark.azure
+class TestAzureObjectStore(ObjectStoreContract):
+    cancel_turn_s = 0.002
+
+    @pytest.fixture
+    def store(self, azure: NativeObjectStore) -> NativeObjectStore:
+        return azure
+
+
+@pytest.mark.azure
+class TestRemoteStorageManagerOnAzure(RemoteStorageManagerContract):
+    @pytest.fixture
+    def store(self, azure: NativeObjectStore) -> NativeObjectStore:
+        return azure
+
+
+async def everything_fails(
+    store: NativeObjectStore, error: type[RemoteStorageError], path: Path
+) -> None:
+    with pytest.raises(error):
+        await store.get("k")
+    with pytest.raises(error):
+        await store.get_range("k", ByteRange(0, 10))
+    with pytest.raises(error):
+        await store.put("k", b"x")
+    with pytest.raises(error):
+        await store.put_new("k", b"x")
+    with pytest.raises(error):
+        await store.put_file("k", path)
+    with pytest.raises(error):
+        await store.delete("k")
+    with pytest.raises(error):
+        await keys_of(store.list(""))
+    with pytest.raises(error):
+        [name async for name in store.list_folders("")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(noise(2 * PART_BYTES))
+    return path
+
+
+class CloudOutages:
+    @pytest.fixture
+    def server(self) -> StoreServer:
+        """A server of the test's own, which it may kill. The environment is the server's."""
+        raise NotImplementedError
+
+    async def test_a_killed_server_is_unavailable_until_it_is_back(
+        self, server: StoreServer, file: Path
+    ) -> None:
+        async with open_bucket(server, server.create_bucket("archive"), HASTY) as store:
+            await store.put("k", b"before")
+            server.kill()
+            async with asyncio.timeout(60):
+                await everything_fails(store, StorageUnavailable, file)
+            server.start()
+            assert await store.get("k") == b"before"
+
+    async def test_a_silent_server_is_unavailable_in_bounded_time(
+        self, server: StoreServer
+    ) -> None:
+        async with open_bucket(server, server.create_bucket("archive"), HASTY) as store:
+            await store.put("k", b"before")
+            server.pause()
+            async with asyncio.timeout(60):
+                with pytest.raises(StorageUnavailable):
+                    await store.get("k")
+                with pytest.raises(StorageUnavailable):
+                    await keys_of(store.list(""))
+                with pytest.raises(StorageUnavailable):
+                    await store.put("k", noise(8 * MiB))
+            server.resume()
+            assert await store.get("k") == b"before"
+
+    async def test_a_server_killed_within_an_upload(
+        self, server: StoreServer, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "segment"
+        path.write_bytes(noise(64 * MiB))
+        async with open_bucket(server, server.create_bucket("archive")) as store:
+            await store.put("before", b"x")
+            async with asyncio.timeout(60):
+                work = asyncio.create_task(store.put_file("k", path))
+                await asyncio.sleep(0.02)
+                server.kill()
+                with pytest.raises(StorageUnavailable):
+                    await work
+            server.start()
+            assert await keys_of(store.list("")) == ["before"]
+
+    async def test_a_missing_bucket_is_no_empty_archive(
+        self, server: StoreServer, file: Path
+    ) -> None:
+        async with open_bucket(server, "no-such-bucket") as store:
+            await everything_fails(store, StorageUnavailable, file)
+
+
+@pytest.mark.gcs
+class TestGcsOutages(CloudOutages):
+    @pytest.fixture
+    def server(
+        self, serve_part: ServePart, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[StoreServer]:
+        for server in serve_part("gcs", GcsServer()):
+            with in_environment(server, monkeypatch):
+                yield server
+
+    async def test_a_wrong_token_is_denied(
+        self, server: StoreServer, monkeypatch: pytest.MonkeyPatch, file: Path
+    ) -> None:
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "wrong")
+        async with open_bucket(server, server.create_bucket("archive")) as store:
+            await everything_fails(store, StorageDenied, file)
+
+
+@pytest.mark.azure
+class TestAzureOutages(CloudOutages):
+    @pytest.fixture
+    def server(
+        self, serve_part: ServePart, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[StoreServer]:
+        for server in serve_part("azure", AzureServer()):
+            with in_environment(server, monkeypatch):
+                yield server
+
+    async def test_a_wrong_key_is_denied(
+        self, server: StoreServer, monkeypatch: pytest.MonkeyPatch, file: Path
+    ) -> None:
+        right = server.environment["AZURE_STORAGE_CONNECTION_STRING"]
+        wrong = right.replace(AzureServer.key, "A" * 86 + "==")
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", wrong)
+        async with open_bucket(server, server.create_bucket("archive")) as store:
+            await everything_fails(store, StorageDenied, file)

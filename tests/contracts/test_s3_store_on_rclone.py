@@ -1,0 +1,68 @@
+"""The contract on a second real S3 server, which shares no code with the first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import count
+
+import pytest
+
+from fetchproxy.errors import StorageDenied, StorageUnavailable
+from fetchproxy.storage.contract import (
+    PART_BYTES,
+    ObjectStoreContract,
+    RemoteStorageManagerContract,
+)
+from fetchproxy.storage.stores.s3 import S3ObjectStore
+from lab.s3 import RcloneServer
+
+pytestmark = pytest.mark.s3
+
+_numbers = count()
+
+
+@pytest.fixture
+async def store(
+    rclone_server: RcloneServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[S3ObjectStore]:
+    for name, value in rclone_server.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = rclone_server.create_bucket(f"contract-{next(_numbers)}")
+    async with S3ObjectStore(
+        bucket,
+        endpoint_url=rclone_server.endpoint_url,
+        region=rclone_server.region,
+        part_bytes=PART_BYTES,
+    ) as store:
+        yield store
+
+
+class TestS3ObjectStoreOnRclone(ObjectStoreContract):
+    cancel_turn_s = 0.001
+    while_replaced = (StorageUnavailable,)
+
+    async def test_more_keys_than_a_page_holds(self, store: S3ObjectStore) -> None:
+        """rclone says 500 at times to puts that come together into a folder that is new."""
+        for n in range(-(-self.many_keys // 100)):
+            await store.put(f"many/{n}/{100 * n:020d}", b".")
+        await super().test_more_keys_than_a_page_holds(store)
+
+
+class TestRemoteStorageManagerOnRclone(RemoteStorageManagerContract):
+    pass
+
+
+async def test_a_wrong_secret_is_denied(
+    store: S3ObjectStore, rclone_server: RcloneServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of reads and of writes, which two clients sign."""
+    await store.put("k", b"x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    async with S3ObjectStore(
+        store._bucket, endpoint_url=rclone_server.endpoint_url, region=rclone_server.region
+    ) as stranger:
+        with pytest.raises(StorageDenied):
+            await stranger.get("k")
+        with pytest.raises(StorageDenied):
+            await stranger.put("k", b"y")
+    assert await store.get("k") == b"x"

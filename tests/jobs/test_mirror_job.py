@@ -1,0 +1,636 @@
+"""An archive in another store: what is copied, what is not, and which of two places it is at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from kills_between_writes import Writes, is_killed
+from mirrors import deleted, filled, layout, mirrored, more, objects, partition, url_of
+from planted_archive import TIP, PlantedArchive, batch, flip
+from stored_archives import PREFIX, config_of
+from written_archive import WrittenArchive
+
+from fetchproxy.archive import for_executors, wall_clock_ms
+from fetchproxy.auditing import moving
+from fetchproxy.auditing.mirroring import MirrorOptions, Pace, PartitionMirror, open_place
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
+from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError, DamagedObject
+from fetchproxy.jobs.merge import MergeOptions, merge
+from fetchproxy.jobs.mirror import Places, mirror, mirror_work
+from fetchproxy.jobs.runner import Here
+from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.segments.description import decode_segment, encode_segment
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
+from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
+from fetchproxy.storage.packed_logs import AtRest
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.writing.sources.segment_source import Spool
+
+SEGMENT_SUFFIXES = (".log", ".index", ".epochs", ".metadata")
+DELETION = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> Path:
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def b(tmp_path: Path) -> Path:
+    return tmp_path / "b"
+
+
+@pytest.fixture
+async def archive(a: Path) -> PlantedArchive:
+    return await filled(a)
+
+
+@pytest.fixture(autouse=True)
+def soon_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archivers of these tests beat faster."""
+    monkeypatch.setattr(moving, "HEARD_WITHIN_S", 0.2)
+
+
+async def delete(archive: PlantedArchive, number: int) -> None:
+    """As an archiver does after retention: the log start is raised first."""
+    metadata = archive.segments[number]
+    tip = metadata.topic_id_partition
+    await archive.rsm.put_log_start_offset(tip, metadata.end_offset + 1, b"")
+    await archive.restate(replace(metadata, state=DELETION))
+    await archive.rsm.delete_log_segment_data(metadata)
+
+
+# What is copied.
+
+
+async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    await archive.rsm.retention.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
+    await archive.rsm.retention.put_cluster_topics("one", b"topics")
+    await archive.rsm.concerns.put_concern(TIP, "partition_stopped", b"{}")
+    await archive.add([batch(0)], tip=partition(TIP, 1))
+    first = mirrored(a, b)
+    assert [p.copied for p in first.partitions] == [3, 1]
+    assert objects(b) == objects(a)
+    again = mirrored(a, b)
+    assert [(p.copied, p.bytes_copied) for p in again.partitions] == [(0, 0), (0, 0)]
+    await archive.add([batch(60)])
+    await archive.rsm.concerns.delete_concern(TIP, "partition_stopped")
+    assert [p.copied for p in mirrored(a, b).partitions] == [1, 0]
+    assert objects(b) == objects(a)
+
+
+async def test_what_is_of_the_place_stays_there(archive: PlantedArchive, a: Path, b: Path) -> None:
+    await archive.rsm.archivers.put_archiver_positions(TIP.topic_id, b"{}")
+    await archive.rsm.collected.put_collected_metadata(TIP.topic_id, b"{}")
+    (a / PREFIX / "strangers").mkdir()
+    (a / PREFIX / "strangers" / "file").write_bytes(b"x")
+    mirrored(a, b)
+    left = objects(a).keys() - objects(b).keys()
+    assert {name.partition("/")[0] for name in left} == {
+        "archivers",
+        "collected-metadata",
+        "strangers",
+    }
+
+
+async def test_changed_metadata_are_copied_without_the_log(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    mirrored(a, b)
+    cut = archive.segments[2]
+    await archive.restate(replace(cut, end_offset=49, copied_end_offset=cut.end_offset))
+    await archive.state(end_offset=49)
+    [done] = mirrored(a, b).partitions
+    assert done.copied == 1
+    assert done.bytes_copied < 2_000
+    assert objects(b) == objects(a)
+
+
+async def test_unfinished_copies_are_not_taken(archive: PlantedArchive, a: Path, b: Path) -> None:
+    await archive.restate(
+        replace(archive.segments[2], state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+    )
+    await archive.state(end_offset=39)
+    mirrored(a, b)
+    assert sum(name.endswith(".log") for name in objects(b)) == 2
+    await archive.restate(archive.segments[2])
+    mirrored(a, b)
+    assert sum(name.endswith(".log") for name in objects(b)) == 3
+
+
+async def test_what_retention_deletes_goes_in_two_steps(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    """A reader of the mirror may be at the objects: first they are only hidden."""
+    mirrored(a, b)
+    gone = archive.key(archive.segments[0], SegmentFile.LOG)
+    await delete(archive, 0)
+    assert [p.removed for p in mirrored(a, b).partitions] == [1]
+    assert (b / gone).exists()
+    assert not (b / archive.key(archive.segments[0], SegmentFile.METADATA)).exists()
+    assert [p.removed for p in mirrored(a, b).partitions] == [3]
+    assert objects(b) == objects(a)
+
+
+async def test_what_the_archive_has_lost_stays_in_the_mirror(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    mirrored(a, b)
+    before = objects(b)
+    await archive.rsm.delete_log_segment_data(archive.segments[1])  # nothing was said of it
+    done = mirrored(a, b)
+    [result] = done.partitions
+    assert any("20 to 39" in fault.what for fault in result.faults)
+    assert len(result.kept) == 1
+    assert objects(b) == before
+    assert mirrored(a, b, cut_over=True).refused == "not everything was copied"
+
+
+async def test_a_partition_that_is_gone_stays_in_the_mirror(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    other = partition(TIP, 1)
+    segment = await archive.add([batch(0)], tip=other)
+    mirrored(a, b)
+    before = objects(b)
+    await archive.rsm.delete_log_segment_data(segment)
+    await archive.rsm.forget_partition(other)
+    assert mirrored(a, b).not_at_source == (other,)
+    assert objects(b) == before
+
+
+async def test_foreign_objects_at_the_target_are_left_alone(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    for name in ("stranger.txt", "photos/cat.jpg"):
+        (b / PREFIX / name).parent.mkdir(parents=True, exist_ok=True)
+        (b / PREFIX / name).write_bytes(b"x")
+    mirrored(a, b)
+    await delete(archive, 0)
+    mirrored(a, b)
+    assert objects(b).keys() - objects(a).keys() >= {"stranger.txt", "photos/cat.jpg"}
+
+
+def test_a_limit_on_bytes_a_second_is_kept(archive: PlantedArchive, a: Path, b: Path) -> None:
+    async def timed() -> float:
+        clock = asyncio.get_running_loop().time
+        pace, began_at = Pace(10_000), clock()
+        for _ in range(8):
+            await pace.read(2_000)
+        return clock() - began_at
+
+    assert asyncio.run(timed()) >= 0.5  # a second's worth is free
+    assert mirrored(a, b, bytes_per_s=100_000).partitions[0].copied == 3
+    assert objects(b) == objects(a)
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS])
+async def test_a_damaged_segment_is_named_and_not_copied(
+    archive: PlantedArchive, a: Path, b: Path, file: SegmentFile
+) -> None:
+    damaged = archive.segments[1]
+    await archive.change(damaged, file, flip(-3))
+    done = mirrored(a, b)
+    [result] = done.partitions
+    assert {f"{PREFIX}/{fault.object_key}" for fault in result.faults} == {
+        archive.key(damaged, file)
+    }
+    assert result.copied == 2
+    stem = archive.key(damaged, SegmentFile.LOG).removeprefix(f"{PREFIX}/")[:-4]
+    assert objects(b) == {k: v for k, v in objects(a).items() if not k.startswith(stem)}
+    refused = mirrored(a, b, cut_over=True)
+    assert not refused.cut_over
+    assert "faults" in (refused.refused or "")
+    assert "moved" not in layout(a)
+    as_it_is = mirrored(a, b, cut_over=True, with_damaged=True)
+    assert as_it_is.cut_over
+    assert as_it_is.has_faults
+    assert objects(b) == objects(a)
+
+
+async def test_a_missing_log_is_named(archive: PlantedArchive, a: Path, b: Path) -> None:
+    await archive.store.delete(archive.key(archive.segments[1], SegmentFile.LOG))
+    [result] = mirrored(a, b).partitions
+    assert any("missing" in fault.what for fault in result.faults)
+    assert result.copied == 2
+
+
+async def test_metadata_that_are_lost_are_named(archive: PlantedArchive, a: Path, b: Path) -> None:
+    await archive.store.delete(archive.key(archive.segments[1], SegmentFile.METADATA))
+    [result] = mirrored(a, b).partitions
+    assert any("offsets 20 to 39" in fault.what for fault in result.faults)
+    assert result.copied == 2
+
+
+async def test_compare_finds_what_has_changed_in_the_mirror(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    mirrored(a, b)
+    path = b / archive.key(archive.segments[1], SegmentFile.LOG)
+    path.write_bytes(flip(100)(path.read_bytes()))
+    assert [p.copied for p in mirrored(a, b).partitions] == [0]
+    assert [p.copied for p in mirrored(a, b, compare=True).partitions] == [1]
+    assert objects(b) == objects(a)
+
+
+async def test_a_mirror_that_lost_an_object_gets_it_again(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    mirrored(a, b)
+    (b / archive.key(archive.segments[1], SegmentFile.INDEX)).unlink()
+    assert [p.copied for p in mirrored(a, b).partitions] == [1]
+    assert objects(b) == objects(a)
+
+
+class Shortening(FilesystemObjectStore):
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        copy = path.with_suffix(".copy")
+        copy.write_bytes(path.read_bytes()[:-1])
+        await super().put_file(key, copy)
+
+
+async def test_what_is_read_back_otherwise_is_not_given_metadata(
+    archive: PlantedArchive, a: Path, b: Path, tmp_path: Path
+) -> None:
+    """The file that is compared is the one that was checked, so a store may not change it."""
+    mirrored(a, b)
+    await more(archive)
+    async with (
+        open_place(url_of(a), StoreConfig(), MetadataConfig()) as source,
+        open_place(url_of(b), StoreConfig(), MetadataConfig()) as target,
+        Spool(tmp_path / "spool") as spool,
+    ):
+        wrong = replace(target, store=Shortening(b / PREFIX))
+        mirror = PartitionMirror(
+            source, wrong, TIP, spool, Pace(0), MirrorOptions(), lambda done, total: None
+        )
+        with pytest.raises(ExceptionGroup) as caught:
+            await mirror.run()
+        await wrong.store.close()
+    assert caught.group_contains(DamagedObject, match="read back")
+    assert not (b / archive.key(archive.segments[3], SegmentFile.METADATA)).exists()
+    assert [p.copied for p in mirrored(a, b).partitions] == [1]
+    assert objects(b) == objects(a)
+
+
+# Which place is the archive.
+
+
+async def test_one_place_is_refused(archive: PlantedArchive, a: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="same place"):
+        mirrored(a, a)
+    (tmp_path / "link").symlink_to(a)
+    with pytest.raises(ArchiveMismatch, match="--to is no mirror"):
+        mirrored(a, tmp_path / "link")
+    assert layout(a) == "remote-log-layout 1\n"
+
+
+async def test_another_archive_is_never_written_to(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    await filled(b, 1)
+    before = objects(b)
+    with pytest.raises(ArchiveMismatch, match="--to is no mirror"):
+        mirrored(a, b)
+    (b / PREFIX / LAYOUT_OBJECT).unlink()
+    with pytest.raises(ArchiveMismatch, match="has objects of an archive"):
+        mirrored(a, b)
+    assert objects(b) == before
+
+
+async def test_a_mirror_of_another_archive_is_not_written_to(
+    archive: PlantedArchive, a: Path, b: Path, tmp_path: Path
+) -> None:
+    for folder, number in ((a, 1), (tmp_path / "other", 2)):
+        if folder != a:
+            await filled(folder, 1)
+        identity = ArchiveIdentity(UUID(int=number), "c", "store")
+        (folder / PREFIX / LAYOUT_OBJECT).write_bytes(encode_identity(identity))
+    mirrored(a, b)
+    with pytest.raises(ArchiveMismatch, match="a mirror of another one"):
+        mirrored(tmp_path / "other", b)
+    with pytest.raises(ArchiveMismatch, match="is a mirror itself"):
+        mirrored(b, tmp_path / "third")
+
+
+def test_no_archive_is_no_empty_one(a: Path, b: Path) -> None:
+    (a / PREFIX).mkdir(parents=True)
+    with pytest.raises(ArchiveMissing):
+        mirrored(a, b)
+    assert not b.exists()
+
+
+@pytest.mark.parametrize("manager", ["store", "topic __remote_log_metadata"])
+async def test_nobody_archives_into_a_mirror(
+    archive: PlantedArchive, a: Path, b: Path, manager: str
+) -> None:
+    mirrored(a, b)
+    own = RemoteStorageManager(FilesystemObjectStore(b), PREFIX, manager=manager)
+    async with own:
+        with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
+            await own.list_partitions()
+        with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
+            await own.put_segment_metadata(archive.segments[0], b"{}")
+    async with RemoteStorageManager(FilesystemObjectStore(b), PREFIX, must_exist=True) as reader:
+        assert await reader.list_partitions() == [TIP]
+
+
+async def test_after_a_cut_over_the_archive_is_at_the_other_place(
+    archive: PlantedArchive, a: Path, b: Path, tmp_path: Path
+) -> None:
+    whose = encode_identity(ArchiveIdentity(TIP.topic_id, "cluster-1", "topic events"))
+    (a / PREFIX / LAYOUT_OBJECT).write_bytes(whose)
+    assert mirrored(a, b, cut_over=True).cut_over
+    assert (b / PREFIX / LAYOUT_OBJECT).read_bytes() == whose
+    running = RemoteStorageManager(FilesystemObjectStore(a), PREFIX, manager="topic events")
+    async with running:
+        with pytest.raises(ArchiveMismatch, match=f"has moved to {url_of(b)}"):
+            await running.list_partitions()
+    assert mirrored(a, b, cut_over=True).cut_over  # nothing is left to do
+    with pytest.raises(ArchiveMismatch, match="has moved to --to already"):
+        mirrored(a, b)
+    with pytest.raises(ArchiveMismatch, match="has moved to"):
+        mirrored(a, tmp_path / "third")
+
+
+async def test_an_archiver_that_is_heard_refuses_the_cut_over(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    path = a / archive.rsm.archivers.key(TIP.topic_id)
+    path.parent.mkdir()
+    ended = threading.Event()
+
+    def beat() -> None:
+        number = 0
+        while not ended.wait(0.02):
+            number += 1
+            path.write_text(f"{number:08d}")
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        with pytest.raises(ArchiveMismatch, match="an archiver is at work"):
+            mirrored(a, b, cut_over=True)
+    finally:
+        ended.set()
+        beating.join()
+    assert layout(a) == "remote-log-layout 1\n"
+    assert mirrored(a, b, cut_over=True).cut_over  # the object of one that was killed is silent
+
+
+# What is deleted at the old place.
+
+
+async def test_the_old_place_is_emptied_after_the_grace(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    (a / PREFIX / "stranger.txt").write_bytes(b"x")
+    await archive.rsm.retention.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
+    with pytest.raises(ArchiveMismatch, match="has not moved"):
+        deleted(a, b)
+    before = objects(a)
+    mirrored(a, b, cut_over=True)
+    waits = deleted(a, b, grace_ms=60_000)
+    assert 50_000 < waits.wait_ms <= 60_000
+    assert objects(a) == before
+    done = deleted(a, b)
+    assert done.whole
+    assert objects(a) == {"stranger.txt": b"x"}
+    assert not (a / PREFIX / LAYOUT_OBJECT).exists()
+    assert objects(b).keys() | {"stranger.txt"} == before.keys()
+
+
+@pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.EPOCHS])
+async def test_nothing_is_deleted_of_what_the_new_place_has_otherwise(
+    archive: PlantedArchive, a: Path, b: Path, file: SegmentFile
+) -> None:
+    mirrored(a, b, cut_over=True)
+    path = b / archive.key(archive.segments[1], file)
+    path.write_bytes(flip(-2)(path.read_bytes()))
+    done = deleted(a, b)
+    assert not done.whole
+    stem = archive.key(archive.segments[1], SegmentFile.LOG)[:-4].removeprefix(f"{PREFIX}/")
+    assert {name for name in objects(a) if name.endswith(SEGMENT_SUFFIXES)} == {
+        f"{stem}{suffix}" for suffix in SEGMENT_SUFFIXES
+    }
+    assert "moved" in layout(a)
+
+
+async def test_nothing_is_deleted_where_the_new_place_has_lost_something(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    mirrored(a, b, cut_over=True)
+    before = objects(a)
+    (b / archive.key(archive.segments[1], SegmentFile.METADATA)).unlink()
+    done = deleted(a, b)
+    assert not done.whole
+    assert done.partitions[0].faults
+    assert objects(a) == before
+
+
+async def test_what_the_new_place_has_deleted_goes_from_the_old_one_too(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    mirrored(a, b, cut_over=True)
+    there = PlantedArchive(FilesystemObjectStore(b))  # type: ignore[arg-type]
+    there.segments = archive.segments
+    await delete(there, 0)
+    assert deleted(a, b).whole
+    assert objects(a) == {}
+
+
+# Kills.
+
+
+async def test_a_mirror_killed_before_any_write_goes_on(
+    archive: PlantedArchive, a: Path, tmp_path: Path
+) -> None:
+    """Metadata never stand there without the objects, and nothing whole is written again."""
+    await asyncio.to_thread(_kill_before_each_write, a, tmp_path)
+
+
+def _kill_before_each_write(a: Path, tmp_path: Path) -> None:
+    number = 0
+    while True:
+        number += 1
+        b = tmp_path / f"b{number}"
+        if not is_killed(number, [b], Writes.watch_files, lambda b=b: mirrored(a, b)):
+            break
+        root = b / PREFIX
+        for metadata in root.rglob("*.metadata"):
+            beside = {path.suffix for path in metadata.parent.glob(f"{metadata.stem}.*")}
+            assert beside == set(SEGMENT_SUFFIXES)
+        there = {p: p.stat().st_ino for p in root.rglob("*.*") if "~" not in p.name}
+        mirrored(a, b)
+        assert objects(b) == objects(a)
+        assert all(path.stat().st_ino == inode for path, inode in there.items())
+    assert number > 12
+    assert objects(tmp_path / f"b{number}") == objects(a)
+
+
+async def test_a_cut_over_killed_before_any_write_leaves_one_archive(
+    archive: PlantedArchive, a: Path, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(_kill_cut_overs, tmp_path)
+
+
+def _kill_cut_overs(tmp_path: Path) -> None:
+    number = 0
+    while True:
+        number += 1
+        a, b = tmp_path / f"a{number}", tmp_path / f"b{number}"
+        shutil.copytree(tmp_path / "a", a)
+        mirrored(a, b)
+        cut_over = lambda a=a, b=b: mirrored(a, b, cut_over=True)  # noqa: E731
+        is_open = lambda at: layout(at) == "remote-log-layout 1\n"  # noqa: E731
+        if not is_killed(number, [a, b], Writes.watch_files, cut_over):
+            break
+        assert [is_open(a), is_open(b)].count(True) <= 1
+        assert mirrored(a, b, cut_over=True).cut_over
+        assert [is_open(a), is_open(b)] == [False, True]
+    assert number == 3
+    assert [is_open(a), is_open(b)] == [False, True]
+
+
+async def test_a_deletion_killed_before_any_write_goes_on(
+    archive: PlantedArchive, a: Path, b: Path, tmp_path: Path
+) -> None:
+    mirrored(a, b, cut_over=True)
+    await asyncio.to_thread(_kill_deletions, tmp_path, b)
+
+
+def _kill_deletions(tmp_path: Path, b: Path) -> None:
+    whole = objects(b)
+    for number in range(1, 100):
+        a = tmp_path / f"a{number}"
+        shutil.copytree(tmp_path / "a", a)
+        if not is_killed(number, [a], Writes.watch_files, lambda a=a: deleted(a, b)):
+            break
+        for metadata in (a / PREFIX).rglob("*.metadata"):
+            assert metadata.with_suffix(".log").exists()
+        if (a / PREFIX / LAYOUT_OBJECT).exists():
+            assert deleted(a, b).whole
+        assert objects(a) == {}
+    assert number > 12
+    assert objects(b) == whole
+
+
+# Meanwhile.
+
+
+class TwoPhases(FilesystemObjectStore):
+    """Says that a copy has begun before its objects are put, as archivers do."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._held: list[tuple[str, bytes]] = []
+
+    async def put(self, key: str, content: bytes) -> None:
+        if key.endswith(SEGMENT_SUFFIXES[:-1]):
+            self._held.append((key, content))
+            return
+        if key.endswith(".metadata") and self._held:
+            metadata = replace(
+                decode_segment(content, key), state=RemoteLogSegmentState.COPY_SEGMENT_STARTED
+            )
+            await super().put(key, encode_segment(metadata))
+            while self._held:
+                await super().put(*self._held.pop())
+        await super().put(key, content)
+
+
+async def test_the_archive_changes_while_it_is_mirrored(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    """Segments come and are deleted; a last run without that has all of it."""
+    done = asyncio.Event()
+    segments, archive = archive.segments, PlantedArchive(TwoPhases(a))  # type: ignore[arg-type]
+    archive.segments = segments
+
+    async def change() -> None:
+        for number in range(25):
+            await more(archive)
+            if number % 2:
+                await delete(archive, number // 2)
+            await archive.rsm.concerns.put_concern(TIP, "partition_stopped", b"%d" % number)
+        done.set()
+
+    async def mirror() -> None:
+        while not done.is_set():
+            result = await asyncio.to_thread(mirrored, a, b)
+            assert result.whole
+            assert not result.has_faults, result.partitions[0].faults
+            for metadata in (b / PREFIX).rglob("*.metadata"):
+                assert metadata.with_suffix(".log").exists()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(change())
+        group.create_task(mirror())
+    for _ in range(2):
+        mirrored(a, b)
+    assert objects(b) == objects(a)
+    assert mirrored(a, b, cut_over=True).cut_over
+
+
+async def test_segments_are_merged_between_two_runs(
+    archive: PlantedArchive, a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merged segment comes before the replaced ones go."""
+    mirrored(a, b)
+    for day in range(3):
+        clock = partial(later, day)
+        monkeypatch.setattr("fetchproxy.jobs.merge.wall_clock_ms", clock)
+        options = MergeOptions(bytes_max=10_000)
+        await asyncio.to_thread(merge, Here(), config_of(a), options=options)
+        assert mirrored(a, b).whole
+    mirrored(a, b)
+    assert objects(b) == {
+        name: content for name, content in objects(a).items() if "collected" not in name
+    }
+    assert sum(name.endswith(".log") for name in objects(b)) == 1
+
+
+def later(days: int) -> int:
+    return wall_clock_ms() + days * 86_400_000
+
+
+def test_an_executor_does_the_same(archive: PlantedArchive, a: Path, b: Path) -> None:
+    """It opens what it needs by itself."""
+    mirrored(a, b)
+    os.unlink(b / archive.key(archive.segments[0], SegmentFile.METADATA))
+    places = Places(for_executors(config_of(a)), url_of(b))
+    assert mirror_work(places, MirrorOptions())(TIP).copied == 1
+    assert objects(b) == objects(a)
+
+
+def test_encrypted_segments_are_checked_with_their_keys_and_copied_as_they_are(
+    a: Path, b: Path, tmp_path: Path
+) -> None:
+    ring = tmp_path / "keys.json"
+    write_keys(ring, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+    written = WrittenArchive(a / PREFIX, AtRest(compress=True, keys=FileKeyRing(ring)))
+    for base in (0, 20):
+        written.add([batch(base), batch(base + 10)])
+    [locked] = mirrored(a, b).partitions
+    assert {"'k1'" in fault.what for fault in locked.faults} == {True}
+    assert not any(name.endswith(".metadata") for name in objects(b))
+    config = config_of(a, store__encryption_keys=str(ring))
+    [whole] = mirror(Here(), config, url_of(b), MirrorOptions(), cut_over=False).partitions
+    assert not whole.faults
+    assert objects(b) == objects(a)
+    assert any(name.endswith(".packing") for name in objects(b))

@@ -1,0 +1,572 @@
+"""Segments that are compressed and encrypted at rest, by the RemoteStorageManager."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_object_store import MemoryObjectStore as ClosedWithItsManager
+
+from fetchproxy.errors import (
+    ConfigError,
+    DamagedObject,
+    MetadataChanged,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    SegmentLocked,
+)
+from fetchproxy.model import (
+    ByteRange,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+)
+from fetchproxy.observability.health import Kind
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.packing import BLOCK_BYTES, decode_packing, encode_packing
+from fetchproxy.storage.ciphers import stream_at
+from fetchproxy.storage.contract import segment
+from fetchproxy.storage.key_rings import (
+    NO_KEYS,
+    FileKeyRing,
+    Keys,
+    key_context,
+    read_keys,
+    write_keys,
+)
+from fetchproxy.storage.packed_logs import AtRest
+from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+
+
+class MemoryObjectStore(ClosedWithItsManager):
+    """Several managers have it one after the other."""
+
+    async def close(self) -> None:
+        pass
+
+
+LOG = (b"an order of apples " * 40_000) + os.urandom(BLOCK_BYTES) + b"the end"
+OTHER_LOG = bytes(reversed(LOG))
+FILES = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
+ALL_FILES = (*FILES, SegmentFile.LOG, SegmentFile.PACKING)
+Manager = Callable[..., RemoteStorageManager]
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.json"
+    write_keys(path, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+    return path
+
+
+@pytest.fixture
+def store() -> MemoryObjectStore:
+    return MemoryObjectStore()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> LogSegmentData:
+    (tmp_path / "spooled.log").write_bytes(LOG)
+    return LogSegmentData(
+        tmp_path / "spooled.log", b"the index", b"txn", b"the epochs", log_settled=True,
+        log_compressible=True,
+    )  # fmt: skip
+
+
+def packed_segment(number: int = 1) -> RemoteLogSegmentMetadata:
+    metadata = segment(segment_id=number, has_aborted_txns=True)
+    return replace(metadata, packed=True, segment_size_bytes=len(LOG))
+
+
+def manager(
+    store: MemoryObjectStore, ring: Path | None, *, compress: bool = True, required: bool = False
+) -> RemoteStorageManager:
+    keys = None if ring is None else FileKeyRing(ring)
+    return RemoteStorageManager(store, "archive", at_rest=AtRest(compress, keys, required))
+
+
+@pytest.fixture(params=[True, False], ids=["encrypted", "compressed"])
+async def rsm(
+    request: pytest.FixtureRequest, store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> AsyncIterator[RemoteStorageManager]:
+    """With one segment of LOG."""
+    async with manager(store, ring if request.param else None) as opened:
+        await opened.copy_log_segment_data(packed_segment(), data)
+        yield opened
+
+
+async def test_what_is_packed_is_read_as_it_was(
+    rsm: RemoteStorageManager, store: MemoryObjectStore, tmp_path: Path
+) -> None:
+    metadata, size = packed_segment(), len(LOG)
+    for start, end in ((0, size), (0, 1), (BLOCK_BYTES - 1, BLOCK_BYTES + 1), (size - 1, size + 9)):
+        found = await rsm.fetch_log_segment(metadata, ByteRange(start, end))
+        assert found == LOG[start:end]
+    for start in (size, size + 5):
+        with pytest.raises(RangeNotSatisfiable):
+            await rsm.fetch_log_segment(metadata, ByteRange(start, start + 1))
+    for file, content in zip(FILES, (b"the index", b"txn", b"the epochs"), strict=True):
+        assert await rsm.fetch_index(metadata, file) == content
+    assert len(await store.get(rsm.object_key(metadata, SegmentFile.LOG))) < 0.7 * size
+    assert [path.name for path in tmp_path.iterdir() if "packed" in path.name] == []
+
+
+async def test_nothing_of_an_encrypted_segment_is_in_the_clear(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> None:
+    async with manager(store, ring, compress=False) as rsm:
+        await rsm.copy_log_segment_data(packed_segment(), data)
+        for file in ALL_FILES:
+            stored = await store.get(rsm.object_key(packed_segment(), file))
+            assert not any(word in stored for word in (b"apples", b"the index", b"the epochs"))
+
+
+async def test_a_spool_that_is_encrypted_is_stored_as_what_it_holds(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData, tmp_path: Path
+) -> None:
+    key, path = os.urandom(32), tmp_path / "spooled.log"
+    path.write_bytes(stream_at(key, 0).update(LOG[:1001]) + stream_at(key, 1001).update(LOG[1001:]))
+    data = replace(data, log_stream_key=key)
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(packed_segment(), data)
+        whole = ByteRange(0, len(LOG))
+        assert await rsm.fetch_log_segment(packed_segment(), whole) == LOG
+        with pytest.raises(ValueError, match="encrypted file"):
+            await rsm.copy_log_segment_data(replace(packed_segment(), packed=False), data)
+
+
+async def read_whole(
+    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, file: SegmentFile
+) -> bytes | bytearray:
+    if file is SegmentFile.LOG:
+        return await rsm.fetch_log_segment(metadata, ByteRange(0, len(LOG)))
+    return await rsm.fetch_index(metadata, file)
+
+
+async def test_every_object_that_was_changed_is_found(
+    rsm: RemoteStorageManager, store: MemoryObjectStore
+) -> None:
+    """Here in all objects at once; each bit of a block is in `test_packing`."""
+    metadata = packed_segment()
+    for file in (SegmentFile.LOG, *(FILES if rsm.encrypts else ())):
+        key = rsm.object_key(metadata, file)
+        sound = await store.get(key)
+        for changed in (
+            sound[:-1],
+            sound[: len(sound) // 2],
+            bytes([sound[0] ^ 1]) + sound[1:],
+            sound[:-1] + bytes([sound[-1] ^ 0x80]),
+            b"",
+        ):
+            await store.put(key, changed)
+            with pytest.raises((DamagedObject, RangeNotSatisfiable)):
+                await read_whole(rsm, metadata, file)
+        await store.put(key, sound)
+    key = rsm.object_key(metadata, SegmentFile.LOG)
+    await store.put(key, await store.get(key) + b"more")
+    for start in (0, len(LOG), len(LOG) + 1):
+        with pytest.raises(DamagedObject, match="goes on"):
+            await rsm.fetch_log_segment(metadata, ByteRange(start, len(LOG) + 2))
+
+
+@given(data=st.data())
+async def test_a_flipped_bit_of_a_packing_is_no_other_log(data: st.DataObject) -> None:
+    """It is JSON: some flips change nothing that counts. No flip gives other bytes."""
+    store = MemoryObjectStore()
+    folder = Path(os.environ["PYTEST_PACKED_FOLDER"])
+    async with manager(store, folder / "keys.json") as rsm:
+        spooled = LogSegmentData(folder / "spooled.log", b"index", b"txn", b"epochs")
+        await rsm.copy_log_segment_data(packed_segment(), spooled)
+    key = rsm.object_key(packed_segment(), SegmentFile.PACKING)
+    changed = bytearray(await store.get(key))
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    await store.put(key, bytes(changed))
+    async with manager(store, folder / "keys.json") as reader:
+        try:
+            found = await reader.fetch_log_segment(packed_segment(), ByteRange(0, len(LOG)))
+        except DamagedObject:
+            return
+        assert found == LOG
+
+
+@pytest.fixture(autouse=True)
+def packed_folder(ring: Path, data: LogSegmentData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For hypothesis, which makes no fixture for each example."""
+    monkeypatch.setenv("PYTEST_PACKED_FOLDER", str(ring.parent))
+
+
+@pytest.mark.parametrize("moved", [ALL_FILES, (SegmentFile.LOG,), (SegmentFile.PACKING,), FILES])
+async def test_objects_of_another_segment_do_not_pass(
+    rsm: RemoteStorageManager,
+    store: MemoryObjectStore,
+    data: LogSegmentData,
+    moved: tuple[SegmentFile, ...],
+) -> None:
+    """Of the same offsets, size and key ring; all of them together, and some."""
+    own, other = packed_segment(1), packed_segment(2)
+    data.log.write_bytes(OTHER_LOG)
+    await rsm.copy_log_segment_data(other, data)
+    for file in moved:
+        content = await store.get(rsm.object_key(other, file))
+        await store.put(rsm.object_key(own, file), content)
+    async with RemoteStorageManager(store, "archive", at_rest=rsm._at_rest) as reader:
+        if moved == FILES and not rsm.encrypts:
+            return  # as today: what is beside a log is held against it by others
+        file = SegmentFile.INDEX if moved == FILES else SegmentFile.LOG
+        with pytest.raises(DamagedObject):
+            await read_whole(reader, own, file)
+
+
+async def test_a_packing_of_other_keys_does_not_make_records_of_ones_own(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData, tmp_path: Path
+) -> None:
+    """Who can write to the store and has no key: he packs a segment without, or with his own."""
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(packed_segment(), data)
+    own = tmp_path / "own.json"
+    write_keys(own, NO_KEYS.with_new("k1", bytes(32)), new=True)
+    async with manager(store, own) as forger:
+        await forger.copy_log_segment_data(packed_segment(), data)
+    async with manager(store, ring) as reader:
+        with pytest.raises(SegmentLocked, match="does not open it"):
+            await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
+    async with manager(store, None) as forger:
+        await forger.copy_log_segment_data(packed_segment(), data)
+        await forger.copy_log_segment_data(replace(packed_segment(2), packed=False), data)
+    async with manager(store, ring, required=True) as reader:
+        for forged in (packed_segment(), replace(packed_segment(2), packed=False)):
+            with pytest.raises(SegmentLocked, match="is not encrypted"):
+                await reader.fetch_log_segment(forged, ByteRange(0, 1))
+            with pytest.raises(SegmentLocked, match="is not encrypted"):
+                await reader.fetch_index(forged, SegmentFile.TXN)
+    async with manager(store, ring) as reader:  # a mixed archive, which may be the rule
+        assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 8)) == b"an order"
+
+
+FORGED = {
+    "start": {"start_offset": 1},
+    "shorter": {"end_offset": 8},
+    "longer": {"end_offset": 10},
+    "longer, as if cut": {"end_offset": 9, "copied_end_offset": 10},
+    "size": {"segment_size_bytes": len(LOG) - 1},
+    "nothing aborted": {"has_aborted_txns": False},
+    "nothing aborted, as if cut": {
+        "end_offset": 8, "copied_end_offset": 9, "has_aborted_txns": False,
+    },
+    "older": {"max_timestamp_ms": -1},
+    "newer": {"max_timestamp_ms": 1},
+    "newer, as if cut": {"end_offset": 8, "copied_end_offset": 9, "max_timestamp_ms": 1},
+    "another epoch": {"segment_leader_epochs": (EpochStart(1, 0),)},
+    "one epoch more": {"segment_leader_epochs": (EpochStart(0, 0), EpochStart(1, 5))},
+    "no epoch": {"segment_leader_epochs": ()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED.keys())
+async def test_metadata_that_somebody_has_changed_are_refused(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData, forged: dict[str, Any]
+) -> None:
+    """Who can write to the store and has no key. The log and its index are as they were."""
+    own = packed_segment()
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(own, data)
+        assert await rsm.as_copied(own) == own
+        changed = replace(own, **forged)
+        for file in ALL_FILES:  # of which the start offset is in the key
+            content = await store.get(rsm.object_key(own, file))
+            await store.put(rsm.object_key(changed, file), content)
+        for reader in (manager(store, ring), rsm):  # also who has read it before
+            for read in (
+                reader.fetch_log_segment(changed, ByteRange(0, 1)),
+                reader.fetch_index(changed, SegmentFile.INDEX),
+                reader.check_metadata(changed),
+            ):
+                with pytest.raises(MetadataChanged, match=r"\.metadata: it is not what"):
+                    await read
+            (told,) = reader.health.conditions(0.0)
+            assert (told.kind, told.subject) == (
+                Kind.SEGMENT_METADATA_CHANGED,
+                "weather-eu.v1_raw-0",
+            )
+            await reader.check_metadata(own)
+            assert [*reader.health.conditions(0.0)] == []
+        mended = await rsm.as_copied(changed)
+        assert mended.has_aborted_txns
+        if "start_offset" not in forged:  # of which the key of the object is made, too
+            await rsm.check_metadata(mended)
+
+
+async def test_a_segment_that_was_cut_is_still_its_own(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> None:
+    """An unclean leader election: end, epochs and the largest timestamp become less."""
+    own = replace(
+        packed_segment(), segment_leader_epochs=(EpochStart(0, 0), EpochStart(3, 6)),
+        max_timestamp_ms=1_000,
+    )  # fmt: skip
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(own, data)
+        for end in (0, 5, 6, 8):
+            cut = replace(own.clipped(end), max_timestamp_ms=end)
+            await rsm.check_metadata(cut)
+            assert await rsm.as_copied(cut) == cut
+            await rsm.check_metadata(cut.clipped(0))
+        without_epoch = replace(own.clipped(8), segment_leader_epochs=(EpochStart(0, 0),))
+        with pytest.raises(MetadataChanged, match="leader_epochs"):
+            await rsm.check_metadata(without_epoch)
+        for state in RemoteLogSegmentState:
+            await rsm.check_metadata(own.with_state(state, 7))
+
+
+@pytest.mark.parametrize("change", ["base_offset", "end_offset", "has_aborted_txns", "left out"])
+async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData, change: str
+) -> None:
+    """Not even so that it fits metadata that were changed alike, or says nothing any more."""
+    own = packed_segment()
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(own, data)
+        key = rsm.object_key(own, SegmentFile.PACKING)
+    document = json.loads(await store.get(key))
+    assert (document["version"], document["end_offset"]) == (2, 9)
+    if change == "left out":
+        document["version"] = 1
+    elif change == "has_aborted_txns":
+        document[change] = False
+    else:
+        document[change] += 1
+    await store.put(key, json.dumps(document).encode())
+    async with manager(store, ring) as reader:
+        with pytest.raises(SegmentLocked, match="what stands beside it was changed"):
+            await reader.fetch_log_segment(own, ByteRange(0, 1))
+
+
+async def test_a_segment_that_was_encrypted_without_a_description_is_read(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> None:
+    """By an older program: its metadata are believed as before. It is rewrapped as it is."""
+    own, keys = packed_segment(), FileKeyRing(ring)
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(own, data)
+        key = rsm.object_key(own, SegmentFile.PACKING)
+        packing = decode_packing(await store.get(key), key)
+        assert packing.key is not None
+        data_key = await keys.unwrap(packing.key, key_context(own.segment_id, packing.digest))
+        older = replace(
+            packing, described=None, key=await keys.wrap(data_key, key_context(own.segment_id, ""))
+        )
+        await store.put(key, encode_packing(older))
+    write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)
+    for _ in range(2):
+        async with manager(store, ring) as rsm:
+            assert await rsm.fetch_log_segment(own, ByteRange(0, len(LOG))) == LOG
+            assert await rsm.as_copied(replace(own, end_offset=8)) == replace(own, end_offset=8)
+            await rsm.rewrap(own)
+    assert await key_of(rsm, store, 1) == "k2"
+
+
+async def test_without_the_key_there_is_an_error_and_an_alarm(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData, tmp_path: Path
+) -> None:
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(packed_segment(), data)
+    async with manager(store, None) as reader:
+        with pytest.raises(SegmentLocked, match=r"'k1', and store.encryption_keys is not set"):
+            await reader.fetch_index(packed_segment(), SegmentFile.INDEX)
+        (locked,) = reader.health.conditions(0.0)
+        assert (locked.kind, locked.subject) == (Kind.SEGMENTS_LOCKED, "k1")
+        assert "store.encryption_keys is not set" in locked.what
+    keys = read_keys(ring)
+    write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
+    async with manager(store, ring) as reader:
+        with pytest.raises(SegmentLocked, match=r"'k1', and the key ring .* has none of that id"):
+            await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
+        assert [one.subject for one in reader.health.conditions(0.0)] == ["k1"]
+        write_keys(ring, keys, new=False)  # put back: it is used at once, and the alarm ends
+        assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
+        assert [*reader.health.conditions(0.0)] == []
+
+
+async def test_keys_are_rotated_and_rewrapped_while_segments_are_read(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> None:
+    async with manager(store, ring) as rsm, manager(store, ring) as reader:
+        await rsm.copy_log_segment_data(packed_segment(1), data)
+        assert await reader.fetch_log_segment(packed_segment(1), ByteRange(0, 2)) == b"an"
+        write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)
+        await rsm.copy_log_segment_data(packed_segment(2), data)
+        keys = [(await key_of(rsm, store, number)) for number in (1, 2)]
+        assert keys == ["k1", "k2"]
+        before = {key: await store.get(key) for key in await all_keys(store)}
+        found = await rsm.rewrap(packed_segment(1), dry_run=True)
+        assert (found.key_id, found.done) == ("k1", True)
+        assert before == {key: await store.get(key) for key in await all_keys(store)}
+        assert (await rsm.rewrap(packed_segment(1))).done
+        assert not (await rsm.rewrap(packed_segment(1))).done
+        assert not (await rsm.rewrap(packed_segment(2))).done
+        after = {key: await store.get(key) for key in await all_keys(store)}
+        changed = [key for key in after if after[key] != before[key]]
+        assert changed == [rsm.object_key(packed_segment(1), SegmentFile.PACKING)]
+        # The old key is not needed any more, neither by who has read it before nor anew.
+        write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
+        async with manager(store, ring) as anew:
+            for one in (reader, anew):
+                whole = await one.fetch_log_segment(packed_segment(1), ByteRange(0, len(LOG)))
+                assert whole == LOG
+
+
+async def all_keys(store: MemoryObjectStore) -> list[str]:
+    return [found.key async for found in store.list("archive/weather")]
+
+
+async def key_of(rsm: RemoteStorageManager, store: MemoryObjectStore, number: int) -> str:
+    key = rsm.object_key(packed_segment(number), SegmentFile.PACKING)
+    wrapped = decode_packing(await store.get(key), key).key
+    return "" if wrapped is None else wrapped.key_id
+
+
+async def test_what_lies_beside_a_log_can_be_made_anew(
+    rsm: RemoteStorageManager, store: MemoryObjectStore
+) -> None:
+    key = rsm.object_key(packed_segment(), SegmentFile.INDEX)
+    before = await store.get(key)
+    await rsm.put_index(packed_segment(), SegmentFile.INDEX, b"other")
+    assert await rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"other"
+    await rsm.put_index(packed_segment(), SegmentFile.INDEX, b"the index")
+    assert await rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"the index"
+    # Never the same nonce with other bytes, so never the same bytes.
+    assert (await store.get(key) == before) is not rsm.encrypts
+
+
+async def test_all_of_it_is_deleted(rsm: RemoteStorageManager, store: MemoryObjectStore) -> None:
+    await rsm.put_segment_metadata(packed_segment(), b"metadata")
+    assert len(await all_keys(store)) == len(ALL_FILES) + 1
+    listed = [(key.file, found) async for key, found in rsm.list_segment_objects(
+        packed_segment().topic_id_partition)]  # fmt: skip
+    raw, log_bytes = await rsm.get_listed_index(dict(listed))
+    assert (raw, log_bytes) == (b"the index", len(LOG))
+    assert await rsm.is_packed(packed_segment())
+    await rsm.delete_log_segment_data(packed_segment())
+    assert await all_keys(store) == []
+    assert not await rsm.is_packed(packed_segment())
+    async with RemoteStorageManager(store, "archive", at_rest=rsm._at_rest) as reader:
+        with pytest.raises(ObjectNotFound):
+            await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
+
+
+async def test_nothing_changes_for_segments_that_are_as_they_are(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> None:
+    """Byte for byte, and in requests: those of an archive that knows no keys."""
+    plain = replace(packed_segment(), packed=False)
+    requests: list[list[str]] = []
+    contents = []
+    for at_rest in (AtRest(), AtRest(compress=True, keys=FileKeyRing(ring))):
+        store = MemoryObjectStore()
+        async with RemoteStorageManager(store, "archive", at_rest=at_rest) as rsm:
+            await rsm.copy_log_segment_data(plain, data)
+            contents.append({key: await store.get(key) for key in await all_keys(store)})
+            asked = watched(store)
+            assert await rsm.fetch_log_segment(plain, ByteRange(0, len(LOG))) == LOG
+            await rsm.fetch_index(plain, SegmentFile.INDEX)
+            requests.append(asked)
+    assert contents[0] == contents[1]
+    assert requests[0] == requests[1]
+    assert len(requests[0]) == 2
+    assert LOG in contents[0].values()
+
+
+def watched(store: MemoryObjectStore) -> list[str]:
+    asked: list[str] = []
+    get, get_range = store.get, store.get_range
+
+    async def counted_get(key: str, *more: int) -> bytes:
+        asked.append(key)
+        return await get(key, *more)
+
+    async def counted_range(key: str, byte_range: ByteRange) -> bytes | bytearray:
+        asked.append(key)
+        return await get_range(key, byte_range)
+
+    store.get, store.get_range = counted_get, counted_range  # type: ignore[assignment]
+    return asked
+
+
+async def test_a_packing_is_read_once(rsm: RemoteStorageManager, store: MemoryObjectStore) -> None:
+    async with RemoteStorageManager(store, "archive", at_rest=rsm._at_rest) as reader:
+        asked = watched(store)
+        await reader.fetch_index(packed_segment(), SegmentFile.INDEX)
+        for at in range(0, len(LOG), 100_000):
+            await reader.fetch_log_segment(packed_segment(), ByteRange(at, at + 100_000))
+        packings = [key for key in asked if key.endswith(".packing")]
+        assert len(packings) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no JSON"),
+        (b"[]", "no object `keys`"),
+        (b'{"keys": {}}', "version is not 1"),
+        (b'{"version": 1, "keys": {"a": "AAAA"}}', "has 3 bytes, not 32"),
+        (b'{"version": 1, "keys": {"a": "?"}}', "no base64"),
+        (b'{"version": 1, "keys": {"a b": ""}}', "no id of a key"),
+        (b'{"version": 1, "keys": {}, "active": "a"}', "none of its keys"),
+    ],
+)
+def test_a_key_ring_that_is_none_says_why(content: bytes, said: str, ring: Path) -> None:
+    ring.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{ring}.*{said}"):
+        FileKeyRing(ring)
+
+
+def test_a_key_ring_is_its_owners_alone(ring: Path) -> None:
+    assert ring.stat().st_mode & 0o777 == 0o600
+    ring.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"open to others \(mode 0640\): chmod 600"):
+        FileKeyRing(ring)
+    with pytest.raises(ConfigError, match="No such file"):
+        FileKeyRing(ring.with_name("none"))
+    ring.chmod(0o600)
+    with pytest.raises(ConfigError, match="there already"):
+        write_keys(ring, NO_KEYS, new=True)
+    assert repr(read_keys(ring)) == "Keys(active='k1')"
+    assert sorted(path.name for path in ring.parent.iterdir()) == ["keys.json", "spooled.log"]
+
+
+async def test_a_ring_without_an_active_key_reads_and_does_not_write(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> None:
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(packed_segment(), data)
+    write_keys(ring, replace(read_keys(ring), active=None), new=False)
+    async with manager(store, ring, compress=False) as reader:
+        assert not reader.encrypts
+        assert not reader.packs(compressible=True)
+        assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
+
+
+def test_which_segments_are_packed(store: MemoryObjectStore, ring: Path) -> None:
+    for at_rest, compressible, packs in (
+        (AtRest(), True, False),
+        (AtRest(compress=True), True, True),
+        (AtRest(compress=True), False, False),
+        (AtRest(keys=FileKeyRing(ring)), False, True),
+    ):
+        rsm = RemoteStorageManager(store, at_rest=at_rest)
+        assert rsm.packs(compressible=compressible) is packs
+
+
+def test_segments_differ_by_their_ids_alone() -> None:
+    first, second = packed_segment(1), packed_segment(2)
+    tip = first.topic_id_partition
+    assert second == replace(first, segment_id=RemoteLogSegmentId(tip, UUID(int=2)))

@@ -1,0 +1,163 @@
+"""A store that refuses requests as too many is asked less, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from memory_object_store import MemoryObjectStore
+from structlog.testing import capture_logs
+from virtual_loop import run_virtual
+
+from fetchproxy.errors import StorageThrottled
+from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.storage.request_budget import (
+    FORGOTTEN_AFTER_S,
+    GROWTH_PER_S,
+    PER_S_MIN,
+    RequestBudget,
+)
+from fetchproxy.storage.store_health import StoreOperation, WatchedObjectStore
+
+
+def test_no_limit_before_the_first_refusal() -> None:
+    budget = RequestBudget()
+    for _ in range(10_000):
+        assert budget.wait_s(5.0) == 0.0
+        budget.begins(5.0)
+    assert budget.per_s(5.0) is None
+
+
+def test_half_of_what_was_asked_then_slowly_more_then_no_limit() -> None:
+    budget = RequestBudget()
+    for number in range(400):
+        budget.begins(10 + number / 200)
+    budget.refused(12.0)
+    assert budget.per_s(12.0) == 100
+    assert budget.per_s(13.0) == pytest.approx(110)
+    budget.begins(12.0)
+    assert budget.wait_s(12.0) == pytest.approx(0.01)
+    assert budget.per_s(12.0 + FORGOTTEN_AFTER_S) is None
+    assert budget.wait_s(12.0 + FORGOTTEN_AFTER_S) == 0.0
+
+
+def test_requests_that_are_refused_together_halve_it_once() -> None:
+    budget = RequestBudget()
+    for _ in range(200):
+        budget.begins(1.5)
+    for _ in range(50):
+        budget.refused(1.6)
+    assert budget.per_s(1.6) == 100
+    budget.refused(2.7)  # again: of what there was by then, and not of the burst before
+    assert budget.per_s(2.7) == pytest.approx(100 * GROWTH_PER_S**1.1 / 2)
+
+
+def test_there_is_a_least() -> None:
+    budget = RequestBudget()
+    for number in range(100):
+        budget.refused(2.0 * number)
+    assert budget.per_s(198.0) == PER_S_MIN
+
+
+class BusyStore(MemoryObjectStore):
+    """Takes `per_s` reads a second, with a second's worth saved up."""
+
+    def __init__(self, per_s: int) -> None:
+        super().__init__()
+        self.per_s = self.left = float(per_s)
+        self.at = 0.0
+        self.taken: list[float] = []
+        self.refused: list[float] = []
+
+    async def get(self, key: str, bytes_max: int = 1 << 30) -> bytes:
+        now = asyncio.get_running_loop().time()
+        self.left = min(self.left + (now - self.at) * self.per_s, self.per_s)
+        self.at = now
+        await asyncio.sleep(0.02)
+        if self.left < 1:
+            self.refused.append(now)
+            raise StorageThrottled("503 SlowDown")
+        self.left -= 1
+        self.taken.append(now)
+        return await super().get(key, bytes_max)
+
+
+async def readers_of(store: BusyStore, *, watched: bool, seconds: float) -> None:
+    """Fifty, each of which reads on and waits a little after a refusal."""
+    asked = WatchedObjectStore(store) if watched else store
+    await store.put("k", b"x")
+
+    async def read() -> None:
+        while True:
+            try:
+                await asked.get("k")
+            except StorageThrottled:
+                await asyncio.sleep(0.1)
+
+    async with asyncio.TaskGroup() as tasks:
+        readers = [tasks.create_task(read()) for _ in range(50)]
+        if isinstance(asked, WatchedObjectStore):
+            readers.append(tasks.create_task(asked.health.run()))
+        await asyncio.sleep(seconds)
+        if isinstance(asked, WatchedObjectStore):
+            (condition,) = asked.health.conditions(asyncio.get_running_loop().time())
+            assert condition.kind == "store_throttles"
+            assert condition.subject == "read"
+        for reader in readers:
+            reader.cancel()
+
+
+def test_fewer_requests_are_refused_and_as_many_are_taken() -> None:
+    alone, watched = BusyStore(200), BusyStore(200)
+    run_virtual(lambda: readers_of(alone, watched=False, seconds=60))
+    run_virtual(lambda: readers_of(watched, watched=True, seconds=60))
+    assert len(alone.refused) > 10_000
+    assert len(watched.refused) < len(alone.refused) / 20
+    assert len(watched.taken) > 0.6 * len(alone.taken)
+
+
+def test_it_is_told_and_ends() -> None:
+    async def main() -> None:
+        store = BusyStore(150)
+        watched = WatchedObjectStore(store)
+        await store.put("k", b"x")
+        clock = asyncio.get_running_loop().time
+        results = await asyncio.gather(
+            *(watched.get("k") for _ in range(200)), return_exceptions=True
+        )
+        assert any(isinstance(result, StorageThrottled) for result in results)
+        watched.health.look(clock())
+        read = {"operation": "read"}
+        assert REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", read) == 100
+        await asyncio.sleep(0.5)  # it has room again
+        begun = clock()
+        await asyncio.gather(*(watched.get("k") for _ in range(50)))
+        assert clock() - begun > 0.3
+        await asyncio.sleep(FORGOTTEN_AFTER_S)
+        with capture_logs() as logs:
+            watched.health.look(clock())
+        assert [entry["event"] for entry in logs] == ["store_throttles_no_more"]
+        assert REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", read) == 0
+
+    run_virtual(main)
+
+
+def test_one_who_leaves_does_not_take_anybodys_turn() -> None:
+    async def main() -> None:
+        store = BusyStore(1000)
+        watched = WatchedObjectStore(store)
+        await store.put("k", b"x")
+        watched.health[StoreOperation.READ]._budget.refused(
+            asyncio.get_running_loop().time()
+        )  # 50 a second
+        await watched.get("k")
+        leaving = [asyncio.ensure_future(watched.get("k")) for _ in range(100)]
+        await asyncio.sleep(0.1)
+        for reader in leaving:
+            reader.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        begun = asyncio.get_running_loop().time()
+        await watched.get("k")
+        assert asyncio.get_running_loop().time() - begun < 0.5
+
+    run_virtual(main)

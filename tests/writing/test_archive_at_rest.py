@@ -1,0 +1,367 @@
+"""Archives that are compressed and encrypted, by the real archiver: what is served is what the
+broker has, and verify, repair, merge and deletion go on as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from archive_harness import (
+    Archive,
+    archived_up_to,
+    broker_batches,
+    open_archive,
+    running_archiver,
+    tips,
+    until,
+    wall_clock_ms,
+)
+from failing_store import FailingStore
+from fetchproxy_protocol.record_batch import walk
+from planted_archive import ABORT, TIP, batch
+from test_archiver_kafka import produce
+
+from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.errors import MetadataChanged, StorageUnavailable
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
+from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.merging import PartitionMerger
+from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
+from lab.kafka import KafkaServer
+
+CODECS = ["none", "zstd"]
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.json"
+    write_keys(path, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+    return path
+
+
+def copier_of(archive: Archive) -> SegmentCopier:
+    return SegmentCopier(
+        archive.rsm,
+        archive.rlmm,
+        copy_max_ms=10_000,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid4,
+    )
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "compressed"])
+async def test_what_is_archived_is_what_the_broker_has(
+    kafka_server: KafkaServer, topic: str, codec: str, encrypted: bool, ring: Path, tmp_path: Path
+) -> None:
+    produce(kafka_server, topic, 1_500, codec)
+    at_rest = AtRest(compress=True, keys=FileKeyRing(ring) if encrypted else None)
+    async with (
+        open_archive(tmp_path / "store", at_rest) as archive,
+        running_archiver(
+            kafka_server.bootstrap, archive, topic, segment_bytes_max=6_000,
+            spool_dir=tmp_path / "spool",
+        ) as (manager, cluster),
+    ):  # fmt: skip
+        await until(manager, archived_up_to(topic, {0: 1_500}))
+        (tip,) = await tips(cluster, topic)
+        segments = (await archive.view(tip)).segments
+        assert len(segments) > 1
+        assert {s.packed for s in segments} == {encrypted or codec == "none"}
+        expected = await broker_batches(cluster, tip, 0, 1_500)
+        assert await archive.batches(tip) == expected
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        assert (report.faults, report.segments, report.orphans) == ((), len(segments), ())
+    lying = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    stored = b"".join(path.read_bytes() for path in lying)
+    if encrypted:
+        assert expected[:200] not in stored
+        assert b"1 1 1 1 1" not in stored
+    if codec == "none":
+        assert sum(p.stat().st_size for p in lying if p.suffix == ".log") < len(expected) / 2
+    # A process that knows no key is told so, and is told nothing else.
+    if encrypted:
+        async with open_archive(tmp_path / "store") as archive:
+            report = await verify_archive(archive.rsm, archive.rlmm)
+            assert {"'k1'" in fault.what for fault in report.faults} == {True}
+            repaired = await repair_archive(
+                archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+            )
+            assert repaired.repairs == []
+    assert stored == b"".join(path.read_bytes() for path in lying)
+
+
+class Written:
+    """One segment after another, copied by the product's copier."""
+
+    def __init__(self, archive: Archive, spool: Spool) -> None:
+        self.archive = archive
+        self.spool = spool
+        self.copier = copier_of(archive)
+
+    async def add(self, base: int) -> RemoteLogSegmentMetadata:
+        content = batch(base) + batch(base + 10)
+        writer = SegmentWriter(TIP, base, self.spool)
+        await writer.append(memoryview(content), list(walk(content)), [])
+        try:
+            return await self.copier.copy(writer.close(), (), _agreed)
+        finally:
+            await writer.discard()
+
+    async def read(self) -> bytes:
+        return await self.archive.batches(TIP)
+
+
+async def _agreed() -> None:
+    pass
+
+
+async def test_a_spool_has_nothing_in_the_clear(ring: Path, tmp_path: Path) -> None:
+    at_rest = AtRest(keys=FileKeyRing(ring))
+    content = b"".join(map(batch, range(0, 200, 10)))
+    async with (
+        open_archive(tmp_path / "store", at_rest) as archive,
+        Spool(tmp_path / "spool", encrypted=archive.rsm.encrypts) as spool,
+    ):
+        writer = SegmentWriter(TIP, 0, spool)
+        for header in walk(content):
+            one = content[header.position : header.end]
+            await writer.append(memoryview(one), list(walk(one)), [])
+        gathered = writer.close()
+        spooled = gathered.log.read_bytes()
+        assert len(spooled) == len(content)
+        assert bytes(range(50)) in content
+        assert bytes(range(50)) not in spooled
+        assert gathered.stream_key is not None
+        assert str(gathered.stream_key) not in repr(gathered)
+        await gathered.check_log()
+        await copier_of(archive).copy(gathered, (), _agreed)
+        assert await archive.batches(TIP) == content
+        assert [path.name for path in spool.new_file().parent.glob("*.packed")] == []
+
+
+async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_path: Path) -> None:
+    """Segments as they are, compressed, encrypted with an old key and with a new one."""
+    store = tmp_path / "store"
+    write_old = FileKeyRing(ring)
+    for base, at_rest in (
+        (0, AS_THEY_ARE),
+        (20, AtRest(compress=True)),
+        (40, AtRest(keys=write_old)),
+    ):
+        async with (
+            open_archive(store, at_rest) as archive,
+            Spool(tmp_path / "spool", encrypted=archive.rsm.encrypts) as spool,
+        ):
+            await Written(archive, spool).add(base)
+    write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)
+    async with (
+        open_archive(store, AtRest(compress=True, keys=FileKeyRing(ring))) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        await Written(archive, spool).add(60)
+        expected = b"".join(batch(base) for base in range(0, 80, 10))
+        assert await archive.batches(TIP) == expected
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        assert (report.faults, report.segments_not_encrypted) == ((), 2)
+        merger = PartitionMerger(
+            archive.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
+        )
+        merged = await merger.merge(TIP)
+        assert (merged.merged, merged.replaced, merged.refused) == (1, 4, ())
+        whole = (await archive.view(TIP)).segments[-1]
+        assert (whole.packed, whole.end_offset) == (True, 79)
+        assert await archive.object(whole, SegmentFile.LOG) == expected
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        assert (report.faults, report.segments_not_encrypted) == ((), 2)  # the replaced ones stay
+
+
+Damage = Callable[[RemoteStorageManager, RemoteLogSegmentMetadata, Path], None]
+
+
+def lost(*files: SegmentFile) -> Damage:
+    def damage(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata, store: Path) -> None:
+        for file in files:
+            (store / rsm.object_key(segment, file)).unlink()
+
+    return damage
+
+
+def other_bytes(file: SegmentFile) -> Damage:
+    def damage(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata, store: Path) -> None:
+        path = store / rsm.object_key(segment, file)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "named", "mended"),
+    [
+        (lost(SegmentFile.INDEX), SegmentFile.INDEX, True),
+        (lost(SegmentFile.EPOCHS), SegmentFile.EPOCHS, True),
+        (lost(SegmentFile.METADATA), SegmentFile.METADATA, True),
+        (other_bytes(SegmentFile.INDEX), SegmentFile.INDEX, True),
+        (other_bytes(SegmentFile.EPOCHS), SegmentFile.EPOCHS, True),
+        (other_bytes(SegmentFile.LOG), SegmentFile.LOG, False),
+        (lost(SegmentFile.LOG), SegmentFile.LOG, False),
+        (lost(SegmentFile.PACKING), SegmentFile.PACKING, False),
+    ],
+)
+async def test_verify_finds_damage_and_repair_mends_what_can_be_derived(
+    damage: Damage, named: SegmentFile, mended: bool, ring: Path, tmp_path: Path
+) -> None:
+    store, at_rest = tmp_path / "store", AtRest(compress=True, keys=FileKeyRing(ring))
+    async with (
+        open_archive(store, at_rest) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        written = Written(archive, spool)
+        segments = [await written.add(base) for base in (0, 20, 40)]
+        expected = await written.read()
+        damage(archive.rsm, segments[1], store)
+    async with open_archive(store, at_rest) as archive:
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        keys = {fault.object_key for fault in report.faults}
+        assert archive.rsm.object_key(segments[1], named) in keys
+        await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
+        after = await verify_archive(archive.rsm, archive.rlmm)
+        assert (after.faults == ()) is mended
+        if mended:
+            assert await archive.batches(TIP) == expected
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"end_offset": 29},
+        {"end_offset": 49},
+        {"segment_size_bytes": 5},
+        {"max_timestamp_ms": 1},
+        {"leader_epochs": [{"epoch": 9, "start_offset": 20}]},
+    ],
+    ids=lambda forged: next(iter(forged)),
+)
+async def test_verify_finds_metadata_that_somebody_has_changed_and_repair_puts_them_right(
+    forged: dict[str, Any], ring: Path, tmp_path: Path
+) -> None:
+    store, at_rest = tmp_path / "store", AtRest(compress=True, keys=FileKeyRing(ring))
+    async with (
+        open_archive(store, at_rest) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        written = Written(archive, spool)
+        segments = [await written.add(base) for base in (0, 20, 40)]
+        expected = await written.read()
+        key = archive.rsm.object_key(segments[1], SegmentFile.METADATA)
+    as_it_was = (store / key).read_bytes()
+    (store / key).write_text(json.dumps(json.loads(as_it_was) | forged))
+    async with open_archive(store, at_rest) as archive:
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        (fault,) = [f for f in report.faults if f.object_key == key]
+        assert f"{next(iter(forged)).removesuffix('s')}" in fault.what
+        assert "is not what the segment was encrypted with" in fault.what
+        await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
+        assert (store / key).read_bytes() == as_it_was
+        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == ()
+        assert await archive.batches(TIP) == expected
+
+
+async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_path: Path) -> None:
+    """By metadata that say that there are none, which is all that a reader would ask."""
+    store, at_rest = tmp_path / "store", AtRest(keys=FileKeyRing(ring))
+    log = batch(0, txn=7) + batch(10, txn=7, control=ABORT)
+    async with (
+        open_archive(store, at_rest) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        writer = SegmentWriter(TIP, 0, spool)
+        await writer.append(memoryview(log), list(walk(log)), [(7, 0)])
+        segment = await copier_of(archive).copy(writer.close(), (), _agreed)
+        assert segment.has_aborted_txns
+        key = archive.rsm.object_key(segment, SegmentFile.METADATA)
+    as_it_was = (store / key).read_bytes()
+    (store / key).write_text(json.dumps(json.loads(as_it_was) | {"has_aborted_txns": False}))
+    async with open_archive(store, at_rest) as archive:
+        (shown,) = (await archive.view(TIP)).segments
+        with pytest.raises(MetadataChanged, match="has_aborted_txns is False, not True"):
+            await archive.rsm.fetch_log_segment(shown, ByteRange(0, 1))
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        assert [fault.object_key for fault in report.faults] == [key]
+        await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
+        assert (store / key).read_bytes() == as_it_was
+        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == ()
+
+
+async def test_a_copy_that_ends_at_any_write_leaves_nothing_that_counts(
+    ring: Path, tmp_path: Path
+) -> None:
+    """As if killed there: what it has written is not shown, is found, and goes."""
+    at_rest, number = AtRest(compress=True, keys=FileKeyRing(ring)), 0
+    while True:
+        store = FailingStore()
+        async with AsyncExitStack() as opened:
+            archive = await opened.enter_async_context(open_archive(store, at_rest))
+            spool = await opened.enter_async_context(Spool(tmp_path / "spool", encrypted=True))
+            written = Written(archive, spool)
+            await written.add(0)
+            store.fail(number)
+            with suppress(StorageUnavailable):
+                await written.add(20)
+            assert await written.read() in (b"".join(map(batch, (0, 10))), _four())
+            if store.failed:
+                await written.add(20)
+            assert await written.read() == _four()
+            report = await verify_archive(archive.rsm, archive.rlmm)
+            assert report.faults == ()
+            if not store.failed:
+                break
+        number += 1
+    assert number >= 5
+
+
+def _four() -> bytes:
+    return b"".join(map(batch, (0, 10, 20, 30)))
+
+
+async def test_a_segment_of_an_attached_topic_is_opened_by_the_key_it_was_written_with(
+    ring: Path, tmp_path: Path
+) -> None:
+    """It has another name and id here, and was bound to those of there."""
+    at_rest = AtRest(compress=True, keys=FileKeyRing(ring))
+    async with (
+        open_archive(tmp_path / "there", at_rest) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        await Written(archive, spool).add(0)
+    attached = AttachedTopic("history", FilesystemObjectStore(tmp_path / "there"), "", TIP.topic)
+    own = FilesystemObjectStore(tmp_path / "here", create=True)
+    store = AttachedObjectStore(own, "", [attached])
+    async with (
+        RemoteStorageManager(store, at_rest=at_rest) as rsm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+    ):
+        ((name, topic_id),) = await rsm.list_topics()
+        assert name == "history"
+        here = TopicIdPartition(topic_id, "history", 0)
+        view = await rlmm.refresh(here, asyncio.get_running_loop().time())
+        log = await Archive(rsm, rlmm).object(view.segments[0], SegmentFile.LOG)
+        assert log == batch(0) + batch(10)
