@@ -154,15 +154,15 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 100)
     trim(kafka_server.bootstrap, name, {0: 50})
-    slow = {"archive.segment_age_max_ms": 8_000, "archive.segment_bytes_max": 100_000_000}
+    slow = {"archive.segment_age_max_ms": 12_000, "archive.segment_bytes_max": 100_000_000}
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path, {**SETTINGS, **slow})
     archiver.start()
     try:
+        # A proxy that starts before there is an archive says so, until it looks again.
+        wait_for("its word", lambda: _gathered_from(tmp_path / "store") == {50})
         with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
-            wait_for("its word", lambda: _gathered_from(tmp_path / "store") == {50})
             trim(kafka_server.bootstrap, name, {0: 100})
             with RawConnection(proxy.bootstrap) as raw:
-                # It may have started before there was an archive.
                 wait_for("the list", lambda: raw.list_offset(6, name, -2) == (0, -1, 50))
                 stale = raw.fetch(12, name, None, 10, wait_ms=WAIT_MS)
                 assert stale.error == OUT_OF_RANGE
