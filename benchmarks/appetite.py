@@ -1,5 +1,6 @@
 """What a stock librdkafka client reads of records that catch up: from the broker directly, through
-the proxy without pacing, and through it as it is, on the relayed tail and in the archive.
+the proxy without pacing, and through it as it is, on the relayed tail and in the archive. A client
+that is told never to pause, at the broker directly, is the limit of all of them.
 
 Each way is read through a proxy of its own, which knows nothing of the client yet.
 """
@@ -19,16 +20,19 @@ from benchmarks.filling import Shape, fill
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
 from benchmarks.replayed_topics import archived_topic
 from benchmarks.report import Row, ratios, row
-from benchmarks.stock_reader import CONSUME, POLL
+from benchmarks.stock_reader import CONSUME, NEVER_PAUSES, POLL
 from lab.kafka import KafkaServer
 from lab.kafka_cluster import KafkaCluster
 
 UNPACED = "fetchproxy, not paced"
+LIMIT = "direct, the client never pauses"
 TAIL, ARCHIVE = "tail", "archive"
 _OFF = {"gateway.pace_by_appetite": "false"}
 SMALL = Shape(100, "none")
-# Records behind the first part: so many times as many.
+# The first part is this part of all records.
 _FIRST_PART = 2
+# Of larger records fewer are read: as many bytes as of these.
+_MANY_BYTES = 300
 Key = tuple[str, str, str]  # what is read and how, the way, "first" or "later"
 
 
@@ -42,7 +46,8 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         archive.mkdir()
         for shape, partitions, calls in _cases(options):
             console.print(f"{shape}, {partitions} partitions", markup=False)
-            records = options.records * 100 // max(shape.record_bytes, 100)
+            # A pause costs a second: of few records its place decides everything.
+            records = options.records * _MANY_BYTES // max(shape.record_bytes, _MANY_BYTES)
             size = records * shape.record_bytes
             name = f"{shape.record_bytes}-{shape.compression}-{partitions}"
             kafka.create_topic(f"tail-{name}", partitions)
@@ -70,12 +75,13 @@ def _read_three_brokers(
         fill(kafka.bootstrap, "tail-spread", _SPREAD, options.records, SMALL)
         store = Path(folder).as_uri()
         for number in range(options.rounds):
-            for way in in_turn(_WAYS[:3], number):
+            for way in in_turn(_WAYS[:4], number):
                 _read(kafka, store, way, "spread", what, CONSUME, options.records, _SPREAD, found)
 
 
 _SPREAD = 9
 _WAYS = (
+    (TAIL, LIMIT),
     (TAIL, DIRECT),
     (TAIL, UNPACED),
     (TAIL, FETCHPROXY),
@@ -107,7 +113,8 @@ def _read(
     path, server = way
     topic = f"{'tail' if path == TAIL else 'old'}-{name}"
     asked = [topic, str(records), str(records // _FIRST_PART), str(partitions)]
-    if server == DIRECT:
+    if server in (DIRECT, LIMIT):
+        asked += [NEVER_PAUSES] if server == LIMIT else []
         rates = child("benchmarks.stock_reader", call, kafka.bootstrap, *asked)
     else:
         settings = _OFF if server == UNPACED else {}
@@ -132,6 +139,8 @@ def _rows(found: dict[Key, list[float]]) -> Sequence[Row]:
         rows.append(row(f"{what}, {part} half: paced / direct", "x", direct, at_least=at_least))
         off = ratios(rates, found[what, UNPACED, part])
         rows.append(row(f"{what}, {part} half: paced / not paced", "x", off, at_least=0.97))
+        limit = ratios(rates, found[f"{at}, {TAIL}", LIMIT, part])
+        rows.append(row(f"{what}, {part} half: paced / never pauses", "x", limit))
     return rows
 
 
@@ -140,8 +149,8 @@ PART = Part(
     "Stock librdkafka that catches up, records a second",
     __doc__ or "",
     [
-        Size("rounds", 1, 1, "of all ways in turn"),
-        Size("records", 4_000_000, 400_000, "of 100 bytes; fewer of larger ones"),
+        Size("rounds", 2, 1, "of all ways in turn"),
+        Size("records", 4_000_000, 400_000, "of up to 300 bytes; fewer of larger ones"),
     ],
     measure,
 )

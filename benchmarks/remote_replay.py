@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -33,12 +34,18 @@ RAW_WAYS = ((8, 4), (8, 16), (16, 4), (16, 8), (32, 4), (32, 8))
 _SETTLE_S = 0.2  # after which what was read ahead is no longer under way
 
 
+class RawReads(NamedTuple):
+    mb_per_s: float
+    cpu_per_gb: float  # s
+
+
 @dataclass(slots=True)
 class RemoteReplay:
     """One entry a round, or a seek."""
 
     raw_way: tuple[int, int] = (0, 0)  # the best of RAW_WAYS
     raw_mb_per_s: list[float] = field(default_factory=list)
+    raw_cpu_per_gb: list[float] = field(default_factory=list)
     proxy_mb_per_s: list[float] = field(default_factory=list)
     proxy_cpu_per_gb: list[float] = field(default_factory=list)
     store_share: list[float] = field(default_factory=list)  # read from the store : served
@@ -78,10 +85,11 @@ def replay_from_afar(
             if not number % 2:
                 raw = _raw_once(objects, found.raw_way)
             if number:
-                found.raw_mb_per_s.append(raw)
+                found.raw_mb_per_s.append(raw.mb_per_s)
+                found.raw_cpu_per_gb.append(raw.cpu_per_gb)
                 console.print(
                     f"S3 with {LATENCY_MS} ms, round {number} of {rounds}, MB/s: "
-                    f"raw {raw:.0f}, fetchproxy {found.proxy_mb_per_s[-1]:.0f}"
+                    f"raw {raw.mb_per_s:.0f}, fetchproxy {found.proxy_mb_per_s[-1]:.0f}"
                 )
         _seek(proxy, sought, _first_offsets(archive, sought, seeks), relay, found)
     return found
@@ -98,21 +106,23 @@ def far_rows(found: RemoteReplay) -> list[Row]:
         row(f"{far}, raw range reads, {at_once} of {mib} MiB", "MB/s", found.raw_mb_per_s),
         row(f"{far}, bytes read from the store / served", "x", found.store_share),
         row(f"{far}: CPU of the proxy", "s/GB", found.proxy_cpu_per_gb),
+        row(f"{far}: CPU of the raw range reads", "s/GB", found.raw_cpu_per_gb),
     ]
 
 
 def _best_raw_way(objects: Sequence[tuple[str, int]], console: Console) -> tuple[int, int]:
-    speeds = {way: _raw_once(objects, way) for way in RAW_WAYS}
+    speeds = {way: _raw_once(objects, way).mb_per_s for way in RAW_WAYS}
     told = ", ".join(f"{n} of {mib} MiB {speed:.0f}" for (n, mib), speed in speeds.items())
     console.print(f"raw range reads with {LATENCY_MS} ms, MB/s: {told}")
     return max(speeds, key=lambda way: speeds[way])
 
 
-def _raw_once(objects: Sequence[tuple[str, int]], way: tuple[int, int]) -> float:
+def _raw_once(objects: Sequence[tuple[str, int]], way: tuple[int, int]) -> RawReads:
     at_once, mib = way
     asked = {"objects": objects, "concurrency": at_once, "part_bytes": mib * MIB}
     outcome = child("benchmarks.range_reads", json.dumps(asked))
-    return float(outcome["bytes"] / 1e6 / outcome["seconds"])
+    size = outcome["bytes"]
+    return RawReads(size / 1e6 / outcome["seconds"], outcome["cpu_seconds"] / (size / 1e9))
 
 
 def _proxy_once(

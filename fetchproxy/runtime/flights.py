@@ -87,9 +87,11 @@ class FreshReads(Generic[K, V]):
         self._cached: dict[K, tuple[float, V]] = {}
         self._renewed: dict[K, float] = {}  # loop time of the last read begun by `renew`
         self._tasks: asyncio.TaskGroup | None = None
+        self._clock: Callable[[], float] = float  # the loop's, once it is entered
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._clock = asyncio.get_running_loop().time
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -119,7 +121,7 @@ class FreshReads(Generic[K, V]):
         entry = self._cached.get(key)
         if entry is None:
             return None
-        oldest = asyncio.get_running_loop().time() - age_max_s
+        oldest = self._clock() - age_max_s
         if entry[0] < oldest:
             self.renew(key, oldest, age_max_s)
         return entry[1]
