@@ -116,8 +116,8 @@ def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
     return address, "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
-# `bytearray(length)` clears its memory first, for an eighth of what a replay costs. A body is handed
-# on only when it is whole.
+# `bytearray(length)` clears its memory first: a tenth of what a replay costs. A body is handed on
+# only when it is whole.
 _uninitialised = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
 )
