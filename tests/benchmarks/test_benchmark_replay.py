@@ -62,6 +62,7 @@ def test_a_far_store_is_compared_with_raw_reads() -> None:
     found = RemoteReplay(
         raw_way=(8, 4),
         raw_mb_per_s=[400.0, 500.0],
+        raw_cpu_per_gb=[0.5, 0.5],
         proxy_mb_per_s=[360.0, 400.0],
         proxy_cpu_per_gb=[1.0, 1.0],
         store_share=[1.0, 1.0],
