@@ -82,8 +82,9 @@ class Archive:
         places = asyncio.Semaphore(WORKERS)
 
         async def store(number: int, size: int) -> None:
+            # rclone answers 500 at times, where two requests make one folder.
             async with places:
-                await self._copy(number, size)
+                await in_the_end(lambda: self._copy(number, size))
 
         async with asyncio.TaskGroup() as copies:
             for number, size in enumerate(sizes):
