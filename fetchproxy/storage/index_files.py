@@ -133,8 +133,8 @@ class RemoteTimeIndex(_Entries):
 #     <20-digit base offset>.remoteOffsetIndex   see above
 #     <20-digit base offset>.remoteTimeIndex     see above
 #
-# A set only grows: a segment that shares offsets with what is in it begins another set. Everything
-# can be fetched again, so a set that is not as it should be is removed, and nothing is mended.
+# A set only grows. A segment that overlaps one of the set begins another set. Everything can be
+# fetched again, so a damaged set is removed, and nothing is mended.
 #
 # All of it blocks, and one thread at a time may use it. It knows no other set and no metadata.
 

@@ -69,8 +69,8 @@ _PACKED_SUFFIX = ".packed"
 class AtRest:
     """How segments are to be stored; `compress` where the batches are not compressed.
 
-    `keys` None: nothing is encrypted, and what is cannot be read. `required`: what is not encrypted
-    is refused, so that nobody can put a segment of his own among them.
+    `keys` None: nothing is encrypted, and encrypted segments cannot be read. `required`: segments
+    that are not encrypted are refused. So nobody without a key can add a segment.
     """
 
     compress: bool = False

@@ -120,7 +120,7 @@ class FetchResponseScan:
         self._kept = None if withhold is None else KeptAnswer(withhold, any_empty)
         # Of topics that were not met yet; and by how much their counts grow.
         self._joining: dict[TopicRef, tuple[PartitionEntries, int]] = {}
-        # Of the bytes at hand: those before `_from` are in `_out`, with what was put in.
+        # `_out` has the bytes at hand up to `_from`, and those that were put in between.
         self._out: list[Buffer] = []
         self._from = 0
         self._carry = bytearray()

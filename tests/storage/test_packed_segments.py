@@ -416,7 +416,7 @@ async def test_keys_are_rotated_and_rewrapped_while_segments_are_read(
         after = {key: await store.get(key) for key in await all_keys(store)}
         changed = [key for key in after if after[key] != before[key]]
         assert changed == [rsm.object_key(packed_segment(1), SegmentFile.PACKING)]
-        # The old key is not needed any more, neither by who has read it before nor anew.
+        # Nobody needs the old key: neither the earlier reader nor a new one.
         write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
         async with manager(store, ring) as anew:
             for one in (reader, anew):

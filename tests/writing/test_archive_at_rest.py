@@ -95,7 +95,7 @@ async def test_what_is_archived_is_what_the_broker_has(
         assert b"1 1 1 1 1" not in stored
     if codec == "none":
         assert sum(p.stat().st_size for p in lying if p.suffix == ".log") < len(expected) / 2
-    # A process that knows no key is told so, and is told nothing else.
+    # A process without a key gets this error and nothing else.
     if encrypted:
         async with open_archive(tmp_path / "store") as archive:
             report = await verify_archive(archive.rsm, archive.rlmm)

@@ -253,7 +253,7 @@ async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int
             if index.size_bytes == log_bytes:
                 last = max(last, index.last_offset)
         except SegmentLocked:
-            raise  # it says something, to who has the key
+            raise  # a process that has the key can read it
         except (CorruptSegment, ObjectNotFound):
             pass  # it says nothing of the log
     return key.base_offset, last
