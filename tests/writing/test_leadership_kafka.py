@@ -193,7 +193,8 @@ async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> No
         await until_true(lambda: len(led(manager)) == 2)
         await asyncio.to_thread(produce, kafka.bootstrap, topic, 2, COUNT)
         await until(manager, archived_up_to(topic, {0: COUNT, 1: COUNT}))
-        assert manager.leadership.error is None
+        # A machine that starves this loop for a session costs it the lead once more; it recovers.
+        await until_true(lambda: manager.leadership.error is None)
 
 
 async def test_one_that_was_replaced_in_its_group(kafka: KafkaServer, tmp_path: Path) -> None:
