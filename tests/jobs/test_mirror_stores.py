@@ -25,12 +25,18 @@ from lab.kafka import KafkaServer
 from lab.s3 import S3Server
 
 COPIED = re.compile(r": copied (\d+), ")
-SEGMENTS = 60  # of each of two partitions
+# Of each of two partitions. SEGMENTS: so many that a run can be stopped in the middle.
+SEGMENTS, FEW = 60, 8
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> WrittenArchive:
     return small_segments(tmp_path / "archive", segments=SEGMENTS)
+
+
+@pytest.fixture
+def small_archive(tmp_path: Path) -> WrittenArchive:
+    return small_segments(tmp_path / "archive", segments=FEW)
 
 
 def contents(url: str) -> dict[str, bytes]:
@@ -62,32 +68,34 @@ def copied(output: str) -> int:
 @pytest.mark.s3
 @pytest.mark.usefixtures("spark_set_up")  # where the command's environment is from
 def test_to_s3_and_back(
-    archive: WrittenArchive, s3_server: S3Server, s3_bucket: str, tmp_path: Path
+    small_archive: WrittenArchive, s3_server: S3Server, s3_bucket: str, tmp_path: Path
 ) -> None:
     there = s3_server.store_url(s3_bucket, "kafka/mirror")
     back = (tmp_path / "back").as_uri()
-    assert copied(mirror(archive.url, there)) == 2 * SEGMENTS
-    assert contents(there) == contents(archive.url)
-    assert copied(mirror(archive.url, there)) == 0
-    assert "the archive is at --to now" in mirror(archive.url, there, "--cut-over")
+    assert copied(mirror(small_archive.url, there)) == 2 * FEW
+    assert contents(there) == contents(small_archive.url)
+    assert copied(mirror(small_archive.url, there)) == 0
+    assert "the archive is at --to now" in mirror(small_archive.url, there, "--cut-over")
     mirror(there, back, "--compare")
-    assert contents(back) == contents(archive.url)
-    emptied = mirror(archive.url, there, "--move", "--set", "archive.retention_grace_ms=0")
-    assert f"deleted at --from: {8 * SEGMENTS} objects" in emptied
-    assert contents(archive.url) == {}
+    assert contents(back) == contents(small_archive.url)
+    emptied = mirror(small_archive.url, there, "--move", "--set", "archive.retention_grace_ms=0")
+    assert f"deleted at --from: {8 * FEW} objects" in emptied
+    assert contents(small_archive.url) == {}
     assert ended("verify", "--store", there).returncode == 0
 
 
 @pytest.mark.hdfs
 @pytest.mark.usefixtures("spark_set_up")
-def test_to_hdfs_and_back(archive: WrittenArchive, hdfs_server: HdfsServer, tmp_path: Path) -> None:
+def test_to_hdfs_and_back(
+    small_archive: WrittenArchive, hdfs_server: HdfsServer, tmp_path: Path
+) -> None:
     there = hdfs_server.store_url("mirrored/here")
     back = (tmp_path / "back").as_uri()
-    mirror(archive.url, there)
-    assert contents(there) == contents(archive.url)
-    mirror(archive.url, there, "--cut-over")
+    mirror(small_archive.url, there)
+    assert contents(there) == contents(small_archive.url)
+    mirror(small_archive.url, there, "--cut-over")
     mirror(there, back)
-    assert contents(back) == contents(archive.url)
+    assert contents(back) == contents(small_archive.url)
 
 
 @pytest.mark.slow
@@ -117,12 +125,14 @@ def test_a_mirror_that_is_killed_goes_on(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark_set_up")
-def test_on_spark_it_is_the_same(archive: WrittenArchive, tmp_path: Path) -> None:
+def test_on_spark_it_is_the_same(small_archive: WrittenArchive, tmp_path: Path) -> None:
     there = (tmp_path / "mirror").as_uri()
-    assert copied(mirror(archive.url, there, runs=ON_SPARK)) == 2 * SEGMENTS
-    assert contents(there) == contents(archive.url)
-    mirror(archive.url, there, "--move", "--set", "archive.retention_grace_ms=0", runs=ON_SPARK)
-    assert contents(archive.url) == {}
+    assert copied(mirror(small_archive.url, there, runs=ON_SPARK)) == 2 * FEW
+    assert contents(there) == contents(small_archive.url)
+    mirror(
+        small_archive.url, there, "--move", "--set", "archive.retention_grace_ms=0", runs=ON_SPARK
+    )
+    assert contents(small_archive.url) == {}
     assert ended("verify", "--store", there).returncode == 0
 
 
@@ -187,7 +197,7 @@ def test_a_target_that_pauses_in_the_middle(
 @pytest.mark.s3
 @pytest.mark.usefixtures("spark_set_up")
 def test_each_place_is_asked_with_credentials_of_its_own(
-    archive: WrittenArchive,
+    small_archive: WrittenArchive,
     own_s3_server: S3Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -208,10 +218,10 @@ def test_each_place_is_asked_with_credentials_of_its_own(
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
         old, new = places
-        mirror(archive.url, old)
-        mirror(archive.url, old, "--cut-over")
-        assert copied(mirror(old, new)) == 2 * SEGMENTS
-        assert contents(new) == contents(archive.url)
+        mirror(small_archive.url, old)
+        mirror(small_archive.url, old, "--cut-over")
+        assert copied(mirror(old, new)) == 2 * FEW
+        assert contents(new) == contents(small_archive.url)
         refused = mirror(old, new.replace("=new", "=old"), code=2)
         assert "the-others-secret" not in refused
         missing = mirror(old, new.replace("=new", "=gone"), code=2)
