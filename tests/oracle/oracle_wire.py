@@ -47,6 +47,7 @@ class WireConnection:
     """`with WireConnection("127.0.0.1:9092") as wire: wire.ask("Fetch", 13, {…})`."""
 
     def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
         host, port = bootstrap.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,9 +83,17 @@ class WireConnection:
     def receive(self) -> Any:
         correlation, kind, version = self._expected.pop(0)
         size = struct.unpack(">i", self._exactly(4))[0]
-        answer = kind[version].decode(self._exactly(size), header=True)
-        assert answer.header.correlation_id == correlation, (answer.header, correlation)
-        return answer
+        data = self._exactly(size)
+        found = int.from_bytes(data[:4], "big")
+        assert found == correlation, (
+            f"{self._bootstrap} answered request {found} in place of {correlation}, "
+            f"{kind.__name__} {version}: {data[:200].hex()}"
+        )
+        try:
+            return kind[version].decode(data, header=True)
+        except Exception as error:
+            text = f"{kind.__name__} {version} from {self._bootstrap}: {error!r}: {data.hex():.400}"
+            raise AssertionError(text) from error
 
     def _exactly(self, count: int) -> bytes:
         data = bytearray(count)

@@ -159,8 +159,12 @@ class World:
             )
 
         counts = Counter(name for name, _ in self.live)
+        began = time.monotonic()
         self.both(restart)
+        away_s = time.monotonic() - began
         for topic in self.live.values():
+            # Nobody could refresh them meanwhile.
+            topic.marks = [(at + away_s, marks) for at, marks in topic.marks]
             self._learn_epochs(topic)
             self.archive(topic)
             if topic.log.archived > topic.log.log_start:

@@ -173,7 +173,7 @@ class PlainReader:
 
     async def read(self, until: float, ends: int | None = None) -> None:
         """Until that loop time, or each partition is read up to the offset `ends`."""
-        connection = await self._dial()
+        connection = await self.dial()
         session, throttled_ms, turn = ClientFetchSession(False), 0, 0
         self.positions = dict.fromkeys(self.tips, 0)
         while now() < until and not self._done(ends):
@@ -216,7 +216,7 @@ class PlainReader:
                     self.positions[tip] += BATCH_OFFSETS * (size // BATCH_BYTES)
                     self.taken.append(Taken(at, tip, size))
 
-    async def _dial(self) -> ClientConnection:
+    async def dial(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         make = lambda: ClientConnection(self.name)  # noqa: E731
         _, bootstrap = await loop.create_connection(make, *BOOTSTRAP, local_addr=(self.host, 0))

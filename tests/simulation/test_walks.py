@@ -68,7 +68,7 @@ def walking(walk: Walk) -> Iterator[None]:
 async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
     """Of the fifth of a row of fetches, each of which gets records."""
     log = replay.logs[partition]
-    connection = await PlainReader("walker", [log.tip])._dial()
+    connection = await PlainReader("walker", [log.tip]).dial()
     session, position, walk = ClientFetchSession(False), first, Walk()
     for number in range(5):
         if log.high_watermark == position:

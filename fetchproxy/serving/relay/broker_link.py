@@ -159,16 +159,24 @@ class _Asking(asyncio.Protocol):
 
 @dataclass(slots=True)
 class UpstreamPoll:
-    """It may outlive the client's fetch and serve the next one.
+    """It may outlive the client's fetch and serve the next one of the same version and isolation
+    level: another one must be answered in another form, or with other records.
 
     `due_at` (loop time): so long remote data that is ready may be held back to join its answer. Not
     beyond its sending where it is a long poll, or an idle tail would slow every remote read.
     """
 
     answer: FetchAnswer
+    isolation_level: int
     due_at: float
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def serves(self, request: FetchRequest) -> bool:
+        return (
+            self.answer.version == request.version
+            and self.isolation_level == request.isolation_level
+        )
 
 
 def encode_poll(request: FetchRequest, upstream: UpstreamFetch, max_wait_ms: int) -> bytes:

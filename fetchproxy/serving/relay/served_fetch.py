@@ -290,18 +290,19 @@ class ServedFetch:
 
     async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
         """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
-        if self._on.parked is not None:
-            if self._on.mirror.take_up(split.withheld):
-                return self._on.parked
+        parked, request = self._on.parked, self._request
+        if parked is not None:
+            if parked.serves(request) and self._on.mirror.take_up(split.withheld):
+                return parked
             await self._on.discard_parked()
         upstream = self._on.mirror.upstream_request(split.withheld)
         if upstream is None:
             return None
-        now, request = self._on.clock(), self._request
+        now = self._on.clock()
         left_ms = max(int((self._deadline - now) * 1000), 0)
         wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
         due_at = now + (0 if wait_ms else TAIL_GRACE_S)
-        poll = UpstreamPoll(self._on.expect(request), due_at)
+        poll = UpstreamPoll(self._on.expect(request), request.isolation_level, due_at)
         poll.answer.on_arrival = poll.arrived.set
         poll.answer.any_empty = True
         self._on.parked = poll
