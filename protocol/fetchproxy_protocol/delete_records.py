@@ -6,7 +6,6 @@ Results are patched in place: a result's fields have fixed widths, so an answer 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
@@ -30,12 +29,6 @@ class AskedDeletion(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRecordsRequest:
-    asked: tuple[AskedDeletion, ...]
-    timeout_ms: int
-
-
 class DeletionResult(NamedTuple):
     """One partition's result; `position` is where its partition begins in the payload."""
 
@@ -44,14 +37,6 @@ class DeletionResult(NamedTuple):
     low_watermark: int
     error_code: int
     position: int
-
-
-def parse_request(
-    buf: Buffer, body_pos: int, api_version: int, end: int | None = None
-) -> DeleteRecordsRequest:
-    """A whole request's body in `buf[body_pos:end]`. Raises `WireError`."""
-    cursor = Cursor(buf, body_pos, end)
-    return DeleteRecordsRequest(tuple(asked_in(cursor, api_version)), cursor.int32())
 
 
 def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:

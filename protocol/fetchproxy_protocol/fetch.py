@@ -413,7 +413,7 @@ def group_by_topic(keys: Iterable[PartitionKey]) -> dict[TopicRef, list[int]]:
 # FetchResponse v4–18: its head, read and written, and the entries that the proxy adds to one.
 #
 # Records are never touched here: whoever composes an answer puts them between
-# `encode_partition_start` and `encode_partition_end`. Layout: Kafka's FetchResponse.json.
+# `encode_partition_start` and `no_tags`. Layout: Kafka's FetchResponse.json.
 
 WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
 WATERMARKS_V4 = Struct(">qq")
@@ -532,13 +532,9 @@ def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
     return INT16.pack(len(topic)) + topic + INT32.pack(partitions)
 
 
-def encode_topic_end(version: int) -> bytes:
-    return b"\x00" if version >= FLEXIBLE_FROM else b""
-
-
 def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> list[Buffer]:
     start = encode_topic_start(version, topic, entries.partitions)
-    return [start, *entries.pieces, encode_topic_end(version)]
+    return [start, *entries.pieces, no_tags(version)]
 
 
 def count_grows_by(version: int, listed: int, further: int) -> int:
@@ -554,7 +550,7 @@ def encode_partition_start(
     aborted: Sequence[tuple[int, int]] | None,
     records_bytes: int,
 ) -> bytes:
-    """A partition up to its records, which the caller appends, then `encode_partition_end`.
+    """A partition up to its records, which the caller appends, then `no_tags`.
 
     `aborted` are (producer id, first offset), None for read_uncommitted.
     """
@@ -576,13 +572,14 @@ def encode_partition_start(
     return bytes(out)
 
 
-def encode_partition_end(version: int) -> bytes:
+def no_tags(version: int) -> bytes:
+    """What ends a partition, a topic and an answer."""
     return b"\x00" if version >= FLEXIBLE_FROM else b""
 
 
 def encode_error_response(version: int, correlation_id: int, error_code: int) -> bytes:
     """A framed answer with a top-level error and no topics (v7+)."""
-    tail = b"\x00" if version >= FLEXIBLE_FROM else b""
+    tail = no_tags(version)
     head = FetchResponseHead(correlation_id, 0, error_code, 0, 0)
     return encode_head(version, head, len(tail)) + tail
 
