@@ -24,7 +24,7 @@ from fetchproxy.segments.object_keys import (
     retention_step_key,
     topic_cluster_key,
 )
-from fetchproxy.storage.measured import measured
+from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     SMALL_OBJECT_BYTES_MAX,

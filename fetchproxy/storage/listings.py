@@ -20,7 +20,7 @@ from fetchproxy.segments.object_keys import (
     partition_note_key,
     topic_folder,
 )
-from fetchproxy.storage.measured import measured
+from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
 # What a listing of a partition finds beside the objects of segments, and the notes among them.

@@ -53,7 +53,6 @@ from fetchproxy.storage.listings import (
     standing,
     take_topic_objects,
 )
-from fetchproxy.storage.measured import measured
 from fetchproxy.storage.packed_logs import (
     AS_THEY_ARE,
     AtRest,
@@ -62,7 +61,7 @@ from fetchproxy.storage.packed_logs import (
     Rewrapped,
     UnpackedLog,
 )
-from fetchproxy.storage.store_health import WatchedObjectStore
+from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,

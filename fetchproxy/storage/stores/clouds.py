@@ -15,7 +15,7 @@ from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ConfigError
-from fetchproxy.storage.stores.cloud_location import CloudLocation
+from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import MakeStore, NativeObjectStore, make_clients
 
 _PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # of one answer, the vendors' own limits

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -34,12 +33,6 @@ from fetchproxy.storage.stores.object_store import (
 
 GROUP = "fetchproxy.stores"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class PluginLocation:
-    scheme: str
-    url: str
 
 
 @lru_cache(maxsize=1)

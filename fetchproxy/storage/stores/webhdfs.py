@@ -30,8 +30,8 @@ from fetchproxy.errors import (
 )
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.storage.stores.client_sockets import ClientSockets
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
 from fetchproxy.storage.stores.kerberos import Kerberos, offered
+from fetchproxy.storage.stores.locations import HdfsLocation
 
 # What an HDFS says, in the domain's words. Decides nothing about retries beyond the class.
 #
