@@ -68,11 +68,10 @@ from fetchproxy.segments.description import (
     encode_partition_deletion,
     encode_segment,
 )
-from fetchproxy.segments.object_keys import PartitionNote
 from fetchproxy.segments.records import LogStartOffset
 from fetchproxy.storage.listings import (
+    LogHistoryObject,
     LogStartObject,
-    PartitionNoteObject,
     SegmentMetadataObject,
     Standing,
 )
@@ -134,7 +133,7 @@ log = structlog.get_logger(__name__)
 # By key: the version that was read, and what it said.
 Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory
 Contents = dict[str, tuple[str, Content]]
-Readable = SegmentMetadataObject | PartitionNoteObject
+Readable = SegmentMetadataObject | LogHistoryObject
 
 
 @dataclass(slots=True)
@@ -182,7 +181,7 @@ class StoredPartition:
 
         Then nobody knows which segments count, and none may be deleted.
         """
-        if isinstance(entry, PartitionNoteObject):
+        if isinstance(entry, LogHistoryObject):
             self.note(entry.stored, _decode_history(raw, entry))
             return
         if isinstance(raw, DamagedObject):
@@ -305,12 +304,12 @@ def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
 
 
 def _collected(collected: Collected, entry: Readable) -> RemoteLogSegmentMetadata | None:
-    if not collected or isinstance(entry, PartitionNoteObject):
+    if not collected or isinstance(entry, LogHistoryObject):
         return None
     return collected_segment(collected, entry)
 
 
-def _decode_history(raw: bytes | DamagedObject, entry: PartitionNoteObject) -> LogHistory:
+def _decode_history(raw: bytes | DamagedObject, entry: LogHistoryObject) -> LogHistory:
     if isinstance(raw, DamagedObject):
         raise raw
     try:
@@ -556,7 +555,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
         content = encode_log_history(tip, history)
-        await self._rsm.notes.put_partition_note(tip, PartitionNote.LOG_HISTORY, content)
+        await self._rsm.put_partition_note(tip, content)
         return await self.refresh(tip, asyncio.get_running_loop().time())
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:

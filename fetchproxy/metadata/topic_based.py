@@ -54,7 +54,6 @@ from fetchproxy.segments.description import (
     encode_partition_deletion,
     encode_segment,
 )
-from fetchproxy.segments.object_keys import PartitionNote
 from fetchproxy.segments.records import (
     LogHistorySaid,
     LogStartOffset,
@@ -625,7 +624,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """As the interface says. To the store first, as a log start."""
         await self._fresh(tip)
         content = encode_log_history(tip, history)
-        await self._rsm.notes.put_partition_note(tip, PartitionNote.LOG_HISTORY, content)
+        await self._rsm.put_partition_note(tip, content)
         await self._append(LogHistorySaid(tip, history, self._wall_clock_ms()))
         return self._show(tip)
 

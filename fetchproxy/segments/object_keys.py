@@ -105,6 +105,13 @@ _DELETION_OBJECT = "delete-partition-state"
 _CLUSTER_OBJECT = "cluster-id"
 _FINISHED_OBJECT = "finished-offsets"
 _RETENTION_STEP_OBJECT = "retention-step"
+_LOG_HISTORY_OBJECT = "log-history"
+_PARTITION_OBJECTS = (
+    _FINISHED_OBJECT,
+    _DELETION_OBJECT,
+    _RETENTION_STEP_OBJECT,
+    _LOG_HISTORY_OBJECT,
+)
 _CLUSTERS_FOLDER = "clusters/"
 _LOG_START_SUFFIX = ".log-start-offset"
 _AFTER_EPOCH = re.compile(r"\.after-epoch-(0|[1-9][0-9]{0,9})", re.ASCII)
@@ -132,14 +139,6 @@ class SegmentFile(StrEnum):
     TIME_INDEX = "time-index"  # Kafka's `.timeindex`
     PRODUCER_SNAPSHOT = "producer-snapshot"  # Kafka's `.snapshot` at the segment's end
 
-
-class PartitionNote(StrEnum):
-    """What is said once of a whole partition; the value is the object's name in its folder."""
-
-    LOG_HISTORY = "log-history"  # a person's word about a log that began again
-
-
-_PARTITION_NOTES = frozenset(note.value for note in PartitionNote)
 
 # Of some segments only, whatever their metadata say; nothing that serves records needs them.
 KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
@@ -222,15 +221,15 @@ def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
     return int(offset), after_epoch
 
 
-def partition_note_key(prefix: str, tip: TopicIdPartition, note: PartitionNote) -> str:
-    return f"{partition_folder(prefix, tip)}{note.value}"
+def log_history_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_LOG_HISTORY_OBJECT}"
 
 
-def parse_partition_note_key(prefix: str, key: str) -> PartitionNote | None:
+def is_log_history_key(prefix: str, key: str) -> bool:
     folder, slash, name = key.rpartition("/")
-    if name not in _PARTITION_NOTES or parse_partition_folder(prefix, folder + slash) is None:
-        return None
-    return PartitionNote(name)
+    return (
+        name == _LOG_HISTORY_OBJECT and parse_partition_folder(prefix, folder + slash) is not None
+    )
 
 
 def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -> str:
@@ -262,12 +261,11 @@ def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
 def is_partition_object_key(prefix: str, key: str) -> bool:
     """Of a partition, and of none of its segments."""
     folder, slash, name = key.rpartition("/")
-    if name in (_FINISHED_OBJECT, _DELETION_OBJECT, _RETENTION_STEP_OBJECT):
+    if name in _PARTITION_OBJECTS:
         return parse_partition_folder(prefix, folder + slash) is not None
     return (
         parse_log_start_key(prefix, key) is not None
         or parse_archive_gap_key(prefix, key) is not None
-        or parse_partition_note_key(prefix, key) is not None
     )
 
 

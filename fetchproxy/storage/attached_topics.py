@@ -35,7 +35,6 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
-    RenamedTopics,
     StoredObject,
 )
 from fetchproxy.storage.stores.registry import open_object_store
@@ -74,7 +73,7 @@ class _Mount:
         return self.here + key[len(self.there) :]
 
 
-class AttachedObjectStore(ObjectStore, RenamedTopics):
+class AttachedObjectStore(ObjectStore):
     """`own` below `prefix`, and the attached topics as further folders of it.
 
     `async with` opens and closes all stores. A topic is known once the folders were listed, as
@@ -223,9 +222,7 @@ class AttachedObjectStore(ObjectStore, RenamedTopics):
         if there is None or metadata.segment_id != there.segment_id:
             return content  # the metadata of something else: it must not pass for this segment's
         tip = parsed.segment_id.topic_id_partition
-        renamed = RemoteLogSegmentId(
-            TopicIdPartition(tip.topic_id, tip.topic, tip.partition), metadata.segment_id.id
-        )
+        renamed = RemoteLogSegmentId(tip, metadata.segment_id.id)
         return encode_segment(replace(metadata, segment_id=renamed))
 
     def _stores(self) -> Sequence[ObjectStore]:
@@ -246,16 +243,11 @@ def open_archive(
     manager = None if config.archive_only.enabled else config.metadata.ruling
     at_rest = at_rest_of(config.store)
     must_exist = must_exist and not config.archive_only.enabled
-    wanted = parse_attachments(config.attach.archives or "")
-    if not wanted:
-        return RemoteStorageManager(
-            own, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
-        )
     attached = [
         AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
-        for one in wanted
+        for one in parse_attachments(config.attach.archives or "")
     ]
-    store = AttachedObjectStore(own, prefix, attached)
+    store = AttachedObjectStore(own, prefix, attached) if attached else own
     return RemoteStorageManager(
         store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
     )

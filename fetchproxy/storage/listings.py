@@ -10,22 +10,17 @@ from uuid import UUID
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.segments.object_keys import (
-    PartitionNote,
     SegmentFile,
+    is_log_history_key,
     parse_log_start_key,
     parse_partition_folder,
-    parse_partition_note_key,
     parse_segment_key,
     parse_topic_folder,
-    partition_note_key,
     topic_folder,
 )
-from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
-# What a listing of a partition finds beside the objects of segments, and the notes among them.
-#
-# Knows names, not contents: these are `description`.
+# Names, not contents: these are `segments.description`.
 
 _METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
 _OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
@@ -48,12 +43,13 @@ class SegmentMetadataObject:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionNoteObject:
-    note: PartitionNote
+class LogHistoryObject:
+    """A person's word about a log that began again."""
+
     stored: StoredObject
 
 
-Standing = SegmentMetadataObject | LogStartObject | PartitionNoteObject
+Standing = SegmentMetadataObject | LogStartObject | LogHistoryObject
 
 
 def standing(prefix: str, found: StoredObject) -> Standing | None:
@@ -67,24 +63,9 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
         return None
     elif (log_start := parse_log_start_key(prefix, found.key)) is not None:
         return LogStartObject(log_start[0], found.key, log_start[1])
-    elif (note := parse_partition_note_key(prefix, found.key)) is not None:
-        return PartitionNoteObject(note, found)
+    elif is_log_history_key(prefix, found.key):
+        return LogHistoryObject(found)
     return None
-
-
-class PartitionNotes:
-    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
-
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
-
-    @measured
-    async def put_partition_note(
-        self, tip: TopicIdPartition, note: PartitionNote, content: bytes
-    ) -> None:
-        """Create or replace, atomically."""
-        await self._store.put(partition_note_key(self._prefix, tip, note), content)
 
 
 # Which partitions an archive has: one listing of the top level, and one of each topic's folder.

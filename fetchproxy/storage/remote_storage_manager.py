@@ -26,6 +26,7 @@ from fetchproxy.model import (
 from fetchproxy.segments.object_keys import (
     SegmentFile,
     SegmentKey,
+    log_history_key,
     log_start_key,
     normal_prefix,
     parse_segment_key,
@@ -44,9 +45,8 @@ from fetchproxy.storage.archive_objects import (
 )
 from fetchproxy.storage.key_rings import FileKeyRing, KeyRing, KeyRings
 from fetchproxy.storage.listings import (
+    LogHistoryObject,
     LogStartObject,
-    PartitionNoteObject,
-    PartitionNotes,
     SegmentMetadataObject,
     Standing,
     listed_partitions,
@@ -66,7 +66,6 @@ from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
-    RenamedTopics,
     StoreClock,
     StoredObject,
     UnfinishedUploads,
@@ -76,9 +75,9 @@ from fetchproxy.storage.stores.registry import open_object_store
 
 __all__ = [
     "ListedSegment",
+    "LogHistoryObject",
     "LogSegmentData",
     "LogStartObject",
-    "PartitionNoteObject",
     "RemoteStorageManager",
     "SegmentMetadataObject",
     "Standing",
@@ -150,11 +149,9 @@ class RemoteStorageManager:
         self.records = PartitionRecords(watched, self._prefix)
         clock = store if isinstance(store, StoreClock) else None
         self.retention = RetentionObjects(watched, self._prefix, clock)
-        self.notes = PartitionNotes(watched, self._prefix)
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
         self.concerns = ConcernObjects(watched, self._prefix)
-        origin = store.origin if isinstance(store, RenamedTopics) else _itself
-        self._packed = PackedLogs(watched, self.object_key, at_rest, origin, self.health)
+        self._packed = PackedLogs(watched, self.object_key, at_rest, store.origin, self.health)
         self._at_rest = at_rest
 
     async def __aenter__(self) -> Self:
@@ -290,6 +287,11 @@ class RemoteStorageManager:
         await self.identity.check_to_put()
         await self._store.put(log_start_key(self._prefix, tip, offset, after_epoch), content)
 
+    @measured
+    async def put_partition_note(self, tip: TopicIdPartition, content: bytes) -> None:
+        """What a person has said of a log that began again. Create or replace, atomically."""
+        await self._store.put(log_history_key(self._prefix, tip), content)
+
     def log_start_object(
         self, tip: TopicIdPartition, offset: int, after_epoch: int = -1
     ) -> LogStartObject:
@@ -326,7 +328,7 @@ class RemoteStorageManager:
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
                 await self._store.delete(found.key)
-            elif isinstance(found, PartitionNoteObject):
+            elif isinstance(found, LogHistoryObject):
                 await self._store.delete(found.stored.key)
         await self.records.forget_records(tip)
         await self.retention.delete_retention_step(tip)
@@ -508,7 +510,3 @@ def _opened_ring(place: KeyRingPlace) -> KeyRing:
     from fetchproxy.storage.kms_keys import KmsKeyRing
 
     return KmsKeyRing(place)
-
-
-def _itself(tip: TopicIdPartition) -> TopicIdPartition:
-    return tip

@@ -20,22 +20,11 @@ from fetchproxy.errors import (
 from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 
-# What a store of several archives offers besides `ObjectStore`.
-
-
-class RenamedTopics(ABC):
-    """Shows topics of other archives under other names and ids."""
-
-    @abstractmethod
-    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        """What the partition is called where it was archived. Never blocks."""
-
-
-# What a store that can be left with half-done uploads offers besides `ObjectStore`.
-
 
 class UnfinishedUploads(ABC):
-    """A killed process leaves temporary files or multipart uploads: never visible, but stored."""
+    """What a store that can be left with half-done uploads offers besides `ObjectStore`.
+
+    A killed process leaves temporary files or multipart uploads: never visible, but stored."""
 
     @abstractmethod
     async def abort_stale_uploads(
@@ -48,10 +37,9 @@ class UnfinishedUploads(ABC):
         """
 
 
-# A store that tells the time: of another machine than ours, so a second opinion on our clock.
-
-
 class StoreClock(ABC):
+    """A store that tells the time: of another machine than ours, so a second opinion on our clock."""
+
     @abstractmethod
     async def clock_ms(self, prefix: str) -> int | None:
         """Epoch ms now, to about a second; None: it has not said. Raises RemoteStorageError.
@@ -238,6 +226,10 @@ class ObjectStore(ABC):
     def page_objects(self) -> int | None:
         """A listing comes in pages of so many objects, each one a request; None: it does not."""
         return None
+
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        """What the partition is called where it was archived. Never blocks."""
+        return tip
 
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
