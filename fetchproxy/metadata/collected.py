@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple, Self
@@ -18,6 +19,7 @@ from fetchproxy_protocol.primitives import decode_uvarint, encode_string
 
 from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
 from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import pieces
 from fetchproxy.segments.records import decode_entry, encode_entry
 from fetchproxy.storage.listings import SegmentMetadataObject
@@ -167,23 +169,18 @@ class CollectedOnce:
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
-        self._topics: dict[UUID, _OneTopic] = {}  # the one that was asked for last is last
+        self._topics: dict[UUID, Collected] = {}  # the one that was asked for last is last
+        self._reading: SingleFlight[Collected] = SingleFlight()
 
     async def read(self, topic_id: UUID) -> Collected:
-        topic = self._topics.pop(topic_id, None) or _OneTopic()
-        self._topics[topic_id] = topic
+        found = self._topics.pop(topic_id, None)
+        if found is None:
+            read = partial(read_collected, self._rsm, topic_id)
+            found = await self._reading.run(topic_id, read)
+        self._topics[topic_id] = found
         if len(self._topics) > TOPICS_KEPT_MAX:
             del self._topics[next(iter(self._topics))]
-        async with topic.reading:
-            if topic.found is None:
-                topic.found = await read_collected(self._rsm, topic_id)
-        return topic.found
-
-
-class _OneTopic:
-    def __init__(self) -> None:
-        self.reading = asyncio.Lock()
-        self.found: Collected | None = None
+        return found
 
 
 class Collecting:

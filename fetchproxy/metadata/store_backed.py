@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Self
 from uuid import UUID
 
 import structlog
@@ -40,6 +40,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
+    delete_log_starts,
 )
 from fetchproxy.model import (
     FIRST_HISTORY,
@@ -74,55 +75,10 @@ from fetchproxy.storage.listings import (
     LogStartObject,
     SegmentMetadataObject,
     Standing,
+    for_each,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject
-
-# How far the deletions of partitions are, from the objects that say it in the store.
-
-
-class StoredPartitionDeletions:
-    """`async with` owns the reads; callers at the same time share one."""
-
-    def __init__(self, rsm: RemoteStorageManager, read_max_ms: int) -> None:
-        self._rsm = rsm
-        self._read_max_ms = read_max_ms
-        self._reads = FreshReads(self._read)
-
-    async def __aenter__(self) -> Self:
-        await self._reads.__aenter__()
-        return self
-
-    async def __aexit__(self, *failure: Any) -> None:
-        await self._reads.__aexit__(*failure)
-
-    async def get(
-        self, tip: TopicIdPartition, not_older_than: float
-    ) -> RemotePartitionDeleteMetadata | None:
-        """As RemoteLogMetadataManager.partition_deletion."""
-        return await self._reads.get(tip, not_older_than)
-
-    async def put(self, deletion: RemotePartitionDeleteMetadata) -> None:
-        """As RemoteLogMetadataManager.put_partition_deletion; looks first how far it is."""
-        tip = deletion.topic_id_partition
-        known = await self.get(tip, asyncio.get_running_loop().time())
-        check_deletion(None if known is None else known.state, deletion.state)
-        if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            await self._rsm.forget_partition(tip)
-        else:
-            await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
-
-    async def _read(self, tip: TopicIdPartition, _: float) -> RemotePartitionDeleteMetadata | None:
-        async with within(self._read_max_ms / 1000, f"deletion of {tip}"):
-            raw = await self._rsm.get_partition_deletion(tip)
-        if raw is None:
-            return None
-        try:
-            return decode_partition_deletion(raw, f"delete-partition-state of {tip}")
-        except CorruptSegment as error:
-            # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
-            raise RemoteStorageError(str(error)) from error
-
 
 # What is known of one partition from its objects in the store: read objects, and a view of them.
 #
@@ -332,58 +288,6 @@ def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadat
         return MetadataProblem(key, entry.base_offset, str(error))
 
 
-# Reads what listings of partitions have found and nobody has read yet, many objects at once.
-
-# Of a few segments each what was collected is decoded, some 20 µs a segment.
-PARTITIONS_AT_ONCE = 50
-
-
-async def get_listed(
-    rsm: RemoteStorageManager,
-    reads: Iterable[PartitionRead],
-    at_once_max: int,
-    got: Callable[[], None],
-    collected: Collected = NOTHING,
-) -> int:
-    """Read what is new and was not collected; `got` is called for each object. How many they are.
-
-    Raises RemoteStorageError.
-    """
-    waiting: list[tuple[PartitionRead, Readable]] = []
-    for piece in pieces(reads, PARTITIONS_AT_ONCE):
-        waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
-        await asyncio.sleep(0)
-    number = len(waiting)
-    waiting.reverse()  # taken from the end
-    failures: list[RemoteStorageError] = []
-
-    async def get_some() -> None:
-        # The first failure ends the read; raised in here, the TaskGroup would wrap it.
-        while waiting and not failures:
-            read, entry = waiting.pop()
-            try:
-                read.read(entry, await _content(rsm, entry))
-            except ObjectNotFound:
-                read.read(entry, None)
-            except RemoteStorageError as error:
-                failures.append(error)
-            got()
-
-    async with asyncio.TaskGroup() as readers:
-        for _ in range(min(number, at_once_max)):
-            readers.create_task(get_some())
-    if failures:
-        raise failures[0]
-    return number
-
-
-async def _content(rsm: RemoteStorageManager, entry: Readable) -> bytes | DamagedObject:
-    try:
-        return await rsm.get_segment_metadata(entry.stored.key)
-    except DamagedObject as damage:
-        return damage
-
-
 # The store is the only truth, so any number of proxies and archivers agree without talking to
 # each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
 # only the metadata objects that are new or have changed.
@@ -392,8 +296,8 @@ async def _content(rsm: RemoteStorageManager, entry: Readable) -> bytes | Damage
 # The topic-based manager keeps arrays (about 100 bytes a segment).
 
 
-T = TypeVar("T")
-
+# Of a few segments each what was collected is decoded, some 20 µs a segment.
+PARTITIONS_AT_ONCE = 50
 # Making a view of a few segments takes some 50 µs.
 VIEWS_AT_ONCE = 50
 
@@ -440,14 +344,18 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._top_level = FreshReads(self._read_top_level)
         self._put_topics: set[tuple[str, UUID]] = set()  # by this process, ever
         self._archive = FreshReads(self._read_archive)
-        self._deletions = StoredPartitionDeletions(rsm, config.metadata_read_max_ms)
+        self._deletions = FreshReads(self._read_deletion)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        every = (self._views, self._topic_views, self._top_level, self._archive)
-        for reads in every:
+        for reads in (
+            self._views,
+            self._topic_views,
+            self._top_level,
+            self._archive,
+            self._deletions,
+        ):
             await self._owned.enter_async_context(reads)
-        await self._owned.enter_async_context(self._deletions)
         if self._collecting is not None:
             await self._owned.enter_async_context(self._collecting)
         return self
@@ -535,23 +443,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shown = self._views.cached(tip) or shown
         view = partition.view(shown.read_at)
         self._views.replace(tip, view)
-        await self._tidy_log_starts(tip, partition)
+        raised = partition.table.raised
+        lower = [one for one in partition.log_starts if one.offset < raised(one.after_epoch)]
+        await delete_log_starts(self._rsm, tip, lower)
         return view
-
-    async def _tidy_log_starts(self, tip: TopicIdPartition, partition: StoredPartition) -> None:
-        """Lower ones say nothing any more; one that stays does no harm and is tried again."""
-        for lower in partition.log_starts:
-            if lower.offset < partition.table.raised(lower.after_epoch):
-                try:
-                    await self._rsm.delete_log_start_offset(lower)
-                except RemoteStorageError as error:
-                    log.warning(
-                        "old_log_start_not_deleted",
-                        topic=tip.topic,
-                        partition=tip.partition,
-                        error=str(error),
-                    )
-                    return
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
         content = encode_log_history(tip, history)
@@ -564,8 +459,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         After the last state nothing of the partition is kept, neither in the store nor here.
         """
         tip = deletion.topic_id_partition
-        await self._deletions.put(deletion)
-        if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+        known = await self._deletions.get(tip, asyncio.get_running_loop().time())
+        check_deletion(None if known is None else known.state, deletion.state)
+        if deletion.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
+        else:
+            await self._rsm.forget_partition(tip)
             self._partitions.pop(tip, None)
             if (shown := self._views.cached(tip)) is not None:
                 self._views.replace(tip, PartitionTable(tip).view(shown.read_at))
@@ -601,6 +500,19 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if partition is None:
             partition = self._partitions[tip] = StoredPartition(PartitionTable(tip))
         return partition
+
+    async def _read_deletion(
+        self, tip: TopicIdPartition, _: float
+    ) -> RemotePartitionDeleteMetadata | None:
+        async with within(self._config.metadata_read_max_ms / 1000, f"deletion of {tip}"):
+            raw = await self._rsm.get_partition_deletion(tip)
+        if raw is None:
+            return None
+        try:
+            return decode_partition_deletion(raw, f"delete-partition-state of {tip}")
+        except CorruptSegment as error:
+            # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
+            raise RemoteStorageError(str(error)) from error
 
     async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
         async with within(self._config.metadata_read_max_ms / 1000, "list of topics"):
@@ -681,8 +593,30 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _get_listed(
         self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
     ) -> int:
-        at_once = self._reads_max
-        return await get_listed(self._rsm, reads, at_once, it_came, collected)
+        """Read what is new and was not collected, many objects at once. How many they are.
+
+        Raises RemoteStorageError.
+        """
+        waiting: list[tuple[PartitionRead, Readable]] = []
+        for piece in pieces(reads, PARTITIONS_AT_ONCE):
+            waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
+            await asyncio.sleep(0)
+
+        async def get(one: tuple[PartitionRead, Readable]) -> None:
+            read, entry = one
+            raw: bytes | DamagedObject | None = None
+            try:
+                raw = await self._rsm.get_segment_metadata(entry.stored.key)
+            except DamagedObject as damage:
+                raw = damage
+            except ObjectNotFound:
+                pass
+            finally:
+                it_came()
+            read.read(entry, raw)
+
+        await for_each(waiting, get, min(len(waiting), self._reads_max))
+        return len(waiting)
 
     async def _collected(self, topic_id: UUID) -> Collected:
         """Once: later reads find nearly all of it in memory."""

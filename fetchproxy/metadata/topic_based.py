@@ -21,12 +21,13 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
-from fetchproxy.metadata.metadata_topic import LogBounds, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog, LogBounds, LogIdentity
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
+    delete_log_starts,
 )
 from fetchproxy.model import (
     LogHistory,
@@ -61,6 +62,7 @@ from fetchproxy.segments.records import (
     decode_message,
     encode_message,
 )
+from fetchproxy.storage.listings import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, SegmentMetadataObject
 
 # In which partition of the metadata topic a topic's partition has its events. Pure.
@@ -116,7 +118,7 @@ class _LogPartition:
 class TopicFollower:
     """`async with` owns the reads. Raises RemoteStorageError where the log cannot be read."""
 
-    def __init__(self, metadata_log: MetadataLog, config: MetadataConfig) -> None:
+    def __init__(self, metadata_log: KafkaMetadataLog, config: MetadataConfig) -> None:
         self._log = metadata_log
         self._config = config
         self._identity: LogIdentity | None = None
@@ -155,22 +157,12 @@ class TopicFollower:
     async def partitions(self, not_older_than: float) -> list[TopicIdPartition]:
         """Every partition that the log says something of; all of the log is read for it."""
         await self._opened()
-        waiting = list(range(len(self._partitions)))
-        failures: list[RemoteStorageError] = []
+        numbers = range(len(self._partitions))
 
-        async def read_some() -> None:
-            # The first failure ends it; raised in here, the TaskGroup would wrap it.
-            while waiting and not failures:
-                try:
-                    await self._reads.get(waiting.pop(), not_older_than)
-                except RemoteStorageError as error:
-                    failures.append(error)
+        async def read(number: int) -> None:
+            await self._reads.get(number, not_older_than)
 
-        async with asyncio.TaskGroup() as readers:
-            for _ in range(min(len(waiting), READS_AT_ONCE_MAX)):
-                readers.create_task(read_some())
-        if failures:
-            raise failures[0]
+        await for_each(numbers, read, min(len(numbers), READS_AT_ONCE_MAX))
         return [tip for partition in self._partitions for tip in _known(partition)]
 
     def read_at(self, tip: TopicIdPartition) -> float | None:
@@ -413,7 +405,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     def __init__(
         self,
-        metadata_log: MetadataLog,
+        metadata_log: KafkaMetadataLog,
         rsm: RemoteStorageManager,
         config: MetadataConfig,
         wall_clock_ms: Callable[[], int],
@@ -617,7 +609,9 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             content = encode_log_start(tip, offset)
             await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
             await self._append(LogStartOffset(tip, offset, self._wall_clock_ms(), after_epoch))
-            await self._tidy_log_start(tip, before, after_epoch)
+            if before:
+                lower = self._rsm.log_start_object(tip, before, after_epoch)
+                await delete_log_starts(self._rsm, tip, [lower])
         return self._show(tip)
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
@@ -649,10 +643,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         assert table is not None
         return table
 
-    async def _append(
-        self,
-        event: MetadataEvent,
-    ) -> None:
+    async def _append(self, event: MetadataEvent) -> None:
         refusal = await self._follower.append(event)
         if refusal is not None:
             raise ValueError(f"another writer was first: {refusal}")
@@ -660,19 +651,3 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._put_topics.add(topic_id)
         if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
             self._archived.replace(None, archived | {topic_id})
-
-    async def _tidy_log_start(self, tip: TopicIdPartition, lower: int, after_epoch: int) -> None:
-        """It says nothing any more; where it stays it does no harm."""
-        if lower == 0:
-            return
-        try:
-            await self._rsm.delete_log_start_offset(
-                self._rsm.log_start_object(tip, lower, after_epoch)
-            )
-        except RemoteStorageError as error:
-            log.warning(
-                "old_log_start_not_deleted",
-                topic=tip.topic,
-                partition=tip.partition,
-                error=str(error),
-            )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from fetchproxy.errors import RemoteStorageError
@@ -73,6 +74,29 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
 # A store 40 ms away would take 400 s for ten thousand topics, one after the other.
 LISTINGS_AT_ONCE = 16
 
+T = TypeVar("T")
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
+    """Raises the first RemoteStorageError; no work is begun after it."""
+    waiting = iter(items)
+    failures: list[RemoteStorageError] = []
+
+    async def worker() -> None:
+        for item in waiting:
+            try:
+                await work(item)
+            except RemoteStorageError as error:  # raised below: here the TaskGroup would wrap it
+                failures.append(error)
+            if failures:
+                return
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(at_once):
+            workers.create_task(worker())
+    if failures:
+        raise failures[0]
+
 
 async def listed_partitions(
     store: ObjectStore, prefix: str, topic_id: UUID | None, it_came: Callable[[], None]
@@ -87,26 +111,18 @@ async def listed_partitions(
         if (topic := parse_topic_folder(name)) is not None and topic_id in (None, topic[1])
     ]
     found: list[TopicIdPartition] = []
-    failures: list[RemoteStorageError] = []
 
-    async def list_some() -> None:
-        # The first failure ends it; raised in here, the TaskGroup would wrap it.
-        while topics and not failures:
-            folder = topic_folder(prefix, *topics.pop())
-            try:
-                async for name in store.list_folders(folder):
-                    tip = parse_partition_folder(prefix, f"{folder}{name}/")
-                    if tip is not None:
-                        found.append(tip)
-            except RemoteStorageError as error:
-                failures.append(error)
+    async def list_one(topic: tuple[str, UUID]) -> None:
+        folder = topic_folder(prefix, *topic)
+        try:
+            async for name in store.list_folders(folder):
+                tip = parse_partition_folder(prefix, f"{folder}{name}/")
+                if tip is not None:
+                    found.append(tip)
+        finally:
             it_came()
 
-    async with asyncio.TaskGroup() as listing:
-        for _ in range(min(len(topics), LISTINGS_AT_ONCE)):
-            listing.create_task(list_some())
-    if failures:
-        raise failures[0]
+    await for_each(topics, list_one, min(len(topics), LISTINGS_AT_ONCE))
     return sorted(found)
 
 

@@ -38,7 +38,7 @@ class UnfinishedUploads(ABC):
 
 
 class StoreClock(ABC):
-    """A store that tells the time: of another machine than ours, so a second opinion on our clock."""
+    """Of a store that tells the time: another machine's, so a second opinion on our clock."""
 
     @abstractmethod
     async def clock_ms(self, prefix: str) -> int | None:
