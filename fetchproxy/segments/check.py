@@ -22,7 +22,7 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
 from fetchproxy.segments.contents import AbortedTxnCollector, GatheredSegment
-from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
@@ -567,18 +567,6 @@ class SegmentCheck:
     def _log_fault(self, position: int, offset: int | None, what: str) -> None:
         self.log_is_sound = False
         self.findings.append(Finding(position, offset, what))
-
-
-def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
-    """The epoch of a batch that begins at `offset`; the first one also below its start; -1: none.
-
-    The first entry starts with the segment, whose first batch may begin below that.
-    """
-    found = epochs[0].epoch if epochs else -1
-    for entry in epochs:
-        if entry.start_offset <= offset:
-            found = entry.epoch
-    return found
 
 
 def first_newer(

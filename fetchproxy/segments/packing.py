@@ -204,9 +204,6 @@ class Packing:
         epochs = () if self.described is None else self.described.leader_epochs
         return 8 * len(self.ends) + 200 * len(epochs) + 1000
 
-    def with_key(self, key: WrappedKey) -> Packing:
-        return replace(self, key=key)
-
     def label(self, number: int) -> bytes:
         return block_label(self.segment_id, self.log_bytes, self.block_bytes, number)
 

@@ -182,7 +182,22 @@ class RemoteLogIndexBuilder:
             )
         if self._open is not None and self._open.length + header.size > DATA_BYTES_MAX:
             self._close()
-        self._open = self._extended(header)
+        span = self._open or IndexSpan(
+            self._position,
+            0,
+            header.base_offset,
+            header.last_offset,
+            header.base_timestamp,
+            header.max_timestamp,
+        )
+        self._open = IndexSpan(
+            span.position,
+            span.length + header.size,
+            span.first_offset,
+            header.last_offset,
+            span.first_timestamp_ms,
+            max(header.max_timestamp, span.max_timestamp_ms),
+        )
         self._position += header.size
         self._last_offset = header.last_offset
         if self._open.length >= self._interval_bytes:
@@ -192,21 +207,6 @@ class RemoteLogIndexBuilder:
         """The content of the `.index` object; empty where no batch was added."""
         self._close()
         return b"".join(self._entries)
-
-    def _extended(self, header: BatchHeader) -> IndexSpan:
-        span = self._open
-        return IndexSpan(
-            position=self._position if span is None else span.position,
-            length=header.size + (0 if span is None else span.length),
-            first_offset=header.base_offset if span is None else span.first_offset,
-            last_offset=header.last_offset,
-            first_timestamp_ms=(header.base_timestamp if span is None else span.first_timestamp_ms),
-            max_timestamp_ms=(
-                header.max_timestamp
-                if span is None
-                else max(header.max_timestamp, span.max_timestamp_ms)
-            ),
-        )
 
     def _close(self) -> None:
         if self._open is not None:

@@ -327,7 +327,7 @@ class PackedLogs:
         if not dry_run:
             data_key = await self._data_key(segment, packing, before)
             wrapped = await keys.wrap(data_key, _context(packing))
-            await self._put_packing(segment, packing.with_key(wrapped))
+            await self._put_packing(segment, replace(packing, key=wrapped))
         return Rewrapped(before.key_id, done=True)
 
     async def read_packing(self, segment: StoredSegment) -> Packing:
