@@ -38,6 +38,7 @@ from fetchproxy.segments.records import (
     record_head,
     walk_entries,
 )
+from fetchproxy.storage.stores.filesystem import sync
 
 # The metadata topic's events of one partition in a flat file: a restart reads little again.
 #
@@ -138,10 +139,10 @@ class CacheFile:
         else:
             checksum = crc32c(entries, self._checksum)
             checkpoint = _checkpoint(metadata_topic_offset, checksum)
-            with self.path.open("r+b", buffering=0) as file:
+            with self.path.open("r+b") as file:
                 file.truncate(size)  # an append that failed may have left something
                 file.seek(size)
-                write_all(file.fileno(), entries + checkpoint)
+                file.write(entries + checkpoint)
             self._size = size + len(entries) + len(checkpoint)
             self._checksum = crc32c(checkpoint, checksum)
             self._appended += len(entries) + len(checkpoint)
@@ -169,7 +170,7 @@ class CacheFile:
     def sync(self) -> None:
         """On the disk when this returns, also its name. Raises OSError."""
         for path in (self.path, self.path.parent, self.path.parent.parent):
-            sync_path(path)
+            sync(path)
 
     def _loaded_size(self) -> int:
         if self._size is None:
@@ -270,28 +271,14 @@ def _checkpoints(raw: bytes) -> list[int]:
 def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Old or new content, whatever happens; on the disk when this returns if `durable`."""
     temporary = path.with_suffix(TEMPORARY_SUFFIX)
-    with temporary.open("wb", buffering=0) as file:
-        write_all(file.fileno(), content)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
         if durable:
             os.fsync(file.fileno())
     temporary.replace(path)
     if durable:
-        sync_path(path.parent)
-
-
-def sync_path(path: Path) -> None:
-    """A file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_all(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+        sync(path.parent)
 
 
 # The folder of cache files, and how far the metadata topic has been read into them.
@@ -397,7 +384,7 @@ class MetadataCache:
     def _clear(self) -> None:
         # First what says that the files are worth something.
         (self._directory / COMMITTED).unlink(missing_ok=True)
-        sync_path(self._directory)
+        sync(self._directory)
         for _, path in list(self._files()):
             path.unlink()
 
@@ -586,16 +573,13 @@ class KeptEvents:
             del self._files[tip]
         for file in files:
             if file.wants_compaction:
-                self._compact(file)
+                try:
+                    file.compact()
+                except CorruptSegment as error:  # the next start reads its events again
+                    log.error("metadata_cache_file_damaged", path=str(file.path), error=str(error))
 
     def _append(self, tip: TopicIdPartition, taken: _Pending) -> CacheFile:
         if tip not in self._files:
             self._load(tip)  # a new one: there was no file to read
         self._files[tip].append(taken.events, taken.next_offset)
         return self._files[tip]
-
-    def _compact(self, file: CacheFile) -> None:
-        try:
-            file.compact()
-        except CorruptSegment as error:  # the next start reads its events again
-            log.error("metadata_cache_file_damaged", path=str(file.path), error=str(error))

@@ -227,7 +227,7 @@ class GatheredSegment:
 
         Raises CorruptSegment, OSError.
         """
-        crc, size_bytes = await asyncio.to_thread(_file_crc, self.log)
+        crc, size_bytes = await asyncio.to_thread(file_crc, self.log)
         if (crc, size_bytes) != (self.log_crc, self.size_bytes):
             raise CorruptSegment(f"{self.tip}: the spool file {self.log} has changed")
 
@@ -315,7 +315,7 @@ class SegmentSummary:
         )
 
 
-def _file_crc(path: Path) -> tuple[int, int]:
+def file_crc(path: Path) -> tuple[int, int]:
     """(CRC-32C, size in bytes) of the file."""
     crc = size_bytes = 0
     with path.open("rb") as file:

@@ -61,16 +61,8 @@ class _Mount:
     there: str
     hidden: str
 
-    @property
-    def folder_there(self) -> str:
-        """Its name alone."""
-        return self.there[len(self.attached.prefix) : -1]
-
     def key_there(self, key: str) -> str:
         return self.there + key[len(self.here) :]
-
-    def key_here(self, key: str) -> str:
-        return self.here + key[len(self.there) :]
 
 
 class AttachedObjectStore(ObjectStore):
@@ -127,7 +119,9 @@ class AttachedObjectStore(ObjectStore):
 
     def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
         mount = self._mount(partition_folder(self._prefix, tip))
-        there = None if mount is None else parse_topic_folder(mount.folder_there)
+        if mount is None:
+            return tip
+        there = parse_topic_folder(mount.there[len(mount.attached.prefix) : -1])
         if there is None:
             return tip
         return TopicIdPartition(there[1], there[0], tip.partition)
@@ -150,7 +144,7 @@ class AttachedObjectStore(ObjectStore):
         if not there and start_after > mount.here:
             return
         async for found in mount.attached.store.list(mount.key_there(prefix), there):
-            key = mount.key_here(found.key)
+            key = mount.here + found.key[len(mount.there) :]
             if key != mount.hidden:
                 yield replace(found, key=key)
 

@@ -25,6 +25,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.segments.contents import file_crc
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
 from fetchproxy.segments.packing import (
     BLOCK_BYTES,
@@ -172,7 +173,7 @@ class PackedLogs:
         spool's disk."""
         place = self._place(segment)
         described = Described.of(segment)
-        key, cipher = await self._new_key(place, described)
+        data_key, cipher = await self._new_key(place, described)
         for file, content in files:
             stored = content if cipher is None else _sealed(cipher, place, file, content)
             await self._store.put(self._object_key(segment, file), stored)
@@ -183,19 +184,17 @@ class PackedLogs:
             packing, crc = await asyncio.to_thread(_pack, log, path, place, compress, cipher, stop)
             if packing.log_bytes != described.log_bytes:
                 raise CorruptSegment(f"{log.path} has changed its size")
-            if key is not None:
-                packing = replace(packing, key=key, described=described)
+            if data_key is not None:
+                packing = replace(packing, key=data_key, described=described)
             await self._put_packing(segment, packing)
-            await self._put_log(self._object_key(segment, SegmentFile.LOG), path, crc)
+            key = self._object_key(segment, SegmentFile.LOG)
+            await self._store.put_file(key, path, settled=True)
+            # A file that is what it was before and after was so in between.
+            if (await asyncio.to_thread(file_crc, path))[0] != crc:
+                raise CorruptSegment(f"{path} has changed while it was copied")
         finally:
             stop.set()  # a cancelled wait does not end the thread
             await asyncio.to_thread(path.unlink, missing_ok=True)
-
-    async def _put_log(self, key: str, path: Path, crc: int) -> None:
-        await self._store.put_file(key, path, settled=True)
-        # A file that is what it was before and after was so in between.
-        if await asyncio.to_thread(_crc_of, path) != crc:
-            raise CorruptSegment(f"{path} has changed while it was copied")
 
     async def _new_key(
         self, place: RemoteLogSegmentId, described: Described
@@ -382,14 +381,6 @@ def _parts(
     stream = None if stream_key is None else stream_at(stream_key, 0)
     while not stop.is_set() and (part := read(BLOCK_BYTES)):
         yield part if stream is None else stream.update(part)
-
-
-def _crc_of(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while part := file.read(BLOCK_BYTES):
-            crc = crc32c(part, crc)
-    return crc
 
 
 def _sealed(cipher: Cipher, place: RemoteLogSegmentId, file: SegmentFile, content: bytes) -> bytes:

@@ -243,12 +243,10 @@ class OperationHealth:
             self.failing_since = max(began_at, self._last_success_at)
             STORE_UP.labels(self.operation).set(0)
         if now - self.failing_since >= REPORTED_AFTER_S:
-            self._health.report(self._condition(error, self.failing_since), error=error)
+            what = f"The store's {self.operation.requests} have been failing: {error}"
+            name, since = self.operation.value, self.failing_since
+            self._health.report(Condition(Kind.STORE_FAILING, what, name, since=since), error=error)
         STORE_FAILING_SECONDS.labels(self.operation).set(now - self.failing_since)
-
-    def _condition(self, error: str, since: float) -> Condition:
-        what = f"The store's {self.operation.requests} have been failing: {error}"
-        return Condition(Kind.STORE_FAILING, what, self.operation.value, since=since)
 
     @asynccontextmanager
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Request]:

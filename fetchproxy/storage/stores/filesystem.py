@@ -144,12 +144,6 @@ def move_to_free_name(path: Path, target: Path) -> None:
         path.unlink()
 
 
-def write_all(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-
-
 def read_exactly(fd: int, start: int, end: int) -> bytes:
     parts: list[bytes] = []
     while start < end:
@@ -268,10 +262,11 @@ class FileTree:
             make = partial(new_file, permissions=self._permissions())
             temporary, fd = self._create_temporary(target.parent, make)
             try:
-                with open(fd, "wb", buffering=0) as file:
+                with open(fd, "wb") as file:
                     for part in parts:
                         commit.check()
-                        write_all(file.fileno(), part)
+                        file.write(part)
+                    file.flush()
                     os.fsync(file.fileno())
                 commit.claim()
                 move(temporary, target)

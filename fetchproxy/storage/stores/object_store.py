@@ -56,6 +56,21 @@ def http_date_ms(date: str | None) -> int | None:
         return None
 
 
+def whole(content: bytes, length: int, what: str) -> bytes:
+    """`content`. Raises StorageUnavailable if it is not `length` bytes."""
+    if len(content) != length:
+        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
+    return content
+
+
+def file_bytes(path: Path) -> int:
+    """Of a local file. Raises RemoteStorageError. Blocks."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+
+
 # What an HTTP answer with an error means. Pure.
 
 # Codes that say more than their status does (S3, Cloud Storage and Azure: API references).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -34,17 +34,17 @@ from fetchproxy.storage.stores.object_store import (
     StoreClock,
     StoredObject,
     UnfinishedUploads,
+    http_date_ms,
+    whole,
 )
 from fetchproxy.storage.stores.s3_answers import (
     Answer,
-    answered_at_ms,
     error_code,
     listed_objects,
     next_page,
     object_length,
     range_length,
     translated,
-    whole,
 )
 from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range_reads
 
@@ -61,15 +61,10 @@ PARSED_AT_ONCE_BYTES = 16 * 1024
 _SHOWN = ("Key", "Size", "ETag")
 
 
-def register(client: Any) -> None:
-    """For every listing of an aiobotocore S3 client from now on."""
-    client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
-
-
 async def _take_objects(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
 ) -> None:
-    """`Contents` as the client itself would have it, without what nobody asks for.
+    """Of every listing `Contents` as the client would have it, without what nobody asks for.
 
     A page that is no listing, or broken, is left to the client: it knows what that means.
     """
@@ -131,26 +126,6 @@ log = structlog.get_logger(__name__)
 
 _ABORT_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
 _ABORT_PAUSES_S = (0.1, 0.5)
-
-
-async def _uploads(client: Any, bucket: str, prefix: str, what: str) -> list[Answer]:
-    found: list[Answer] = []
-    with translated(what):
-        pages = client.get_paginator("list_multipart_uploads")
-        async for page in pages.paginate(Bucket=bucket, Prefix=prefix):
-            found += page.get("Uploads", ())
-    return found
-
-
-async def _abort(client: Any, bucket: str, upload: Answer) -> None:
-    """One that is gone already is no error."""
-    key = upload["Key"]
-    with translated(f"abort upload {key}"):
-        try:
-            await client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload["UploadId"])
-        except ClientError as error:
-            if error_code(error) != "NoSuchUpload":
-                raise
 
 
 # Two clients, made at the first call or by `async with`, neither of which needs the server to be
@@ -328,12 +303,12 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         what = f"list uploads to {check_prefix(prefix)}"
         stale = [
             upload
-            for upload in await _uploads(client, self._bucket, prefix, what)
+            for upload in await self._uploads(client, prefix, what)
             if is_ours(upload["Key"])
             and upload["Initiated"].timestamp() * 1000 < older_than_epoch_ms
         ]
         for upload in stale:
-            await _abort(client, self._bucket, upload)
+            await self._abort(client, upload)
         return len(stale)
 
     async def clock_ms(self, prefix: str) -> int | None:
@@ -343,7 +318,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             answer: Answer = await client.list_objects_v2(
                 Bucket=self._bucket, Prefix=prefix, MaxKeys=1
             )
-        return answered_at_ms(answer)
+        return http_date_ms(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
 
     async def close(self) -> None:
         self._closed = True
@@ -384,7 +359,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                 # With "Expect: 100-continue" a server that never says so is waited for without
                 # end: no time-out of the HTTP client covers it.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
-                register(client)
+                client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
                 if self._options.requester_pays:
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
                     self._client = client
@@ -451,6 +426,11 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
 
     async def _open_native(self, address: S3Address) -> NativeObjectStore:
         plain_http = address.endpoint.startswith("http:")
+        options: dict[str, Any] = {
+            "server_side_encryption": self._options.sse,
+            "sse_kms_key_id": self._options.sse_kms_key_id,
+            "request_payer": self._options.requester_pays or None,
+        }
         make = partial(
             S3Store,
             self._bucket,
@@ -461,28 +441,19 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             region=address.region,
             virtual_hosted_style_request=address.virtual_host,
             credential_provider=self._told_credentials,
-            **self._write_options(),
+            **{name: value for name, value in options.items() if value is not None},
         )
         bundle = self._session.get_config_variable("ca_bundle")
         trusted = await asyncio.to_thread(Path(bundle).read_bytes) if bundle else None
         clients = make_clients(make, self._config, plain_http=plain_http, trusted=trusted)
+        storage_class = self._options.storage_class
         return NativeObjectStore(
             clients,
             page_objects=PAGE_OBJECTS,
             config=self._config,
             part_bytes=self._part_bytes,
-            file_attributes={"Storage-Class": self._options.storage_class}
-            if self._options.storage_class
-            else None,
+            file_attributes={"Storage-Class": storage_class} if storage_class else None,
         )
-
-    def _write_options(self) -> dict[str, Any]:
-        options = {
-            "server_side_encryption": self._options.sse,
-            "sse_kms_key_id": self._options.sse_kms_key_id,
-            "request_payer": self._options.requester_pays or None,
-        }
-        return {name: value for name, value in options.items() if value is not None}
 
     def _told_credentials(self) -> S3Credential:
         """The library asks on a thread of its own, shortly before those that it has expire."""
@@ -492,6 +463,26 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             "token": self._credentials.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_GOOD_FOR,
         }
+
+    async def _uploads(self, client: Any, prefix: str, what: str) -> Sequence[Answer]:
+        found: Sequence[Answer] = []
+        with translated(what):
+            pages = client.get_paginator("list_multipart_uploads")
+            async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+                found = [*found, *page.get("Uploads", ())]
+        return found
+
+    async def _abort(self, client: Any, upload: Answer) -> None:
+        """One that is gone already is no error."""
+        key, upload_id = upload["Key"], upload["UploadId"]
+        with translated(f"abort upload {key}"):
+            try:
+                await client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=key, UploadId=upload_id
+                )
+            except ClientError as error:
+                if error_code(error) != "NoSuchUpload":
+                    raise
 
     async def _abort_uploads_to(self, key: str) -> None:
         """Until none is left: the server may still work on a part that was cancelled here.
@@ -511,11 +502,11 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def _abort_each_upload_to(self, key: str) -> bool:
         """False: there was none."""
         client = await self._opened()
-        found = await _uploads(client, self._bucket, key, f"list uploads to {key}")
+        found = await self._uploads(client, key, f"list uploads to {key}")
         ours = [upload for upload in found if upload["Key"] == key]
         for upload in ours:
             try:
-                await _abort(client, self._bucket, upload)
+                await self._abort(client, upload)
             except RemoteStorageError as error:
                 if not error.retriable:
                     raise

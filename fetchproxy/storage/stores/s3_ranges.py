@@ -423,7 +423,10 @@ async def open_range_reads(
     # Else botocore signs URLs with version 2, which newer buckets refuse, and for the endpoint of
     # all regions, which a network may have no way to.
     client.meta.events.register_first("choose-signer.s3.GetObject", _version_4)
-    client.meta.events.register_first("before-endpoint-resolution.s3", _regional)
+    client.meta.events.register_first(
+        "before-endpoint-resolution.s3",
+        lambda context, **_: context.update(use_global_endpoint=False),
+    )
     tls = None
     if endpoint.startswith("https:"):
         bundle = get_cert_path(session.get_config_variable("ca_bundle") or True)
@@ -432,10 +435,6 @@ async def open_range_reads(
         config.connections_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
     )
     return S3RangeReads(client, bucket, await resources.enter_async_context(requests))
-
-
-def _regional(context: dict[str, Any], **_: Any) -> None:
-    context["use_global_endpoint"] = False
 
 
 def _version_4(signature_version: str, **_: Any) -> str | None:

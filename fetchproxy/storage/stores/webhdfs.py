@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -103,10 +103,6 @@ def remote_fault(status: int, body: bytes) -> RemoteFault:
         return RemoteFault(status, "", body[:200].decode("ascii", "replace"))
 
 
-def storage_error(fault: RemoteFault, what: str) -> RemoteStorageError:
-    return _kind(fault)(f"{what}: {fault}")
-
-
 def _kind(fault: RemoteFault) -> type[RemoteStorageError]:
     name, status = fault.exception, fault.status
     if name in NOT_FOUND:
@@ -128,10 +124,10 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     try:
         yield
     except RemoteFault as fault:
-        mapped = storage_error(fault, what)
-        if isinstance(mapped, ObjectNotFound) and not may_be_absent:
-            mapped = StorageUnavailable(str(mapped))
-        raise mapped from fault
+        kind = _kind(fault)
+        if kind is ObjectNotFound and not may_be_absent:
+            kind = StorageUnavailable
+        raise kind(f"{what}: {fault}") from fault
     except (aiohttp.ClientError, OSError) as error:  # with TimeoutError among them
         said = str(error) or type(error).__name__
         told = without_token(said)
@@ -401,17 +397,12 @@ class WebHdfsClient:
     async def _ask_once(
         self, method: str, url: URL, op: str, bytes_max: int
     ) -> tuple[URL | None, bytes]:
-        async with self._request(method, url) as answer:
+        async with self._opened().request(method, url, allow_redirects=False) as answer:
             self.date = answer.headers.get("Date")
             if answer.status in _REDIRECTS and "Location" in answer.headers:
                 return _place(answer.headers["Location"], op), b""
             await _check(answer, 200)
             return None, await _body(answer, bytes_max)
-
-    def _request(
-        self, method: str, url: URL
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return self._opened().request(method, url, allow_redirects=False)
 
     @property
     def _needs_token(self) -> bool:
