@@ -1,6 +1,4 @@
-"""What the `.metadata` objects of a topic say, repeated in one object: written by who serves,
-read by planners.
-"""
+"""What the `.metadata` objects of a topic say, repeated in one object: for readers that begin."""
 
 from __future__ import annotations
 
@@ -26,8 +24,6 @@ from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
-# What the `.metadata` objects of a topic say, repeated in one object: for readers that begin.
-#
 # A process that has just started knows nothing of the archive: 2,000 partitions are 2,000 objects
 # to be read. So whoever had to read many of a topic leaves what all of them say in one object. It
 # is a copy, and never more: which segments there are, a listing says, and of those an entry
@@ -141,10 +137,7 @@ def collected_segment(
     return event if same else None
 
 
-# Reads what was collected of a topic's metadata, and collects it anew when it has become too old.
-#
-# `collected` says what that is for. Whatever goes wrong here costs time, and nothing
-# else.
+# Whatever goes wrong here costs time, and nothing else.
 
 log = structlog.get_logger(__name__)
 

@@ -40,7 +40,7 @@ from fetchproxy.segments.records import (
 )
 from fetchproxy.storage.stores.filesystem import sync
 
-# The metadata topic's events of one partition in a flat file: a restart reads little again.
+# The file of one partition:
 #
 #     <magic int16><topic-id uuid><partition int32><metadata-topic-offset int64><entries>
 #
@@ -55,8 +55,7 @@ from fetchproxy.storage.stores.filesystem import sync
 # checkpoint on have been read again and the file is replaced. One that names another partition
 # has none that is good. Events may be read twice; that does no harm (`catalogue`).
 #
-# Blocking: for threads, and for one at a time. Knows no topic and no other file:
-# `MetadataCache`.
+# Blocking: for threads, and for one at a time.
 
 log = structlog.get_logger(__name__)
 
@@ -418,11 +417,8 @@ def _parse(text: bytes) -> tuple[UUID, int, dict[int, int]]:
     return parsed, int(files), {int(partition): int(offset) for partition, offset in pairs}
 
 
-# What was read of the metadata topic, on disk where a folder is configured: so a start reads only
-# what is new, and a partition only once somebody asks for it.
-#
-# A thin shell over `flat_files`: one thread at a time, and never the loop's. Losing all of it
-# costs time, nothing else, so a disk that fails is reported once and written no more.
+# One thread at a time, and never the loop's. Losing all of it costs time, nothing else, so a disk
+# that fails is reported once and written no more.
 
 
 FLUSH_PAUSE_S = 1.0  # what a crash between two costs is read again

@@ -35,11 +35,6 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.flights import Gathering, SingleFlight, Tell
 from fetchproxy.runtime.loop import chosen, pieces
 
-# What a partition's leader says of its log's leader epochs, and a copy held against that.
-#
-# The comparison itself is `lineage`; here are its questions to the leader. Nothing is
-# kept, and nothing is decided about what becomes of the copy.
-
 NO_EPOCH = -1
 _ABORTED_BYTES_MAX = 1  # of records, which nobody looks at: the first batch comes whole
 

@@ -80,10 +80,6 @@ from fetchproxy.storage.listings import (
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject
 
-# What is known of one partition from its objects in the store: read objects, and a view of them.
-#
-# Lists and reads nothing itself: see `store_backed`.
-
 log = structlog.get_logger(__name__)
 
 # By key: the version that was read, and what it said.

@@ -65,15 +65,13 @@ from fetchproxy.segments.records import (
 from fetchproxy.storage.listings import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, SegmentMetadataObject
 
-# In which partition of the metadata topic a topic's partition has its events. Pure.
-#
-# Source: Kafka's RemoteLogMetadataTopicPartitioner, so that both find the same place.
-
 _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
+    """Where Kafka's RemoteLogMetadataTopicPartitioner finds the events of a partition, too.
+    Pure."""
     hashed: int = murmur2(_java_hash(tip.topic_id, tip.partition).to_bytes(4, "big"))
     return (hashed & 0x7FFFFFFF) % partitions
 
@@ -86,12 +84,6 @@ def _java_hash(topic_id: UUID, partition: int) -> int:
         result = 31 * result + ((part ^ (part >> 32)) & _INT32_MASK)
     return (31 * result + partition) & _INT32_MASK
 
-
-# Follows the metadata topic: one table of segments per partition, as the events in the log say.
-#
-# Every reader judges an event against the state at its place in the log, so all come to the same
-# tables, and of two writers that raced all know the same loser. It writes nothing to the store
-# and builds no views: that is `topic_based`.
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -116,7 +108,13 @@ class _LogPartition:
 
 
 class TopicFollower:
-    """`async with` owns the reads. Raises RemoteStorageError where the log cannot be read."""
+    """One table of segments per partition, as the events in the log say.
+
+    Every reader judges an event against the state at its place in the log, so all come to the same
+    tables, and of two writers that raced all know the same loser.
+
+    `async with` owns the reads. Raises RemoteStorageError where the log cannot be read.
+    """
 
     def __init__(self, metadata_log: KafkaMetadataLog, config: MetadataConfig) -> None:
         self._log = metadata_log

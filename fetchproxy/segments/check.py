@@ -26,8 +26,6 @@ from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
-# Which transactions of a partition were aborted, from its log alone. Pure.
-#
 # The archiver is told by the broker (`aborted_txns`); this is for whoever has only the log. What
 # it cannot know is how a transaction ended whose marker the archive does not hold, nor which ones
 # were open where the log that is known begins.
@@ -128,9 +126,6 @@ def _overlaps(txn: _Txn, first: int, last: int) -> bool:
     return txn.first_offset <= last and txn.last_offset >= first
 
 
-# How far a partition's log was read, by whoever goes through its segments front to back. Pure.
-
-
 @dataclass(slots=True)
 class SeenLog:
     """How far the partition's log was read, front to back."""
@@ -164,9 +159,6 @@ class SeenLog:
             )
 
 
-# Holds a partition's transaction indexes against the markers in its log, segment by segment.
-# Pure.
-#
 # What must be true (`fetchproxy.segments.side_files`): a segment lists an aborted transaction
 # if and only if the transaction overlaps it. Whether one was aborted is known at its marker,
 # perhaps segments later, so open transactions are carried over; nothing else is. Data below the
@@ -194,7 +186,9 @@ class _Open:
 
 
 class TxnCheck:
-    """`begin`, each batch in order, `end`; per segment. `restart` where the log is not continuous.
+    """Holds a partition's transaction indexes against the markers in its log, segment by segment.
+
+    `begin`, each batch in order, `end`; per segment. `restart` where the log is not continuous.
 
     Memory: one entry per producer with an open transaction, and the segment's own index.
     """
@@ -313,8 +307,6 @@ class TxnCheck:
         self._faults.append(TxnFault(self._key, position, offset, what))
 
 
-# One segment's bytes held against its metadata and its remoteLogIndex, batch by batch. Pure.
-#
 # Every fault is reported once, where it is, and not again as its own consequences: after a broken
 # batch the walk goes on behind it where that makes sense, else at the next index entry, and a
 # span that holds a broken batch is not compared with its index entry.
@@ -352,7 +344,9 @@ class _SpanSum:
 
 
 class SegmentCheck:
-    """`take` bytes as `Next` asks until it answers None, then `finish`; `findings` are the result.
+    """One segment's bytes held against its metadata and its remoteLogIndex, batch by batch.
+
+    `take` bytes as `Next` asks until it answers None, then `finish`; `findings` are the result.
 
     `continues`: the segment before it ends at `start_offset - 1`. Otherwise the first batch may
     begin below `start_offset`, as DeleteRecords can trim a log inside a batch.
@@ -600,12 +594,10 @@ def clip_epochs(
     return tuple(clipped)
 
 
-# Is a log whole? Only then may anything be derived from it. Pure.
-#
-# Every batch of a log that was cut between two batches still passes its CRC. So how far a segment
-# goes has to be said by its log and by somebody else: its metadata, or else its index and what
-# begins behind it. A batch's leader epoch is not covered by its CRC either, and takes a second
-# voice, too.
+# Only of a whole log may anything be derived. Every batch of a log that was cut between two batches
+# still passes its CRC. So how far a segment goes has to be said by its log and by somebody else:
+# its metadata, or else its index and what begins behind it. A batch's leader epoch is not covered
+# by its CRC either, and takes a second voice, too.
 
 
 @dataclass(frozen=True, slots=True)

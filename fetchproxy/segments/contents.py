@@ -19,8 +19,6 @@ from fetchproxy.errors import CompactedLog, CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, RemoteLogIndexBuilder, encode_entry
 
-# The aborted transactions of one segment, from what the broker says and from the markers. Pure.
-#
 # A read_committed fetch lists each aborted transaction that overlaps the fetched range as
 # (producer id, first offset), whether or not its ABORT marker lies in the range. The list is
 # complete for all offsets below the LSO, as an offset is below it only once its transaction is
@@ -81,8 +79,6 @@ class AbortedTxnCollector:
         return tuple(entries)
 
 
-# Signs in a log that compaction has been at work on it. Pure.
-#
 # Kafka numbers records without a hole, markers of transactions included, and a producer fills the
 # offsets of its batch. Only the log cleaner takes records out: from inside a batch, which keeps
 # its last offset, or whole batches. So what was compacted once shows for as long as it is in the
@@ -105,8 +101,6 @@ def compaction_sign(header: BatchHeader, position: int) -> str | None:
     return None
 
 
-# Which batches go into the segment that is being gathered, and when it is closed. Pure.
-#
 # Only batches whose last offset is below the last stable offset are taken (read_committed): what
 # an archive holds was decided, and a reader of it needs no later transaction state.
 
@@ -169,11 +163,6 @@ def cut_reason(
         return CutReason.SPOOL
     return None
 
-
-# A segment that is ready to be copied, and how its metadata and indexes come from its batches.
-#
-# The one way from batches to a copy, whatever source they come from. It uploads nothing, and
-# never looks into records but for a marker's type.
 
 _BLOCK_BYTES = 1024 * 1024
 _UNNAMED = "-"  # stands for the object key, which each copy attempt has anew

@@ -29,8 +29,6 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 
-# What can be true of a partition and of a segment, whoever says it. Pure.
-#
 # Everything that comes in from the metadata topic, from the store or from a cache file passes
 # here as it is decoded, and nothing behind it checks again: paths are made of topic names, and
 # one is added to offsets.
@@ -70,10 +68,6 @@ def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
             raise CorruptSegment(f"leader epoch {epoch.epoch} from offset {epoch.start_offset}")
     return said
 
-
-# Typed look-ups in the JSON objects that lie in the store; every fault names object and field.
-#
-# Pure. Knows none of the documents.
 
 INT64 = 2**63
 INT32 = 2**31
@@ -214,9 +208,8 @@ class Fields:
         return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)
 
 
-# The lives of a remote log segment and of a partition's deletion, as tables. Pure.
-#
-# Source: Kafka's RemoteLogSegmentState and RemotePartitionDeleteState.
+# The lives of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState and
+# RemotePartitionDeleteState.
 #
 #       (new)
 #         │
@@ -351,7 +344,7 @@ FIELDS = (
     StoredField("packed", "packed", "packed", FieldKind.BOOLEAN, since=2, if_absent=False),
 )  # fmt: skip
 
-# Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON. Pure.
+# Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
 #      "base_offset": 0, "end_offset": 999, "max_timestamp_ms": …, "event_timestamp_ms": …,
@@ -405,7 +398,7 @@ _TO_JSON: dict[FieldKind, Callable[[Any], Any]] = {
 
 
 def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
-    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    """As `decode_document`."""
     return decode_document(raw, key, SEGMENT_VERSION, _segment)
 
 
@@ -442,7 +435,7 @@ def _json_value(
     return fields.integer(name, low, INT64)
 
 
-# Content of a `.log-start-offset` object, for people who look into the store. Pure.
+# Content of a `.log-start-offset` object, for people who look into the store.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "log_start_offset": 1234}
 #
@@ -455,7 +448,7 @@ def encode_log_start(tip: TopicIdPartition, offset: int) -> bytes:
     return json_document(_of_partition(tip, LOG_START_VERSION) | {"log_start_offset": offset})
 
 
-# Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata. Pure.
+# Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata.
 #
 # {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "state":
 # "DELETE_PARTITION_MARKED", "event_timestamp_ms": …, "epoch": -1}
@@ -474,7 +467,7 @@ def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
 
 
 def decode_partition_deletion(raw: bytes, key: str) -> RemotePartitionDeleteMetadata:
-    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    """As `decode_document`."""
     return decode_document(raw, key, PARTITION_DELETION_VERSION, _deletion)
 
 
@@ -487,7 +480,7 @@ def _deletion(fields: Fields) -> RemotePartitionDeleteMetadata:
     )
 
 
-# Content of a partition's `finished-offsets` object: what its archive has to hold. Pure.
+# Content of a partition's `finished-offsets` object: what its archive has to hold.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
 #      "recorded_from": 0, "end_offset": 7355, "leader_epoch": 3,
@@ -557,7 +550,7 @@ def _checksum(finished: FinishedOffsets) -> str:
     return f"{crc32c(said.encode()):08x}"
 
 
-# Content of a partition's `log-history` object. Pure.
+# Content of a partition's `log-history` object.
 #
 # {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
 # "kept_below": 4000, "kept_epoch": 7, "earlier": []}
@@ -570,7 +563,7 @@ def encode_log_history(tip: TopicIdPartition, history: LogHistory) -> bytes:
 
 
 def decode_log_history(raw: bytes, key: str) -> LogHistory:
-    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    """As `decode_document`."""
     return decode_document(raw, key, LOG_HISTORY_VERSION, _history)
 
 

@@ -11,11 +11,9 @@ from uuid import UUID
 
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
 
-# Which object keys are legal, for every backend alike. Pure.
-#
-# The alphabet is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus what S3 calls safe, so that no
-# backend has to escape anything. `~` is left out on purpose: a backend may use it in names of its
-# own (temporary files) and can be certain that no object is called so.
+# The alphabet of keys is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus what S3 calls safe, so
+# that no backend has to escape anything. `~` is left out on purpose: a backend may use it in names
+# of its own (temporary files) and can be certain that no object is called so.
 
 KEY_BYTES_MAX = 1024  # S3's limit
 

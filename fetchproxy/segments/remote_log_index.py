@@ -20,8 +20,6 @@ from fetchproxy_protocol.record_batch import BatchHeader
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import ByteRange
 
-# One entry of KIP-405's remoteLogIndex: its bytes, and the checks that it passes alone. Pure.
-#
 # An entry, big-endian (the KIP's own fields; where the KIP is silent the choice is named):
 #
 #     magic           int16   0
@@ -119,7 +117,7 @@ def entry_positions(raw: Buffer) -> Iterator[int]:
 def split_rdi(rdi: bytes) -> tuple[str, int]:
     """(key of the `.log` object in its ObjectStore, byte position of the data in it).
 
-    The same for every backend: whatever its keys look like, they are `storage.keys`' keys.
+    The same for every backend: whatever its keys look like, they are those of `object_keys`.
     Raises CorruptSegment.
     """
     try:
@@ -147,9 +145,7 @@ def _checked_length(raw: Buffer, at: int) -> int:
     return int(length)
 
 
-# Made once by the copier, read by whoever serves or verifies the segment. Nothing here does I/O.
-# The entries are those of `remote_log_index`; they follow each other in offsets and without
-# a hole in bytes, and the first is at byte 0.
+# Entries follow each other in offsets and without a hole in bytes, and the first is at byte 0.
 
 INTERVAL_BYTES = 64 * 1024
 
@@ -400,13 +396,12 @@ class RemoteLogIndex:
         return (self[i] for i in range(len(self)))
 
 
-# How a segment is divided into chunks: about `chunk_bytes` each, on index-span borders. Pure.
-#
-# A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
-
-
 class SegmentLayout:
-    """Chunks are numbered from 0; arrays, because long-lived and many."""
+    """How a segment is divided into chunks: about `chunk_bytes` each, on index-span borders.
+
+    A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
+    Chunks are numbered from 0; arrays, because long-lived and many.
+    """
 
     __slots__ = ("ends", "first_offsets", "last_offsets", "max_timestamps_ms")
 

@@ -13,9 +13,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart
 
-# A segment's aborted transactions, in the bytes of Kafka's `.txnindex` file. Pure.
-#
-# One entry, big-endian, 34 bytes (Kafka's AbortedTxn):
+# An entry of Kafka's `.txnindex` file (AbortedTxn), big-endian, 34 bytes:
 #
 #     version           int16   0
 #     producerId        int64
@@ -90,7 +88,7 @@ def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[Aborte
     )
 
 
-# A segment's leader epochs, in the text of Kafka's `leader-epoch-checkpoint` file. Pure.
+# The text of Kafka's `leader-epoch-checkpoint` file:
 #
 #     0               version
 #     2               number of entries
@@ -143,8 +141,6 @@ def _numbers(lines: list[str], i: int, count: int) -> list[int]:
     return [int(word) for word in words]
 
 
-# Kafka's own index files as bytes: are they whole, and do they fit their segment? Pure.
-#
 # Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
 # log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
 # snapshot: int16 version, CRC-32C of what follows it, entries. All big-endian. Source: Kafka's

@@ -21,14 +21,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
-
-from fetchproxy_protocol.primitives import Buffer
+from typing import TYPE_CHECKING
 
 from fetchproxy.errors import ConfigError, CorruptSegment, SegmentLocked
 from fetchproxy.model import RemoteLogSegmentId
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.segments.packing import NONCE_BYTES, Cipher, WrappedKey
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 SETTING = "store.encryption_keys"
 KEY_BYTES = 32  # of AES-256
@@ -68,17 +69,11 @@ def check_cipher() -> None:
     cipher_of(bytes(KEY_BYTES))
 
 
-def stream_at(key: bytes, position: int) -> Stream:
+def stream_at(key: bytes, position: int) -> CipherContext:
     """As `ciphers.stream_at`, which is loaded where somebody encrypts."""
     from fetchproxy.storage.ciphers import stream_at as of_cryptography
 
     return of_cryptography(key, position)
-
-
-class Stream(Protocol):
-    """Encrypts or decrypts the next bytes of a file."""
-
-    def update(self, data: Buffer) -> bytes: ...
 
 
 class KeyRing(ABC):

@@ -69,8 +69,6 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
     return None
 
 
-# Which partitions an archive has: one listing of the top level, and one of each topic's folder.
-
 # A store 40 ms away would take 400 s for ten thousand topics, one after the other.
 LISTINGS_AT_ONCE = 16
 
@@ -126,11 +124,9 @@ async def listed_partitions(
     return sorted(found)
 
 
-# All objects of a topic's partitions, where a listing comes in pages: several side by side.
-#
-# A page says where the next one begins, so that pages of one listing come one after the other: 40
-# trips for 10,000 partitions. But partitions' folders are numbers. Behind each page what is left
-# is divided by the next digit, and each part is a listing of its own.
+# A page of a listing says where the next one begins, so that pages of one listing come one after
+# the other: 40 trips for 10,000 partitions. But partitions' folders are numbers. Behind each page
+# what is left is divided by the next digit, and each part is a listing of its own.
 
 PAGES_AT_ONCE = 32
 # Objects between two breaths of the event loop: each is taken apart, below 1 ms for all.

@@ -347,7 +347,7 @@ class RemoteStorageManager:
                 yield parsed, found
 
     async def _listed(self, folder: str) -> AsyncIterator[StoredObject]:
-        """A few at a time: stores give thousands at once, and each key is parsed."""
+        """With pauses: stores give thousands at once, and each key is parsed."""
         number = 0
         async for found in self._store.list(folder):
             yield found

@@ -329,11 +329,9 @@ class StoreHealth:
             await asyncio.sleep(LOOK_INTERVAL_S)
 
 
-# An ObjectStore that notes how another one answers, and asks less where that one refuses requests
-# as too many.
-
-
 class WatchedObjectStore(ObjectStore):
+    """Notes how another one answers, and asks less where that one refuses requests as too many."""
+
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
         self.health = StoreHealth()

@@ -79,14 +79,12 @@ class ErrorCode(IntEnum):
     REBOOTSTRAP_REQUIRED = 129
 
 
-# The API table: keys, the first flexible version of each, and the versions whose bodies we read.
-#
-# Source: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1 for the
-# inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0, which adds keys
-# 93 and 94, ApiVersions v5 and versions of APIs that are relayed unread. What is not in `ApiKey`
-# is never advertised to a client: such an answer might carry a broker's address that we cannot
-# see. DescribeQuorum is relayed as it is although it names the *controllers'* listeners: clients
-# do not connect to them, and operators want to see the true ones.
+# Source of the API table: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1 for
+# the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0, which adds
+# keys 93 and 94, ApiVersions v5 and versions of APIs that are relayed unread. What is not in
+# `ApiKey` is never advertised to a client: such an answer might carry a broker's address that we
+# cannot see. DescribeQuorum is relayed as it is although it names the *controllers'* listeners:
+# clients do not connect to them, and operators want to see the true ones.
 
 
 class ApiKey(IntEnum):

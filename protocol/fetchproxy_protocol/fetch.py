@@ -19,11 +19,9 @@ from fetchproxy_protocol.primitives import (
     encode_uvarint,
 )
 
-# FetchRequest v4–18: parsed with every partition's bytes kept, and composed again from them.
-#
-# A partition entry is never re-encoded: what the client wrote (epochs, tags) reaches the broker
-# unchanged, whichever session it travels in; but for the offset, where that was lost. Layout:
-# Kafka's FetchRequest.json.
+# FetchRequest v4–18. A partition entry is never re-encoded: what the client wrote (epochs, tags)
+# reaches the broker unchanged, whichever session it travels in; but for the offset, where that was
+# lost. Layout: Kafka's FetchRequest.json.
 
 VERSION_MIN = 4
 VERSION_MAX = 18
@@ -410,9 +408,7 @@ def group_by_topic(keys: Iterable[PartitionKey]) -> dict[TopicRef, list[int]]:
     return grouped
 
 
-# FetchResponse v4–18: its head, read and written, and the entries that the proxy adds to one.
-#
-# Records are never touched here: whoever composes an answer puts them between
+# FetchResponse v4–18. Records are never touched here: whoever composes an answer puts them between
 # `encode_partition_start` and `no_tags`. Layout: Kafka's FetchResponse.json.
 
 WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)

@@ -22,8 +22,6 @@ from fetchproxy_protocol.apis import (
 )
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count
 
-# Request and response headers: who asks what, and where the body begins. Bodies are not read.
-#
 # Source: Kafka's RequestHeader.json and ResponseHeader.json. A request header is v1, or v2 (with
 # tagged fields) where the body is flexible; `client_id` has the classic form in both. A response
 # header is v0 (correlation id), or v1 (with tagged fields) where the body is flexible, except
@@ -142,10 +140,9 @@ def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
     return cursor
 
 
-# ApiVersions answers: cut down to what both the broker and this proxy understand (KIP-511).
-#
-# Only the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged
-# fields keep their bytes.
+# ApiVersions answers are cut down to what both the broker and this proxy understand (KIP-511). Only
+# the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged fields
+# keep their bytes.
 
 _RANGE = Struct(">hhh")
 _REFUSAL = Struct(">ihihhh")

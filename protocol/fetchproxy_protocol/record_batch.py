@@ -15,11 +15,6 @@ from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.primitives import Buffer
 
-# Decompression of a batch's records by Kafka's codec numbers. Compressing is nobody's job here.
-#
-# The size of the result is bounded (`RECORDS_BYTES_MAX`), so a small batch cannot take all
-# memory.
-
 # Kafka frames hold at most socket.request.max.bytes (100 MiB); producers compress batches of
 # message.max.bytes (1 MiB by default) *after* compression, rarely by more than 20.
 RECORDS_BYTES_MAX = 512 * 1024 * 1024
@@ -150,13 +145,10 @@ def decompress(codec: int, data: Buffer) -> Buffer:
         room *= 4
 
 
-# Record batches (magic 2) by their fixed 61-byte header: walked, checked and cut, never
-# rewritten.
-#
-# Layout: Kafka's DefaultRecordBatch. The CRC-32C covers everything from `attributes` on, so base
-# offset, length and partition leader epoch may be read but nothing here ever changes a byte.
-# Records are looked into in two cases only: the type of a control batch, and a search by
-# timestamp.
+# Record batches (magic 2) by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch. The
+# CRC-32C covers everything from `attributes` on, so base offset, length and partition leader epoch
+# may be read but nothing here ever changes a byte. Records are looked into in two cases only: the
+# type of a control batch, and a search by timestamp.
 
 LOG_OVERHEAD_BYTES = 12
 HEADER_BYTES = 61

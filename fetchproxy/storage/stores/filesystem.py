@@ -34,8 +34,6 @@ from fetchproxy.storage.stores.object_store import (
     UnfinishedUploads,
 )
 
-# Regular files and folders below one root, and nothing else that may lie there. Blocking.
-#
 # A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
 # files of this host, or to a folder that is empty while something is not mounted. None is
 # followed or waited for; it is a DamagedObject, or an error of the whole listing where it stands
@@ -174,13 +172,6 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-# Objects as files below one folder: the blocking half of `FilesystemObjectStore`.
-#
-# Everything here may block for as long as the disk does, so it must only run on that store's own
-# threads. It decides one thing besides moving bytes: whether "no such file" means that an object
-# is absent or that the whole store is away. A store that is away must never look like an empty
-# one, since a reader who believes in an empty archive is told to skip data.
-
 T = TypeVar("T")
 
 # Names with "~" are no legal keys (`storage.keys`), so these are never taken for objects.
@@ -224,8 +215,10 @@ class Commit:
 
 
 class FileTree:
-    """`create`: the first put makes the folder, once; until then its absence is an empty store.
+    """May block for as long as the disk does: for the threads of `FilesystemObjectStore` alone.
 
+    It decides whether "no such file" means that an object is absent or that the whole store is
+    away. `create`: the first put makes the folder, once; until then its absence is an empty store.
     Once it was seen, its absence is an outage.
     """
 
@@ -532,12 +525,8 @@ def _older(path: Path, epoch_ms: int) -> bool:
         return False
 
 
-# Every call runs on threads of the store's own: a disk or NFS server that hangs may stop all of
-# them, never the event loop. What happens on those threads is `filesystem`.
-
-
 _LIST_PAGE_OBJECTS = 1000
-# For blocking file calls: a hanging disk holds these, never the loop.
+# For blocking file calls: a disk or NFS server that hangs holds these, never the loop.
 THREADS_MAX = 8
 
 

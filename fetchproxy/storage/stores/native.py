@@ -40,10 +40,8 @@ from fetchproxy.storage.stores.object_store import (
     whole,
 )
 
-# What the library says, in the domain's words. Pure.
-#
-# It tells kinds of failure apart by text alone, beside a few classes. The library is asked not to
-# retry, so that one back-off (the fetcher's, the archiver's) does.
+# The library tells kinds of failure apart by text alone, beside a few classes. The library is asked
+# not to retry, so that one back-off (the fetcher's, the archiver's) does.
 
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")

@@ -171,11 +171,9 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     return limits[file]
 
 
-# What a store must do. Two interfaces, as bytes and segments are two concerns.
-#
-# `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
-# name and verbs) moves segments; it is one class over any `ObjectStore`, so every backend lays
-# out the same objects. `storage.contract` is the suite that every backend passes.
+# An `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
+# name and verbs) moves segments; it is one class over any of them, so every backend lays out the
+# same objects. `storage.contract` is the suite that every backend passes.
 #
 # All methods raise `fetchproxy.errors.RemoteStorageError` and its subclasses only (an illegal key
 # is a ValueError: a bug of the caller), may be cancelled at any await without leaving a readable
@@ -194,7 +192,7 @@ class StoredObject:
 
 
 class ObjectStore(ABC):
-    """Keys are relative, `/`-separated, without `.`/`..` parts (alphabet: `storage.keys`).
+    """Keys are relative, `/`-separated, without `.`/`..` parts (alphabet: `segments.object_keys`).
 
     Sorted means by the bytes of the key. A key that is also a folder of other keys is legal for
     some backends only: do not use one.

@@ -51,8 +51,6 @@ from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-# A page of a listing, taken apart while the event loop goes on.
-#
 # The S3 client holds the loop for 55 ms with a page of a thousand objects. Here what a page says
 # of objects is cut out before the client parses the rest, in 7 ms and bit by bit.
 

@@ -26,8 +26,6 @@ from fetchproxy.storage.stores.object_store import (
     error_of_status,
 )
 
-# Is this answer of an S3 server the one that was asked for? Pure checks, before bytes are used.
-#
 # Servers, proxies and caches in between get these wrong in practice: a range that is ignored, a
 # listing in another order, a page of something that is no S3 server. None may pass as data, and
 # none as "there is nothing".
@@ -85,10 +83,6 @@ def next_page(page: Answer, what: str) -> str | None:
         raise StorageUnavailable(f"{what}: the listing breaks off")
     return str(page["NextContinuationToken"])
 
-
-# What the S3 client says, in the domain's words. Decides nothing about retries beyond the class.
-#
-# The S3 client is asked not to retry, so that one back-off (the fetcher's, the archiver's) does.
 
 _UNAVAILABLE = (
     boto.HTTPClientError,  # connection closed, streaming broke off

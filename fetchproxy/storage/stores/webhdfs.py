@@ -33,8 +33,6 @@ from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.kerberos import Kerberos, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
 
-# What an HDFS says, in the domain's words. Decides nothing about retries beyond the class.
-#
 # A NameNode names the Java exception in its answer, which is told by: nearly all of them come
 # with status 403, from a missing permission to a DataNode that is away. An answer without a name
 # is not a NameNode's, so that even its 404 says nothing about an object.
@@ -134,8 +132,6 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
         raise StorageUnavailable(f"{what}: {told}") from (error if told == said else None)
 
 
-# What the JSON answers of a NameNode say, and the order of a folder's entries. Pure.
-#
 # HDFS lists a folder by the names of its entries. Keys sort as whole paths, so that a folder
 # counts as `name/`: `a-/x` comes before `a/x`, though `a` comes before `a-`.
 
@@ -247,11 +243,9 @@ def list_after(start_after: str, name_start: str) -> str:
     return max(part[:-1], name_start[:-1])
 
 
-# WebHDFS: the requests of one HDFS, with the way to its DataNodes and to its other NameNode.
-#
-# Raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not:
-# `webhdfs` translates both. Every request is tried once, but for a NameNode that cannot have
-# acted on it: nobody there, or a standby. Back-off is the caller's.
+# The client raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not.
+# Every request is tried once, but for a NameNode that cannot have acted on it: nobody there, or a
+# standby. Back-off is the caller's.
 #
 # Bytes come from and go to DataNodes: a NameNode answers with an address, which is followed.
 #
