@@ -217,7 +217,10 @@ class PartitionTable:
         if self.history != FIRST_HISTORY:
             rows = SegmentRows.of(self.tip, filter(self.history.shows, rows))
         kept: list[RemoteLogSegmentMetadata] = []
-        for segment in sorted(self._overlapping.values(), key=self._shown_order):
+        counts_from = self.history.counts_from
+        for segment in sorted(
+            self._overlapping.values(), key=lambda s: (counts_from(s), *_order(s)[1:])
+        ):
             if segment.end_offset >= self.raised_log_start and self.history.shows(segment):
                 add_in_order(kept, segment, self.history.kept_below)
         # Those that overlap lie together, between rows: each such group is put in at one go.
@@ -225,9 +228,6 @@ class PartitionTable:
         for index, group in groupby(reversed(range(len(kept))), key=at.__getitem__):
             rows = rows.replaced(index, index, [kept[i] for i in reversed(list(group))])
         return rows
-
-    def _shown_order(self, segment: RemoteLogSegmentMetadata) -> tuple[int, int, bytes]:
-        return self.history.counts_from(segment), *_order(segment)[1:]
 
     # --- changes ---
     def take(self, event: MetadataEvent) -> None:

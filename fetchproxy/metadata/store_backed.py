@@ -103,10 +103,6 @@ class StoredPartition:
     is_behind: bool = False
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
 
-    @property
-    def was_built(self) -> bool:
-        return self.built_at != float("-inf")
-
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
         """`keep_s`: no listing takes longer."""
         self.table.take(metadata)
@@ -136,10 +132,7 @@ class StoredPartition:
         if isinstance(entry, LogHistoryObject):
             self.note(entry.stored, _decode_history(raw, entry))
             return
-        if isinstance(raw, DamagedObject):
-            content: Content = MetadataProblem(entry.stored.key, entry.base_offset, str(raw))
-        else:
-            content = _decode(raw, entry)
+        content = _decode(raw, entry)
         if isinstance(content, MetadataProblem):
             self._report(content, entry)
         self.note(entry.stored, content)
@@ -270,9 +263,13 @@ def _decode_history(raw: bytes | DamagedObject, entry: LogHistoryObject) -> LogH
         raise RemoteStorageError(str(error)) from None
 
 
-def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadata | MetadataProblem:
+def _decode(
+    raw: bytes | DamagedObject, entry: SegmentMetadataObject
+) -> RemoteLogSegmentMetadata | MetadataProblem:
     key = entry.stored.key
     try:
+        if isinstance(raw, DamagedObject):
+            raise raw
         metadata = decode_segment(raw, key)
         if (metadata.segment_id, metadata.start_offset) != (entry.segment_id, entry.base_offset):
             raise CorruptSegment(
@@ -280,7 +277,7 @@ def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadat
                 f"{metadata.topic_id_partition} at {metadata.start_offset}"
             )
         return metadata
-    except CorruptSegment as error:
+    except (CorruptSegment, DamagedObject) as error:
         return MetadataProblem(key, entry.base_offset, str(error))
 
 
@@ -418,9 +415,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(shown.read_at))
-        self._note_put_topic(tip)
-
-    def _note_put_topic(self, tip: TopicIdPartition) -> None:
         self._put_topics.add((tip.topic, tip.topic_id))
         top_level = self._top_level.cached(None)
         if top_level is not None and tip.topic_id not in top_level.ids:
@@ -537,7 +531,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 it_came()
                 read.add(found)
             # Behind the listing: what is newer than the copy is not in it, and is read by itself.
-            if self._collected_once is not None and not partition.was_built:
+            if self._collected_once is not None and partition.built_at == float("-inf"):
                 collected = await self._collected_once.read(tip.topic_id)
             await self._get_listed([read], it_came, collected)
         return read.land(self._views.entry(tip))

@@ -72,17 +72,12 @@ _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
     """Where Kafka's RemoteLogMetadataTopicPartitioner finds the events of a partition, too.
     Pure."""
-    hashed: int = murmur2(_java_hash(tip.topic_id, tip.partition).to_bytes(4, "big"))
+    most, least = tip.topic_id.int >> 64, tip.topic_id.int & _INT64_MASK
+    java_hash = 1  # Objects.hash(least and most significant 64 bits, partition), unsigned
+    for part in (least ^ (least >> 32), most ^ (most >> 32), tip.partition):
+        java_hash = (31 * java_hash + (part & _INT32_MASK)) & _INT32_MASK
+    hashed: int = murmur2(java_hash.to_bytes(4, "big"))
     return (hashed & 0x7FFFFFFF) % partitions
-
-
-def _java_hash(topic_id: UUID, partition: int) -> int:
-    """Objects.hash(least significant 64 bits, most significant 64 bits, partition), unsigned."""
-    most, least = topic_id.int >> 64, topic_id.int & _INT64_MASK
-    result = 1
-    for part in (least, most):
-        result = 31 * result + ((part ^ (part >> 32)) & _INT32_MASK)
-    return (31 * result + partition) & _INT32_MASK
 
 
 log = structlog.get_logger(__name__)

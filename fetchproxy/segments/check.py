@@ -458,11 +458,18 @@ class SegmentCheck:
         if not sound:
             self._log_fault(position, header.base_offset, "CRC-32C of the batch does not match")
         elif not (follows or suspected):
-            self._log_fault(position, header.base_offset, self._misplaced(header))
+            base, expected = header.base_offset, self._expected[0]
+            kind = "hole" if base > expected else "overlap"
+            what = f"{kind}: batch begins at offset {base}, expected {expected}"
+            self._log_fault(position, base, what)
         elif self._counts(header, position):
             self._check_epoch(header, position)
             control = self._control(data, header, position)
-        self._expected = self._next_offsets(header, follows or suspected)
+        after = header.last_offset + 1
+        if follows or suspected:
+            self._expected = (after,)
+        else:
+            self._expected = (after, self._expected[0] + header.last_offset_delta + 1)
         self._first = False
         if header.base_offset <= self._metadata.end_offset:
             self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
@@ -490,17 +497,6 @@ class SegmentCheck:
             return True
         may_be_trimmed = self._first and not self._continues
         return may_be_trimmed and header.base_offset < self._expected[0] <= header.last_offset
-
-    def _misplaced(self, header: BatchHeader) -> str:
-        base, expected = header.base_offset, self._expected[0]
-        kind = "hole" if base > expected else "overlap"
-        return f"{kind}: batch begins at offset {base}, expected {expected}"
-
-    def _next_offsets(self, header: BatchHeader, follows: bool) -> tuple[int, ...]:
-        after = header.last_offset + 1
-        if follows:
-            return (after,)
-        return (after, self._expected[0] + header.last_offset_delta + 1)
 
     def _check_epoch(self, header: BatchHeader, position: int) -> None:
         stated = epoch_at(self._metadata.segment_leader_epochs, header.base_offset)

@@ -157,7 +157,8 @@ class AttachedObjectStore(ObjectStore):
         names = [name async for name in self._own.list_folders(prefix)]
         if prefix == self._prefix:
             taken = {attached.name for attached in self._attached}
-            names = [name for name in names if not _is_topic_of(name, taken)]
+            topics = {name: parse_topic_folder(name) for name in names}
+            names = [name for name, topic in topics.items() if not topic or topic[0] not in taken]
             for attached in self._attached:
                 names += [mount.here[len(prefix) : -1] for mount in await self._look(attached)]
             names.sort(key=lambda name: f"{name}/")
@@ -245,8 +246,3 @@ def open_archive(
     return RemoteStorageManager(
         store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
     )
-
-
-def _is_topic_of(folder: str, names: set[str]) -> bool:
-    topic = parse_topic_folder(folder)
-    return topic is not None and topic[0] in names

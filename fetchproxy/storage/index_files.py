@@ -157,13 +157,6 @@ class Mapped(NamedTuple):
             raise CorruptSegment(f"remoteOffsetIndex entry {i} says {self.offsets.offset(i)}")
         return entry
 
-    def first_entry_from(self, offset: int) -> int | None:
-        """The number, in the offset index, of the first entry that begins at or above `offset`."""
-        i = self.offsets.first_at_or_after(offset)
-        if i > 0:
-            self.entry(i - 1)
-        return i if i < len(self.offsets) else None
-
     def segment_end(self, i: int, object_key: str) -> int:
         """The number, in the offset index, of the first entry from `i` on of another segment."""
         behind = range(i, len(self.offsets))
@@ -434,8 +427,10 @@ class LocalRemoteLogIndex:
             if files is None or mark not in files.segments:
                 return None
             with files.mapped() as mapped:
-                i = mapped.first_entry_from(segment.start_offset)
-                if i is None or mapped.entry(i).object_key != segment.object_key:
+                i = mapped.offsets.first_at_or_after(segment.start_offset)
+                if i > 0:
+                    mapped.entry(i - 1)
+                if i == len(mapped.offsets) or mapped.entry(i).object_key != segment.object_key:
                     raise CorruptSegment(f"no entry of {segment.object_key} is where it begins")
                 j = mapped.offsets.first_at_or_after(segment.end_offset + 1)
                 begin = mapped.offsets.position(i)

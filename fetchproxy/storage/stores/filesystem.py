@@ -41,6 +41,7 @@ from fetchproxy.storage.stores.object_store import (
 
 # Not waiting: opening a FIFO would last until somebody writes to it.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _KINDS = {
     stat.S_IFIFO: "FIFO",
     stat.S_IFSOCK: "socket",
@@ -93,11 +94,11 @@ def scan(root: Path, folder: str) -> list[tuple[str, bool]]:
     counts as a folder: its owner takes it for one. Raises as `check_no_link`, OSError."""
     check_no_link(root, folder)
     with os.scandir(root / folder) as entries:
-        return [(e.name, _is_folder(e)) for e in entries if "~" not in e.name]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and not entry.is_file())
+        return [
+            (e.name, e.is_dir(follow_symlinks=False) or (e.is_symlink() and not e.is_file()))
+            for e in entries
+            if OWN_MARK not in e.name
+        ]
 
 
 def _kind_of(path: Path) -> str | None:
@@ -106,12 +107,6 @@ def _kind_of(path: Path) -> str | None:
         return _KINDS.get(stat.S_IFMT(os.lstat(path).st_mode))
     except OSError:
         return None
-
-
-def new_file(path: Path, permissions: int) -> int:
-    """A descriptor to write to. Raises FileExistsError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    return os.open(path, flags, permissions & 0o666)
 
 
 def make_private(path: Path, permissions: int) -> None:
@@ -192,26 +187,20 @@ class Commit:
     """Decides once between "becomes visible" and "the caller has gone", from two threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # held for an assignment only, never during I/O
-        self._decided: str | None = None
+        self._decided = threading.Lock()  # taken once, by whoever decides, and never given back
 
     def abandon(self) -> None:
-        self._decide("abandoned")
+        self._decided.acquire(blocking=False)
+
+    def check(self) -> None:
+        """Before `claim`. Raises Abandoned."""
+        if self._decided.locked():
+            raise Abandoned
 
     def claim(self) -> None:
         """Raises Abandoned if the caller was faster."""
-        if self._decide("claimed") != "claimed":
+        if not self._decided.acquire(blocking=False):
             raise Abandoned
-
-    def check(self) -> None:
-        if self._decided == "abandoned":
-            raise Abandoned
-
-    def _decide(self, decision: str) -> str:
-        with self._lock:
-            if self._decided is None:
-                self._decided = decision
-            return self._decided
 
 
 class FileTree:
@@ -252,7 +241,7 @@ class FileTree:
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
             check_no_link(self._root, key)
-            make = partial(new_file, permissions=self._permissions())
+            make = partial(os.open, flags=_NEW, mode=self._permissions() & 0o666)
             temporary, fd = self._create_temporary(target.parent, make)
             try:
                 with open(fd, "wb") as file:
