@@ -357,11 +357,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._owned.aclose()
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        """As the interface says. One older than `view_age_max_ms` is read again meanwhile."""
+        """One older than `view_age_max_ms` is read again meanwhile."""
         return self._views.shown(tip, self._config.view_age_max_ms / 1000)
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """As the interface says; `read_at` is when the listing *began*.
+        """`read_at` is when the listing *began*.
 
         Raises StorageUnavailable where nothing comes for `metadata_read_max_ms`. What it had got by
         then is kept, so the next attempt is shorter.
@@ -377,10 +377,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
-        """As the interface says. It is given up when nothing is found for `metadata_read_max_ms`.
-
-        A partition's own `refresh` does not wait for it: of one partition less is to be listed.
-        """
+        """A partition's own `refresh` does not wait for it: of one partition less is to be
+        listed."""
         return await self._topic_views.get(topic_id, not_older_than)
 
     def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
@@ -421,7 +419,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             self._top_level.replace(None, _TopLevel.of([*top_level.topics, *self._put_topics]))
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
-        """As the interface says. An offset that is no higher than what is known writes nothing."""
         shown = await self.refresh(tip, float("-inf"))
         partition = self._partition(tip)
         if offset <= partition.table.raised_log_start:
@@ -444,10 +441,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self.refresh(tip, asyncio.get_running_loop().time())
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
-        """As the interface says; the state is read before, so that of two writers one is refused.
-
-        After the last state nothing of the partition is kept, neither in the store nor here.
-        """
+        """The state is read before, so that of two writers one is refused."""
         tip = deletion.topic_id_partition
         known = await self._deletions.get(tip, asyncio.get_running_loop().time())
         check_deletion(None if known is None else known.state, deletion.state)
@@ -465,18 +459,15 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self._deletions.get(tip, not_older_than)
 
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
-        """Listed anew; callers at the same time share one listing. Raises RemoteStorageError."""
         return await self._archive.get(None, asyncio.get_running_loop().time())
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """Every segment as last known, by start offset, also copies begun and deletions begun."""
         partition = self._partitions.get(tip)
         return () if partition is None else tuple(partition.table.segments())
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
-        """The partition's metadata objects that could not be read, as of the last read."""
         partition = self._partitions.get(tip)
         return () if partition is None else partition.problems
 

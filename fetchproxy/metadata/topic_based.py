@@ -427,7 +427,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     # --- reading ---
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        """As the interface says. One older than `view_age_max_ms` is read again meanwhile."""
+        """One older than `view_age_max_ms` is read again meanwhile."""
         if tip not in self._shown:
             return None
         age_max_s = self._config.view_age_max_ms / 1000
@@ -436,7 +436,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._show(tip)
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """As the interface says; `read_at` is when the topic's end was asked for.
+        """`read_at` is when the topic's end was asked for.
 
         Raises RemoteStorageError also where the store has segments of a partition of which the
         topic knows nothing: whoever took that for an empty archive would skip or copy all of it.
@@ -468,7 +468,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
-        """As the interface says. Reads all of the metadata topic, as far as it was not read yet."""
+        """Reads all of the metadata topic, as far as it was not read yet."""
         # One time for all partitions: a later one would make each of them read again.
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         known = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
@@ -489,10 +489,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             self._follower.renew(tip, oldest, age_max_s)
 
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
-        """As the interface says, by the metadata topic.
-
-        The store is listed once, if it answers: a metadata topic that was lost must not look as if
-        nothing had ever been archived.
+        """By the metadata topic. The store is listed once, if it answers: a metadata topic that was
+        lost must not look as if nothing had ever been archived.
         """
         return await self._archived.get(None, not_older_than)
 
@@ -594,7 +592,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             raise
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
-        """As the interface says. To the store first: a topic lost later may be rebuilt from it."""
+        """To the store first: a topic lost later may be rebuilt from it."""
         table = await self._fresh(tip)
         before = table.raised_log_start
         if offset > before:
@@ -608,7 +606,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._show(tip)
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
-        """As the interface says. To the store first, as a log start."""
+        """To the store first, as a log start."""
         await self._fresh(tip)
         content = encode_log_history(tip, history)
         await self._rsm.put_partition_note(tip, content)
@@ -616,7 +614,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._show(tip)
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
-        """As the interface says. The last state goes to the store first, the others to the topic.
+        """The last state goes to the store first, the others to the topic.
 
         So a crash between both leaves a deletion that is repeated.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -113,13 +113,37 @@ class ListedSegment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class UnpackedLog:
-    """A local file. `stream_key`: it is encrypted (`ciphers.stream_at`), as spools may be.
-    `compressible`: most of its batches are not compressed."""
+class LogSegmentData:
+    """What a copy uploads. `txn` is None where no transaction was aborted.
 
-    path: Path
-    stream_key: bytes | None
-    compressible: bool
+    `offset_index`, `time_index`, `producer_snapshot`: a broker's own files, None where they are
+    not at hand. `log_settled`: `log` will not be written to, see `ObjectStore.put_file`.
+    `log_stream_key`: `log` is encrypted with it (`ciphers.stream_at`), as spools may be, and goes
+    only into a packed segment. `log_compressible`: most of its batches are not compressed.
+    """
+
+    log: Path
+    index: bytes
+    txn: bytes | None
+    epochs: bytes
+    offset_index: bytes | None = None
+    time_index: bytes | None = None
+    producer_snapshot: bytes | None = None
+    log_settled: bool = False
+    log_stream_key: bytes | None = None
+    log_compressible: bool = False
+
+    def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
+        """Everything but the log, as far as there is any."""
+        every = (
+            (SegmentFile.INDEX, self.index),
+            (SegmentFile.TXN, self.txn),
+            (SegmentFile.EPOCHS, self.epochs),
+            (SegmentFile.OFFSET_INDEX, self.offset_index),
+            (SegmentFile.TIME_INDEX, self.time_index),
+            (SegmentFile.PRODUCER_SNAPSHOT, self.producer_snapshot),
+        )
+        return [(file, content) for file, content in every if content is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,30 +184,26 @@ class PackedLogs:
         )
 
     def packs(self, *, compressible: bool) -> bool:
-        """Whether a segment that is copied now is to be packed."""
+        """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
+        batches are not compressed."""
         return self._at_rest.encrypts or (self._at_rest.compress and compressible)
 
-    async def put(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        log: UnpackedLog,
-        files: Iterable[tuple[SegmentFile, bytes]],
-    ) -> None:
+    async def put(self, segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> None:
         """The files beside the log, the `.packing`, and the `.log` last. Raises OSError of the
         spool's disk."""
         place = self._place(segment)
         described = Described.of(segment)
         data_key, cipher = await self._new_key(place, described)
-        for file, content in files:
+        for file, content in data.small_objects():
             stored = content if cipher is None else _sealed(cipher, place, file, content)
             await self._store.put(self._object_key(segment, file), stored)
-        compress = self._at_rest.compress and log.compressible
-        path = log.path.with_name(log.path.name + _PACKED_SUFFIX)
+        compress = self._at_rest.compress and data.log_compressible
+        path = data.log.with_name(data.log.name + _PACKED_SUFFIX)
         stop = threading.Event()
         try:
-            packing, crc = await asyncio.to_thread(_pack, log, path, place, compress, cipher, stop)
+            packing, crc = await asyncio.to_thread(_pack, data, path, place, compress, cipher, stop)
             if packing.log_bytes != described.log_bytes:
-                raise CorruptSegment(f"{log.path} has changed its size")
+                raise CorruptSegment(f"{data.log} has changed its size")
             if data_key is not None:
                 packing = replace(packing, key=data_key, described=described)
             await self._put_packing(segment, packing)
@@ -356,7 +376,7 @@ def _context(packing: Packing) -> KeyContext:
 
 
 def _pack(
-    log: UnpackedLog,
+    data: LogSegmentData,
     path: Path,
     segment_id: RemoteLogSegmentId,
     compress: bool,
@@ -365,9 +385,9 @@ def _pack(
 ) -> tuple[Packing, int]:
     """The packed log at `path`, and the CRC-32C of that file. Blocks."""
     sizes, crc = [], 0
-    with log.path.open("rb") as file, path.open("wb") as packed:
+    with data.log.open("rb") as file, path.open("wb") as packed:
         log_bytes = os.fstat(file.fileno()).st_size
-        parts = _parts(file.read, log.stream_key, stop)
+        parts = _parts(file.read, data.log_stream_key, stop)
         for block in packed_blocks(parts, segment_id, log_bytes, compress=compress, cipher=cipher):
             packed.write(block)
             sizes.append(len(block))

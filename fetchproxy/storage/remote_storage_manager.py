@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, TypeVar
 from uuid import UUID
 
@@ -57,9 +55,9 @@ from fetchproxy.storage.packed_logs import (
     AS_THEY_ARE,
     AtRest,
     ListedSegment,
+    LogSegmentData,
     PackedLogs,
     Rewrapped,
-    UnpackedLog,
 )
 from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
@@ -89,42 +87,10 @@ T = TypeVar("T")
 LISTED_AT_ONCE = 100  # objects between two breaths of the event loop: below 1 ms
 
 
-@dataclass(frozen=True, slots=True)
-class LogSegmentData:
-    """What a copy uploads. `txn` is None where no transaction was aborted.
-
-    `offset_index`, `time_index`, `producer_snapshot`: a broker's own files, None where they are
-    not at hand. `log_settled`: `log` will not be written to, see `ObjectStore.put_file`.
-    `log_stream_key`: `log` is encrypted with it, and goes only into a packed segment;
-    `log_compressible`: most of its batches are not compressed.
-    """
-
-    log: Path
-    index: bytes
-    txn: bytes | None
-    epochs: bytes
-    offset_index: bytes | None = None
-    time_index: bytes | None = None
-    producer_snapshot: bytes | None = None
-    log_settled: bool = False
-    log_stream_key: bytes | None = None
-    log_compressible: bool = False
-
-    def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
-        """Everything but the log, as far as there is any."""
-        every = (
-            (SegmentFile.INDEX, self.index),
-            (SegmentFile.TXN, self.txn),
-            (SegmentFile.EPOCHS, self.epochs),
-            (SegmentFile.OFFSET_INDEX, self.offset_index),
-            (SegmentFile.TIME_INDEX, self.time_index),
-            (SegmentFile.PRODUCER_SNAPSHOT, self.producer_snapshot),
-        )
-        return [(file, content) for file, content in every if content is not None]
-
-
 class RemoteStorageManager:
     """Raises RemoteStorageError and subclasses. `async with` opens and closes the store.
+
+    Each put creates or replaces, atomically; absent is no error where something is deleted.
 
     Before the first listing the archive's identity is checked: one of a later layout, of another
     metadata manager, or that is not there, raises, since to this program it would look empty.
@@ -165,8 +131,7 @@ class RemoteStorageManager:
         return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
     def packs(self, *, compressible: bool) -> bool:
-        """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
-        batches are not compressed."""
+        """As `PackedLogs.packs`."""
         return self._packed.packs(compressible=compressible)
 
     @property
@@ -189,8 +154,7 @@ class RemoteStorageManager:
             raise ValueError("an encrypted file cannot be the log object itself")
         await self.identity.check_to_put()
         if segment.packed:
-            log = UnpackedLog(data.log, data.log_stream_key, data.log_compressible)
-            await self._packed.put(segment, log, data.small_objects())
+            await self._packed.put(segment, data)
             return
         for file, content in data.small_objects():
             await self._store.put(self.object_key(segment, file), content)
@@ -214,7 +178,7 @@ class RemoteStorageManager:
         """Any but LOG and METADATA, whole. TXN is empty, unread, without aborted transactions.
 
         DamagedObject: it is no index of a segment of that size.
-        `layout.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
+        `object_keys.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is no index")
@@ -230,7 +194,7 @@ class RemoteStorageManager:
 
     @measured
     async def put_index(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
-        """Create or replace INDEX, TXN or EPOCHS, atomically: what can be derived from the log."""
+        """INDEX, TXN or EPOCHS: what can be derived from the log."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
         if segment.packed:
@@ -239,7 +203,7 @@ class RemoteStorageManager:
 
     @measured
     async def delete_txn_index(self, segment: StoredSegment) -> None:
-        """Of a segment in which no transaction was aborted. Absent is no error."""
+        """Of a segment in which no transaction was aborted."""
         await self._store.delete(self.object_key(segment, SegmentFile.TXN))
 
     def parse_key(self, key: str) -> SegmentKey | None:
@@ -261,7 +225,6 @@ class RemoteStorageManager:
 
     @measured
     async def put_segment_metadata(self, segment: StoredSegment, content: bytes) -> None:
-        """Create or replace the metadata object, atomically."""
         await self.identity.check_to_put()
         await self._store.put(self.object_key(segment, SegmentFile.METADATA), content)
 
@@ -289,7 +252,7 @@ class RemoteStorageManager:
 
     @measured
     async def put_partition_note(self, tip: TopicIdPartition, content: bytes) -> None:
-        """What a person has said of a log that began again. Create or replace, atomically."""
+        """What a person has said of a log that began again."""
         await self._store.put(log_history_key(self._prefix, tip), content)
 
     def log_start_object(
@@ -300,12 +263,12 @@ class RemoteStorageManager:
 
     @measured
     async def delete_log_start_offset(self, lower: LogStartObject) -> None:
-        """One that a higher one has made meaningless. Absent is no error."""
+        """One that a higher one has made meaningless."""
         await self._store.delete(lower.key)
 
     @measured
     async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
-        """Create or replace what says how far the partition's deletion is, atomically."""
+        """What says how far the partition's deletion is."""
         await self.identity.check_to_put()
         await self._store.put(partition_deletion_key(self._prefix, tip), content)
 
@@ -391,11 +354,7 @@ class RemoteStorageManager:
 
     @measured
     async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
-        """Have the data key of a packed segment encrypted by the key ring's active key.
-
-        Touches no data, and may be ended at any step and repeated. Raises SegmentLocked where no
-        key opens it, ObjectNotFound where it was deleted since.
-        """
+        """As `PackedLogs.rewrap`; may be ended at any step and repeated."""
         return await self._packed.rewrap(segment, dry_run=dry_run)
 
     async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
@@ -422,7 +381,7 @@ class RemoteStorageManager:
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
-        """One of `list_segment_objects` that nothing refers to. Absent is no error."""
+        """One of `list_segment_objects` that nothing refers to."""
         await self._store.delete(stored.key)
 
     @measured

@@ -118,18 +118,10 @@ class Kerberos:
         self._wait_max_s = wait_max_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kerberos")
 
-    async def begin(self, host: str) -> Negotiation:
-        """As `Negotiation`."""
-        return await self._run(lambda: Negotiation(host), host)
-
-    async def check_server(self, negotiation: Negotiation, answers: Sequence[str]) -> None:
-        """As that of `negotiation`."""
-        await self._run(lambda: negotiation.check_server(answers), "the server's answer")
-
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, work: Callable[[], T], about: str) -> T:
+    async def run(self, work: Callable[[], T], about: str) -> T:
         try:
             async with asyncio.timeout(self._wait_max_s):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, work)

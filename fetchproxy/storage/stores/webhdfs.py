@@ -30,7 +30,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.storage.stores.client_sockets import ClientSockets
-from fetchproxy.storage.stores.kerberos import Kerberos, offered
+from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
 
 # A NameNode names the Java exception in its answer, which is told by: nearly all of them come
@@ -368,7 +368,12 @@ class WebHdfsClient:
                     self._token = await self._new_tokens.run(asked, partial(self._new_token, asked))
                     token_is_fresh = True
                 used = self._token
-                url = self._url(asked, op, path, {**parameters, **self._asker()})
+                asker = {
+                    "delegation": used,
+                    "user.name": self._location.user if used is None else None,
+                }
+                said = {name: who for name, who in asker.items() if who is not None}
+                url = self._url(asked, op, path, {**parameters, **said})
                 return await self._ask_once(method, url, op, bytes_max)
             except RemoteFault as fault:
                 if fault.wants_kerberos and not self._needs_token:
@@ -407,13 +412,14 @@ class WebHdfsClient:
             return await asyncio.to_thread(self._read_token)
         url = self._url(asked, "GETDELEGATIONTOKEN", "", {})  # the ticket says who asks
         assert url.host is not None
-        negotiation = await self._kerberos.begin(url.host)
+        host = url.host
+        negotiation = await self._kerberos.run(lambda: Negotiation(host), host)
         headers = {"Authorization": negotiation.authorization}
         async with self._opened().get(url, headers=headers, allow_redirects=False) as answer:
             await _check(answer, 200)
             proofs = answer.headers.getall("WWW-Authenticate", [])
             body = await _received(answer, _FAULT_BYTES_MAX)
-        await self._kerberos.check_server(negotiation, proofs)
+        await self._kerberos.run(lambda: negotiation.check_server(proofs), "the server's answer")
         try:
             return str(json.loads(body)["Token"]["urlString"])
         except (ValueError, KeyError, TypeError):
@@ -435,11 +441,6 @@ class WebHdfsClient:
     def _pass_over(self, asked: int) -> None:
         if self._active == asked:
             self._active = (asked + 1) % len(self._location.addresses)
-
-    def _asker(self) -> Mapping[str, str]:
-        if self._token is not None:
-            return {"delegation": self._token}
-        return {} if self._location.user is None else {"user.name": self._location.user}
 
     def _url(self, asked: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
         query = {"op": op, **parameters}
