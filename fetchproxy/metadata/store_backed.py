@@ -202,7 +202,10 @@ class PartitionRead:
             if partition.has_read(entry.stored):
                 # Kept here too: a read that lands meanwhile may have listed too early for it.
                 self._contents[entry.stored.key] = partition.objects[entry.stored.key]
-            elif (said := _collected(collected, entry)) is not None:
+            elif (
+                isinstance(entry, SegmentMetadataObject)
+                and (said := collected_segment(collected, entry)) is not None
+            ):
                 partition.note(entry.stored, said)
                 self._contents[entry.stored.key] = (entry.stored.version, said)
             else:
@@ -246,12 +249,6 @@ def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
         for key, (version, content) in list(partition.objects.items()):
             if isinstance(content, RemoteLogSegmentMetadata):
                 yield key, version, content
-
-
-def _collected(collected: Collected, entry: Readable) -> RemoteLogSegmentMetadata | None:
-    if not collected or isinstance(entry, LogHistoryObject):
-        return None
-    return collected_segment(collected, entry)
 
 
 def _decode_history(raw: bytes | DamagedObject, entry: LogHistoryObject) -> LogHistory:

@@ -21,7 +21,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
-from fetchproxy.metadata.metadata_topic import KafkaMetadataLog, LogBounds, LogIdentity
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog, LogIdentity
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READS_AT_ONCE_MAX,
@@ -250,7 +250,12 @@ class TopicFollower:
     async def _read_to_end(self, number: int) -> None:
         partition = self._partitions[number]
         bounds = await self._log.bounds(number)
-        self._check_bounds(number, bounds)
+        if not bounds.start <= partition.position <= bounds.end:
+            raise RemoteStorageError(
+                f"{self._place(number, partition.position)} is where reading goes on, but the "
+                f"topic now has {bounds.start} to {bounds.end}: it has lost events. Delete the "
+                "topic and rebuild it from the store with `fetchproxy restore`"
+            )
         lag = METADATA_LAG.labels(str(number))
         while partition.position < bounds.end:
             lag.set(bounds.end - partition.position)
@@ -262,16 +267,6 @@ class TopicFollower:
             if not partition.problems:
                 self._kept.passed(number, partition.position)
         lag.set(0)
-
-    def _check_bounds(self, number: int, bounds: LogBounds) -> None:
-        position = self._partitions[number].position
-        if bounds.start <= position <= bounds.end:
-            return
-        raise RemoteStorageError(
-            f"{self._place(number, position)} is where reading goes on, but the topic now has "
-            f"{bounds.start} to {bounds.end}: it has lost events. Delete the topic and rebuild it "
-            f"from the store with `fetchproxy restore`"
-        )
 
     async def _take(self, number: int, offset: int, value: bytes) -> None:
         partition = self._partitions[number]
@@ -285,14 +280,17 @@ class TopicFollower:
         table = await self._table(number, tip)
         if offset < partition.ahead.get(tip, 0):
             return  # against a later state it might be judged otherwise
-        if table.apply(event):
-            self._changes[tip] = self._changes.get(tip, 0) + 1
-            if not partition.problems:
-                self._kept.note(tip, [event], offset + 1)
+        try:
+            table.check(event)
+        except ValueError as error:
+            METADATA_EVENTS_REFUSED.inc()
+            if partition.puts_waiting:
+                partition.refused[offset] = str(error)
             return
-        METADATA_EVENTS_REFUSED.inc()
-        if partition.puts_waiting:
-            partition.refused[offset] = refusal_of(table, event)
+        table.take(event)
+        self._changes[tip] = self._changes.get(tip, 0) + 1
+        if not partition.problems:
+            self._kept.note(tip, [event], offset + 1)
 
     def _note_problem(self, number: int, offset: int, error: CorruptSegment) -> None:
         """It may be about any partition whose events are here, and about any offset of it.
@@ -349,15 +347,6 @@ class TopicFollower:
                     found.append(event)
             position = max(position, chunk.next_offset)
         self._kept.note(tip, found, self._partitions[number].position)
-
-
-def refusal_of(table: PartitionTable, event: MetadataEvent) -> str:
-    """Why the table has not taken an event. Pure."""
-    try:
-        table.check(event)
-    except ValueError as error:
-        return str(error)
-    return "it says nothing new"
 
 
 def _known(partition: _LogPartition) -> list[TopicIdPartition]:

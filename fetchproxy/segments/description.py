@@ -160,7 +160,7 @@ class Fields:
         value = self._field(name)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise CorruptSegment(f"field {name} is no list of texts")
-        return list(value)
+        return value
 
     def uuid(self, name: str) -> UUID:
         value = parse_uuid(self.text(name))

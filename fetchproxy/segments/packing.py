@@ -204,9 +204,6 @@ class Packing:
         epochs = () if self.described is None else self.described.leader_epochs
         return 8 * len(self.ends) + 200 * len(epochs) + 1000
 
-    def label(self, number: int) -> bytes:
-        return block_label(self.segment_id, self.log_bytes, self.block_bytes, number)
-
     def blocks_of(self, byte_range: ByteRange) -> range:
         """`byte_range` ends within the log."""
         first, last = byte_range.start // self.block_bytes, (byte_range.end - 1) // self.block_bytes
@@ -349,7 +346,8 @@ def _open_into(
 ) -> None:
     """The block's body into `out`, which is as long; None: it is only checked."""
     head = bytes(block[:1])
-    label = packing.label(number) + head
+    place = packing.segment_id, packing.log_bytes, packing.block_bytes
+    label = block_label(*place, number) + head
     if cipher is not None:
         assert out is not None
         cipher.open_into(_BLOCK_NONCE.pack(number), block[1:], label, out)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 
 if TYPE_CHECKING:
-    import gssapi
+    pass
 
 T = TypeVar("T")
 
@@ -95,19 +95,14 @@ class Negotiation:
             yield
         except GSSError as error:
             code = error.min_code - 2**32 if error.min_code >= 2**31 else error.min_code
-            said = f"Kerberos for HTTP/{self._host}: {_text(error)}"
+            # What the mechanism says, which is the exact part.
+            exact = [said for said in error.get_all_statuses(error.min_code, False) if said]
+            said = f"Kerberos for HTTP/{self._host}: {'; '.join(exact or [str(error)])}"
             if code in _NO_KDC:
                 raise StorageUnavailable(said) from None
             if isinstance(error, MissingCredentialsError):
                 said += " (credentials come from KRB5CCNAME or KRB5_CLIENT_KTNAME)"
             raise StorageDenied(said) from None
-
-
-def _text(error: gssapi.exceptions.GSSError) -> str:
-    """What the mechanism says, which is the exact part."""
-    return "; ".join(
-        [said for said in error.get_all_statuses(error.min_code, False) if said] or [str(error)]
-    )
 
 
 class Kerberos:

@@ -410,17 +410,15 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                 raise NoCredentialsError
             self._credentials = await credentials.get_frozen_credentials()
             if self._native is None:
-                self._native = await self._open_native(await self._address(client))
+                # Where aiobotocore would send a request: a URL that it has signed tells. The region
+                # of a signature it would still take from the client, where it knows that the bucket
+                # is elsewhere.
+                url = await client.generate_presigned_url(
+                    "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
+                )
+                region = self._bucket_region or client.meta.region_name
+                self._native = await self._open_native(s3_address(url, self._bucket, region))
         return self._native
-
-    async def _address(self, client: Any) -> S3Address:
-        """Where aiobotocore would send a request: a URL that it has signed tells. The region of a
-        signature it would still take from the client, where it knows that the bucket is elsewhere.
-        """
-        url = await client.generate_presigned_url(
-            "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
-        )
-        return s3_address(url, self._bucket, self._bucket_region or client.meta.region_name)
 
     async def _open_native(self, address: S3Address) -> NativeObjectStore:
         plain_http = address.endpoint.startswith("http:")
