@@ -154,7 +154,6 @@ class PartitionTable:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is known of the partition."""
         settled = not self._raised and self.history == FIRST_HISTORY
         return not self.has_segments and self.deletion is None and settled and not self.restoring
 
@@ -312,7 +311,6 @@ def build_view(
     raised_log_start: int = 0,
     history: LogHistory = FIRST_HISTORY,
 ) -> PartitionView:
-    """Of segments that are known at once."""
     table = PartitionTable(tip)
     table.replace(segments, history)
     table.take(LogStartOffset(tip, raised_log_start, 0, history.after_epoch))

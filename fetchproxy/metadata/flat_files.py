@@ -238,7 +238,6 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
 
 
 def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
-    """An entry behind bytes of that checksum."""
     said = _CHECKPOINT_LEAD + INT64.pack(metadata_topic_offset)
     return said + UINT32.pack(crc32c(said, checksum))
 
@@ -326,7 +325,6 @@ class MetadataCache:
         return sorted(tip for tip, _ in self._files())
 
     def file(self, tip: TopicIdPartition) -> CacheFile:
-        """Its file, whether or not it is there; does nothing with it."""
         return CacheFile(self._path(tip), tip)
 
     def load_committed(self, metadata_topic_id: UUID) -> dict[int, int]:
@@ -511,7 +509,6 @@ class KeptEvents:
             pending.next_offset = next_offset
 
     def passed(self, log_partition: int, position: int) -> None:
-        """Everything before `position` was noted."""
         if self._cache is not None and self._positions.get(log_partition) != position:
             self._positions[log_partition] = position
             self._news.set()

@@ -63,7 +63,6 @@ class LeaderLog:
         return await self._ends.ask((tip, epoch))
 
     async def edges(self, tip: TopicIdPartition) -> LogEdges:
-        """As they are now."""
         return await self._edges.ask(tip)
 
     async def _ask_ends(
@@ -252,7 +251,6 @@ class LeaderViews(PartitionViews):
         return checked is not None and checked.begins_again
 
     def conditions(self, now: float) -> Iterator[Condition]:
-        """Logs that begin again. Never blocks."""
         for tip, checked in self._checked.items():
             if checked.begins_again:
                 what = f"the log of {tip} begins again: fetchproxy resolve {tip}"

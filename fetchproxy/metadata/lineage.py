@@ -56,7 +56,6 @@ def compared_part(
 
 
 def compared_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
-    """`compared_part` of a view."""
     start, end = view.log_start_offset, view.log_end_offset
     if start is None or end is None:
         return ()

@@ -120,7 +120,6 @@ class StoredPartition:
         self.is_behind = True
 
     def forget(self, stored: StoredObject) -> None:
-        """It is not there any more."""
         if self.objects.pop(stored.key, None) is not None:
             self.is_behind = True
 

@@ -168,7 +168,6 @@ class TopicFollower:
             self._reads.renew(self._number(tip), oldest, pause_s)
 
     def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
-        """Never blocks."""
         if self._identity is None:
             return None
         return self._partitions[self._number(tip)].tables.get(tip)

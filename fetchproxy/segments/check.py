@@ -93,7 +93,6 @@ class TxnHistory:
         self._run_start = goes_on_at
 
     def end(self, log_end_offset: int) -> None:
-        """Nothing more is added."""
         self.restart(log_end_offset, log_end_offset + 1, None)
 
     def aborted_in(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
@@ -224,7 +223,6 @@ class TxnCheck:
         self._faults = []
 
     def batch(self, header: BatchHeader, control: int | None) -> None:
-        """`control` is the type of a control batch."""
         if not header.is_transactional:
             return
         if control is None:
@@ -282,7 +280,6 @@ class TxnCheck:
             self._faults.append(TxnFault(txn.listed_in, None, txn.first_offset, what))
 
     def _explain(self, producer_id: int, txn: _Open, last_offset: int) -> bool:
-        """Find the entry of `txn`, which must end at `last_offset`."""
         for i in self._of_producer.get(producer_id, ()):
             entry = self._entries[i]
             if entry.last_offset == last_offset and (

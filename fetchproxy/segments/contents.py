@@ -200,7 +200,6 @@ class GatheredSegment:
     kafka_files: KafkaFiles = NO_KAFKA_FILES
 
     def index(self, object_key: str) -> bytes:
-        """The content of the `.index` object whose log lies under `object_key`."""
         spans = RemoteLogIndex.parse(self.unnamed_index).spans()
         return b"".join(encode_entry(object_key, span) for span in spans)
 
@@ -305,7 +304,6 @@ class SegmentSummary:
 
 
 def file_crc(path: Path) -> tuple[int, int]:
-    """(CRC-32C, size in bytes) of the file."""
     crc = size_bytes = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

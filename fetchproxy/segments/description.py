@@ -111,7 +111,6 @@ def json_document(fields: Mapping[str, object]) -> bytes:
 
 
 def _of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
-    """How each document about a partition begins."""
     return {
         "version": version,
         "topic": tip.topic,

@@ -190,7 +190,6 @@ def partition_folder(prefix: str, tip: TopicIdPartition) -> str:
 def segment_key(
     prefix: str, segment_id: RemoteLogSegmentId, base_offset: int, file: SegmentFile
 ) -> str:
-    """`base_offset` is the segment's first offset."""
     folder = partition_folder(prefix, segment_id.topic_id_partition)
     return f"{folder}{_offset_text(base_offset)}-{uuid_text(segment_id.id)}.{file.value}"
 
@@ -237,7 +236,6 @@ def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -
 
 
 def parse_archive_gap_key(prefix: str, key: str) -> tuple[int, int] | None:
-    """The first and last offset that a key of `archive_gap_key` says."""
     folder, slash, name = key.rpartition("/")
     first, _, last = name.removesuffix(_GAP_SUFFIX).partition("-")
     if not name.endswith(_GAP_SUFFIX) or not (_OFFSET.fullmatch(first) and _OFFSET.fullmatch(last)):
@@ -280,7 +278,6 @@ def archive_wide_folders(prefix: str) -> tuple[str, ...]:
 
 
 def own_folders(prefix: str) -> tuple[str, ...]:
-    """Those others."""
     return archivers_folder(prefix), f"{prefix}{_COLLECTED_FOLDER}"
 
 
@@ -374,12 +371,10 @@ def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
 
 
 def layout_text(version: int = LAYOUT_VERSION) -> bytes:
-    """Content of the layout object."""
     return b"remote-log-layout %d\n" % version
 
 
 def parse_layout_text(content: bytes) -> int | None:
-    """The version, None if this is no layout object."""
     match = _LAYOUT.fullmatch(content)
     return int(match.group(1)) if match else None
 

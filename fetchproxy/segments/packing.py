@@ -370,7 +370,6 @@ def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: byte
 
 
 def opened_file(cipher: Cipher, label: bytes, sealed: bytes) -> bytes:
-    """Raises CorruptSegment."""
     at = len(_SEALED)
     if not sealed.startswith(_SEALED + _FILE_NONCE_HEAD) or len(sealed) < SEALED_BYTES_MORE:
         raise CorruptSegment("it is not encrypted, as it should be")

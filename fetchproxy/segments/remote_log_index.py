@@ -58,7 +58,6 @@ class IndexSpan:
 
     @property
     def end(self) -> int:
-        """The byte position after the span."""
         return self.position + self.length
 
 
@@ -358,7 +357,6 @@ class RemoteLogIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """What this index weighs in a cache, about."""
         return 44 * len(self) + len(self.object_key) + 500
 
     def check_covers(self, end_offset: int, size_bytes: int) -> None:

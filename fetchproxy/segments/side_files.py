@@ -166,7 +166,6 @@ def offset_index_fault(raw: bytes, base_offset: int, end_offset: int, size_bytes
 
 
 def time_index_fault(raw: bytes, base_offset: int, end_offset: int, max_timestamp_ms: int) -> str:
-    """As `offset_index_fault`."""
     if len(raw) % _TIME_ENTRY.size:
         return f"time index of {len(raw)} bytes ends inside an entry"
     before = (-(2**63), -1)
@@ -204,7 +203,6 @@ def joined_time_index(parts: Iterable[tuple[bytes, int]]) -> bytes:
 
 
 def snapshot_fault(raw: bytes) -> str:
-    """As `offset_index_fault`."""
     if len(raw) < _SNAPSHOT_HEAD.size:
         return f"producer snapshot of {len(raw)} bytes has no head"
     _, stated = _SNAPSHOT_HEAD.unpack_from(raw)

@@ -86,7 +86,6 @@ class CollectedObjects(_Objects):
 
     @measured
     async def get_collected_metadata(self, topic_id: UUID) -> bytes | None:
-        """None: nobody has collected them."""
         return await self._get(collected_metadata_key(self._prefix, topic_id), OBJECT_BYTES_MAX)
 
 
@@ -113,7 +112,6 @@ class ConcernObjects(_Objects):
 
     @measured
     async def get_concern(self, found: ConcernObject) -> bytes | None:
-        """None: it was deleted since it was listed."""
         return await self._get(found.key)
 
     @measured
@@ -122,7 +120,6 @@ class ConcernObjects(_Objects):
 
     @measured
     async def list_concerns(self) -> list[ConcernObject]:
-        """Of the whole archive."""
         return await self._listed(concerns_folder(self._prefix))
 
     @measured
@@ -152,7 +149,6 @@ class PartitionRecords(_Objects):
     """In which archivers say what a partition's archive has to hold."""
 
     def folder(self, tip: TopicIdPartition) -> str:
-        """Of all objects of the partition."""
         return partition_folder(self._prefix, tip)
 
     def finished_offsets_key(self, tip: TopicIdPartition) -> str:
@@ -166,7 +162,6 @@ class PartitionRecords(_Objects):
         await self._store.put(archive_gap_key(self._prefix, tip, first, last), content)
 
     async def list_archive_gaps(self, tip: TopicIdPartition) -> AsyncIterator[GapObject]:
-        """By first offset."""
         async for found in self._store.list(partition_folder(self._prefix, tip)):
             gap = parse_archive_gap_key(self._prefix, found.key)
             if gap is not None:
@@ -178,7 +173,6 @@ class PartitionRecords(_Objects):
 
     @measured
     async def get_finished_offsets(self, tip: TopicIdPartition) -> bytes | None:
-        """None: nobody has stated any."""
         return await self._get(finished_offsets_key(self._prefix, tip))
 
     @measured
@@ -204,7 +198,6 @@ class RetentionObjects(_Objects):
 
     @measured
     async def get_retention_step(self, tip: TopicIdPartition) -> bytes | None:
-        """None: retention has announced nothing."""
         return await self._get(retention_step_key(self._prefix, tip))
 
     @measured
@@ -217,7 +210,6 @@ class RetentionObjects(_Objects):
 
     @measured
     async def get_cluster_topics(self, cluster_id: str) -> bytes | None:
-        """None: nobody has looked at the cluster's topics yet."""
         return await self._get(cluster_topics_key(self._prefix, cluster_id), OBJECT_BYTES_MAX)
 
     @measured

@@ -149,7 +149,6 @@ class Mapped(NamedTuple):
     times: RemoteTimeIndex
 
     def entry(self, i: int) -> RemoteLogIndexEntry:
-        """Of the i-th entry of the offset index."""
         if i >= len(self.offsets):
             raise CorruptSegment(f"remoteOffsetIndex has {len(self.offsets)} entries, not {i + 1}")
         entry = read_entry(self.log, self.offsets.position(i))
@@ -163,7 +162,6 @@ class Mapped(NamedTuple):
         return i + bisect_left(behind, True, key=lambda n: self.entry(n).object_key != object_key)
 
     def timed_entry(self, i: int) -> RemoteLogIndexEntry:
-        """Of the i-th entry of the time index."""
         entry = self.entry(self.offsets.first_at_or_after(self.times.offset(i)))
         told = (entry.span.first_offset, entry.span.max_timestamp_ms)
         if told != (self.times.offset(i), self.times.timestamp_ms(i)):
@@ -185,7 +183,6 @@ class LocalIndexFiles:
 
     @property
     def log_bytes(self) -> int:
-        """Of the remoteLogIndex file."""
         return self._sizes[LOG_INDEX]
 
     @property

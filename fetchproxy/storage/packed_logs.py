@@ -228,13 +228,11 @@ class PackedLogs:
         return wrapped, cipher_of(data_key)
 
     async def put_file(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
-        """Create or replace one beside the log."""
         cipher = (await self.opened(segment)).cipher
         stored = content if cipher is None else _sealed(cipher, self._place(segment), file, content)
         await self._store.put(self._object_key(segment, file), stored)
 
     async def read_file(self, segment: StoredSegment, file: SegmentFile, bytes_max: int) -> bytes:
-        """One beside the log. Raises as `opened`."""
         cipher = (await self.opened(segment)).cipher
         key = self._object_key(segment, file)
         if cipher is None:

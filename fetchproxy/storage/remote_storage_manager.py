@@ -203,7 +203,6 @@ class RemoteStorageManager:
 
     @measured
     async def delete_txn_index(self, segment: StoredSegment) -> None:
-        """Of a segment in which no transaction was aborted."""
         await self._store.delete(self.object_key(segment, SegmentFile.TXN))
 
     def parse_key(self, key: str) -> SegmentKey | None:
@@ -274,7 +273,6 @@ class RemoteStorageManager:
 
     @measured
     async def get_partition_deletion(self, tip: TopicIdPartition) -> bytes | None:
-        """None: nobody deletes the partition."""
         await self.identity.check()
         try:
             key = partition_deletion_key(self._prefix, tip)
@@ -399,7 +397,6 @@ class RemoteStorageManager:
 
     @measured
     async def list_topic(self, topic_id: UUID) -> list[TopicIdPartition]:
-        """As `list_partitions`, of one topic."""
         await self.identity.check()
         return await self._or_missing(
             await listed_partitions(self._store, self._prefix, topic_id, lambda: None)

@@ -105,7 +105,6 @@ class RequestBudget:
         self._next_at = 0.0
 
     def per_s(self, now: float) -> float | None:
-        """None: no limit."""
         if self._per_s is None or now - self.refused_at >= FORGOTTEN_AFTER_S:
             return None
         return float(self._per_s * GROWTH_PER_S ** (now - self.refused_at))
@@ -115,7 +114,6 @@ class RequestBudget:
         return 0.0 if self.per_s(now) is None else max(self._next_at - now, 0.0)
 
     def begins(self, now: float) -> None:
-        """A request does."""
         self._count_until(now)
         self._in_second += 1
         per_s = self.per_s(now)
@@ -123,7 +121,6 @@ class RequestBudget:
             self._next_at = max(self._next_at, now) + 1 / per_s
 
     def refused(self, now: float) -> None:
-        """The store has refused a request as one too many."""
         limit = self.per_s(now)
         if limit is not None and now - self.refused_at < _SAME_REFUSAL_S:
             return
@@ -323,7 +320,6 @@ class StoreHealth:
             health.look(now)
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             self.look(asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_INTERVAL_S)

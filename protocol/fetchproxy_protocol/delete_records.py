@@ -73,6 +73,5 @@ def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult
 
 
 def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:
-    """Write `result`'s low watermark and error code over those at its position."""
     at = result.position + _PATCHED_AT
     _PATCHED.pack_into(payload, at, result.low_watermark, result.error_code)

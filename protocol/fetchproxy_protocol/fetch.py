@@ -77,7 +77,6 @@ def leader_epoch(entry: FetchEntry) -> int:
 
 
 def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:
-    """The same, asked from `offset` on."""
     written = bytearray(entry)
     INT64.pack_into(written, _offset_at(entry), offset)
     return bytes(written)

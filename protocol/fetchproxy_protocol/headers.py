@@ -89,7 +89,6 @@ def client_id(buf: Buffer, head: RequestHead) -> str:
 
 
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
-    """The header of a request of our own, without the size prefix."""
     raw = client_id.encode()
     tags = b"\x00" if is_flexible(api_key, api_version) else b""
     return _START.pack(api_key, api_version, correlation_id, len(raw)) + raw + tags

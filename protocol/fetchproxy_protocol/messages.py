@@ -181,7 +181,6 @@ def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, vers
 def write_response(
     table: Structure, values: Mapping[str, Any], api_key: int, version: int, correlation_id: int
 ) -> bytes:
-    """A framed response: size prefix, header and body."""
     out = bytearray(4)
     out += INT32.pack(correlation_id)
     if response_header_version(api_key, version) == 1:

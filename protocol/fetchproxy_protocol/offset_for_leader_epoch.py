@@ -121,6 +121,5 @@ def write_request(
 
 
 def patch(payload: bytearray | memoryview, result: EpochResult) -> None:
-    """Write `result`'s epoch and end offset over those at its position."""
     at = result.position + _ANSWER_AT
     _ANSWER.pack_into(payload, at, result.leader_epoch, result.end_offset)

@@ -102,7 +102,6 @@ class Cursor:
         return self.end - self.pos
 
     def skip(self, size: int, what: str = "field") -> int:
-        """Step over `size` bytes; returns where they begin."""
         start = self.pos
         if size < 0:
             raise MalformedMessage(f"{what} at byte {start} has negative length {size}")

@@ -202,7 +202,6 @@ class BatchHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the batch."""
         return self.position + self.size
 
     @property

@@ -312,7 +312,6 @@ class FileTree:
                     return
 
     def walk(self, prefix: str, start_after: str) -> Iterator[StoredObject]:
-        """Objects in the order of their keys."""
         folder, slash, name_start = prefix.rpartition("/")
         with self._translated(prefix):
             self.check_present()
@@ -411,7 +410,6 @@ class FileTree:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        """Descriptor and size of an object."""
         if not self._marker_seen:
             self.check_present()
         fd = self._certain(lambda: open_plain(self._root, key))

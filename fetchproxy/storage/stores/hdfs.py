@@ -170,7 +170,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return removed
 
     async def clock_ms(self, prefix: str) -> int | None:
-        """The NameNode's."""
         await self._check_present()
         return http_date_ms(self._client.date)
 
@@ -259,7 +258,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return answer.get("boolean") is True
 
     async def _check_present(self) -> None:
-        """Raises StorageUnavailable if the folder is away."""
         self._check_open()
         what = f"look for {self._folder}"
         may_be_absent = self._create  # before the look: another put may be making it

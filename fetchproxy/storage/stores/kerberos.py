@@ -68,7 +68,6 @@ class Negotiation:
 
     @property
     def authorization(self) -> str:
-        """The value of that header."""
         return f"Negotiate {base64.b64encode(self._first).decode()}"
 
     def check_server(self, answers: Sequence[str]) -> None:

@@ -305,7 +305,6 @@ class NativeObjectStore(ObjectStore):
 
     @asynccontextmanager
     async def _reading(self, key: str, what: str) -> AsyncIterator[Any]:
-        """The client for reads of one object, with a place for a request."""
         reader = self._opened().reader
         try:
             async with self._places:
@@ -325,7 +324,6 @@ class NativeObjectStore(ObjectStore):
         await self._next_page(pages)
 
     async def _next_page(self, pages: Any) -> Sequence[Any]:
-        """Empty after the last."""
         async with self._places:
             try:
                 page: Sequence[Any] = await anext(pages)

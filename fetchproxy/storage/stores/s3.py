@@ -310,7 +310,6 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return len(stale)
 
     async def clock_ms(self, prefix: str) -> int | None:
-        """By the Date of an answer."""
         client = await self._opened()
         with translated(f"list {check_prefix(prefix)}"):
             answer: Answer = await client.list_objects_v2(
@@ -469,7 +468,6 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return found
 
     async def _abort(self, client: Any, upload: Answer) -> None:
-        """One that is gone already is no error."""
         key, upload_id = upload["Key"], upload["UploadId"]
         with translated(f"abort upload {key}"):
             try:
@@ -496,7 +494,6 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             log.warning("multipart_abort_failed", key=key, error=str(error))
 
     async def _abort_each_upload_to(self, key: str) -> bool:
-        """False: there was none."""
         client = await self._opened()
         found = await self._uploads(client, key, f"list uploads to {key}")
         ours = [upload for upload in found if upload["Key"] == key]

@@ -93,7 +93,6 @@ class RemoteFault(Exception):
 
 
 def remote_fault(status: int, body: bytes) -> RemoteFault:
-    """From an answer whose status is not the one that was asked for."""
     try:
         said = json.loads(body)["RemoteException"]
         return RemoteFault(status, str(said["exception"]), str(said.get("message", "")))
@@ -165,7 +164,6 @@ def decoded(body: bytes, what: str) -> Mapping[str, Any]:
 
 
 def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
-    """Of GETFILESTATUS. Raises StorageUnavailable."""
     try:
         return _status(answer["FileStatus"])
     except (KeyError, TypeError, ValueError):
@@ -450,7 +448,6 @@ class WebHdfsClient:
         return URL(f"{scheme}://{address}{place}?{urlencode(query)}", encoded=True)
 
     def absolute(self, path: str) -> str:
-        """As HDFS names it."""
         folder = self._location.folder
         return f"{folder}/{path}".rstrip("/") if path else folder or "/"
 
