@@ -95,10 +95,8 @@ class KafkaMetadataLog:
         self._identity: LogIdentity | None = None
 
     async def open(self) -> LogIdentity:
-        """Create it if it is absent, look at it if it is there; may be called again.
-
-        Raises ConfigError for one that would lose events; the message says how to mend it.
-        """
+        """Create it if it is absent, look at it if it is there; may be called again. Raises
+        ConfigError for one that would lose events; the message says how to mend it."""
         with _as_storage_errors(f"topic {self._config.topic_name}"):
             topic = await self._find()
             if topic is None:

@@ -357,11 +357,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._views.shown(tip, self._config.view_age_max_ms / 1000)
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """`read_at` is when the listing *began*.
-
-        Raises StorageUnavailable where nothing comes for `metadata_read_max_ms`. What it had got by
-        then is kept, so the next attempt is shorter.
-        """
+        """`read_at` is when the listing *began*. Raises StorageUnavailable where nothing comes for
+        `metadata_read_max_ms`. What it had got by then is kept, so the next attempt is shorter."""
         # A later listing of the whole topic counts: a partition that it lacks is empty.
         topic = self._topic_views.entry(tip.topic_id)
         if topic is not None and tip.partition not in topic[1]:
@@ -570,10 +567,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _get_listed(
         self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
     ) -> int:
-        """Read what is new and was not collected, many objects at once. How many they are.
-
-        Raises RemoteStorageError.
-        """
+        """Read what is new and was not collected, many objects at once. How many they are. Raises
+        RemoteStorageError."""
         waiting: list[tuple[PartitionRead, Readable]] = []
         for piece in pieces(reads, PARTITIONS_AT_ONCE):
             waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
@@ -615,9 +610,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     @asynccontextmanager
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
         """A read that may take as long as it likes, while something comes: that is to be called.
-
-        Raises StorageUnavailable where nothing does for `metadata_read_max_ms`.
-        """
+        Raises StorageUnavailable where nothing does for `metadata_read_max_ms`."""
         loop, silence_max_s = asyncio.get_running_loop(), self._config.metadata_read_max_ms / 1000
         async with within(silence_max_s, what) as limit:
 

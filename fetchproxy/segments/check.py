@@ -96,10 +96,8 @@ class TxnHistory:
         self.restart(log_end_offset, log_end_offset + 1, None)
 
     def aborted_in(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
-        """The entries of the segment `first` … `last`, as its transaction index has them.
-
-        Raises CorruptSegment where the archive does not show all of them, or how one ended.
-        """
+        """The entries of the segment `first` … `last`, as its transaction index has them. Raises
+        CorruptSegment where the archive does not show all of them, or how one ended."""
         for start, end in self._dark:
             if start <= last and end >= first:
                 raise CorruptSegment(

@@ -268,10 +268,8 @@ def packing_of(
 def unpacked(
     packing: Packing, cipher: Cipher | None, stored: Buffer, byte_range: ByteRange
 ) -> bytearray:
-    """That range of the log, which ends within it. `stored`: the blocks of it, whole.
-
-    Raises CorruptSegment, naming the block.
-    """
+    """That range of the log, which ends within it. `stored`: the blocks of it, whole. Raises
+    CorruptSegment, naming the block."""
     out = bytearray(byte_range.length)
     view, blocks, rooms = memoryview(out), packing.blocks_of(byte_range), (_Room(), _Room())
     begin = packing.stored_range(blocks).start

@@ -217,10 +217,8 @@ def read_keys(path: Path) -> Keys:
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Of two who change a key ring at once, each sees what the other has done.
-
-    Raises ConfigError.
-    """
+    """Of two who change a key ring at once, each sees what the other has done. Raises
+    ConfigError."""
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -233,10 +231,8 @@ def changing(path: Path) -> Iterator[None]:
 
 
 def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
-    """Whole or not at all, and readable by its owner alone; `new`: there must be none yet.
-
-    Raises ConfigError.
-    """
+    """Whole or not at all, and readable by its owner alone; `new`: there must be none yet. Raises
+    ConfigError."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:

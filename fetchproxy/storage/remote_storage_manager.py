@@ -144,10 +144,8 @@ class RemoteStorageManager:
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
-        """Upload everything but the metadata; the log last, as it is the longest.
-
-        Raises ValueError if data and metadata disagree about aborted transactions.
-        """
+        """Upload everything but the metadata; the log last, as it is the longest. Raises ValueError
+        if data and metadata disagree about aborted transactions."""
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
         if data.log_stream_key is not None and not segment.packed:
@@ -356,10 +354,8 @@ class RemoteStorageManager:
         return await self._packed.rewrap(segment, dry_run=dry_run)
 
     async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Whether the segment is encrypted: others' metadata are believed.
-
-        Raises MetadataChanged, and RemoteStorageError where nobody can tell.
-        """
+        """Whether the segment is encrypted: others' metadata are believed. Raises MetadataChanged,
+        and RemoteStorageError where nobody can tell."""
         return metadata.packed and (await self._packed.opened(metadata)).cipher is not None
 
     async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:

@@ -230,10 +230,8 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        """The bytes of the range, fewer where the object ends inside it.
-
-        Raises ObjectNotFound; RangeNotSatisfiable where the range starts at or past the end.
-        """
+        """The bytes of the range, fewer where the object ends inside it. Raises ObjectNotFound;
+        RangeNotSatisfiable where the range starts at or past the end."""
 
     @property
     def page_objects(self) -> int | None:
