@@ -600,11 +600,11 @@ class LocalIndexes:
                 outcome = "absent" if found is None else "hit"
         except CorruptSegment as error:
             outcome = "damaged"
-            log.warning("local_index_damaged", **_named(metadata), error=str(error))
+            log.warning("local_index_damaged", **metadata.logged, error=str(error))
             await self._drop(index, metadata)
         except (OSError, TimeoutError) as error:
             if not self._failing:  # once per outage
-                log.warning("local_index_read_failed", **_named(metadata), error=repr(error))
+                log.warning("local_index_read_failed", **metadata.logged, error=repr(error))
         self._failing = outcome == "failed"
         LOCAL_INDEX_READS.labels(outcome).inc()
         return found
@@ -622,7 +622,7 @@ class LocalIndexes:
             async with asyncio.timeout(READ_MAX_S):
                 await self.in_thread(index.drop_from, self.describe(metadata))
         except (OSError, TimeoutError) as error:
-            log.warning("local_index_not_dropped", **_named(metadata), error=repr(error))
+            log.warning("local_index_not_dropped", **metadata.logged, error=repr(error))
 
     async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
         """Remove what is there of any other partition. Raises OSError."""
@@ -640,12 +640,3 @@ class LocalIndexes:
                 index.close()
         for folder in self._folder.iterdir():
             remove_if_empty(folder)
-
-
-def _named(metadata: RemoteLogSegmentMetadata) -> dict[str, str | int]:
-    return {
-        "topic": metadata.topic_id_partition.topic,
-        "partition": metadata.topic_id_partition.partition,
-        "segment_id": str(metadata.segment_id.id),
-        "base_offset": metadata.start_offset,
-    }

@@ -41,18 +41,14 @@ class DeletionResult(NamedTuple):
 
 def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:
     """What a request asks for from its body on, one by one; `timeout_ms` (int32) lies behind it.
-
-    Raises `WireError`.
-    """
+    Raises `WireError`."""
     flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
         for _ in range(cursor.count(flexible) or 0):
             yield AskedDeletion(topic, cursor.int32(), cursor.int64())
-            if flexible:
-                cursor.skip_tags()
-        if flexible:
-            cursor.skip_tags()
+            cursor.skip_tags(flexible)
+        cursor.skip_tags(flexible)
 
 
 def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:
@@ -66,10 +62,8 @@ def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult
             at = cursor.skip(_RESULT.size, "deletion result")
             partition, low_watermark, error_code = _RESULT.unpack_from(payload, at)
             yield DeletionResult(topic, partition, low_watermark, error_code, at)
-            if flexible:
-                cursor.skip_tags()
-        if flexible:
-            cursor.skip_tags()
+            cursor.skip_tags(flexible)
+        cursor.skip_tags(flexible)
 
 
 def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:

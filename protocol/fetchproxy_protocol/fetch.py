@@ -105,10 +105,8 @@ class FetchRequest(NamedTuple):
 
 
 def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
-    """`payload` is a whole request without size prefix; `body_at` is where its header ends.
-
-    Raises WireError. Versions outside 4–18 are the caller's to refuse.
-    """
+    """`payload` is a whole request without size prefix; `body_at` is where its header ends. Raises
+    WireError. Versions outside 4–18 are the caller's to refuse."""
     version = INT16.unpack_from(payload, 2)[0]
     return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at)
 
@@ -294,15 +292,13 @@ def _read_partitions(
         left = _within(left, count, "partitions")
         for _ in range(count):
             start = cursor.skip(size, "fetch partition")
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             number = INT32.unpack_from(cursor.buf, start)[0]
             found[topic, number] = bytes(cursor.buf[start : cursor.pos])
             step += 1
             if step % _PARTITIONS_A_STEP == 0:
                 yield
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         step += 1  # a topic of few partitions costs as much as one of them
         if step % _PARTITIONS_A_STEP == 0:
             yield
@@ -315,8 +311,7 @@ def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> 
         count = cursor.count(flexible) or 0
         _within(PARTITIONS_MAX - len(found), count, "forgotten partitions")
         found.extend((topic, cursor.int32()) for _ in range(count))
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         if number % _PARTITIONS_A_STEP == 0 or count > _PARTITIONS_A_STEP:
             yield
 
@@ -490,8 +485,7 @@ def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | N
     flexible = version >= FLEXIBLE_FROM
     cursor = Cursor(frame, 4)
     correlation_id = cursor.int32()
-    if flexible:
-        cursor.skip_tags()
+    cursor.skip_tags(flexible)
     error_code = session_id = 0
     if version >= SESSIONS_FROM:
         start = cursor.skip(_SESSION_HEAD.size, "head")

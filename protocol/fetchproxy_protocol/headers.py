@@ -134,8 +134,7 @@ def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
     """A cursor at the body of a response that has no size prefix. Raises `WireError`."""
     cursor = Cursor(payload)
     cursor.skip(4, "correlation id")
-    if response_header_version(api_key, api_version) == 1:
-        cursor.skip_tags()
+    cursor.skip_tags(response_header_version(api_key, api_version) == 1)
     return cursor
 
 
@@ -200,8 +199,7 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
     for _ in range(count or 0):
         start = cursor.skip(_RANGE.size, "API range")
         tags_start = cursor.pos
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         api_key, low, high = _RANGE.unpack_from(payload, start)
         offered = offered_versions(api_key, low, high)
         if offered is not None:

@@ -95,11 +95,9 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedOffs
             timestamp = cursor.int64()
             if api_version == 0:
                 cursor.skip(4, "max num offsets")
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             yield AskedOffset(topic, partition, epoch, timestamp)
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
@@ -128,8 +126,7 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
         if found not in (None, first):
             return None
         found = first
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
     return found
 
 
@@ -159,11 +156,9 @@ def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[ResultRows]:
             at = cursor.skip(_RESULT.size, "offset result")
             error_code, timestamp, offset = _RESULT.unpack_from(cursor.buf, at)
             epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             yield ResultRows(topic, iter([(partition, error_code, timestamp, offset, epoch)]), at)
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
 
 
 def write_request(

@@ -126,8 +126,7 @@ class Structure(Kind):
             else field.default
             for field in self.fields
         }
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         return found
 
     def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:

@@ -71,11 +71,9 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedEpoc
             yield AskedEpoch(topic, *row)
         for _ in range(count - plain):
             asked = AskedEpoch(topic, cursor.int32(), cursor.int32(), cursor.int32())
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             yield asked
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
@@ -93,11 +91,9 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
         for _ in range(count - plain):
             at = cursor.skip(_RESULT.size, "epoch result")
             error_code, partition, epoch, end_offset = _RESULT.unpack_from(cursor.buf, at)
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             yield EpochResult(topic, partition, error_code, epoch, end_offset, at)
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
 
 
 def write_request(

@@ -213,11 +213,12 @@ class Cursor:
             )
         return count
 
-    def skip_tags(self) -> None:
+    def skip_tags(self, flexible: bool = True) -> None:
         """Step over a tagged-field section (KIP-482). Raises for more than TAGGED_FIELDS_MAX."""
-        for _ in range(self._tag_count()):
-            self.uvarint()
-            self.skip(self.uvarint(), "tagged field")
+        if flexible:
+            for _ in range(self._tag_count()):
+                self.uvarint()
+                self.skip(self.uvarint(), "tagged field")
 
     def tags(self) -> list[tuple[int, int, int]]:
         """A tagged-field section as (tag, start, end) with positions in `buf`."""
