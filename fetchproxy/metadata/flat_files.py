@@ -116,7 +116,14 @@ class CacheFile:
             end = offset = 0
         damaged = end < len(raw) or not raw
         if damaged:
-            self._report(end, len(raw))
+            log.warning(
+                "metadata_cache_damaged",
+                topic=self._tip.topic,
+                partition=self._tip.partition,
+                path=str(self.path),
+                good_bytes=end,
+                size_bytes=len(raw),
+            )
         entries = self._understood(raw[:end]) if end else b""
         self._remember(raw[:end], len(entries), entries if damaged else None)
         return CachedEntries(entries, offset, damaged)
@@ -209,16 +216,6 @@ class CacheFile:
         # One that replaces nothing is made durable by `sync`, before anybody relies on it.
         replace_file(self.path, content, durable=durable)
         self._remember(content, len(entries), None)
-
-    def _report(self, end: int, size: int) -> None:
-        log.warning(
-            "metadata_cache_damaged",
-            topic=self._tip.topic,
-            partition=self._tip.partition,
-            path=str(self.path),
-            good_bytes=end,
-            size_bytes=size,
-        )
 
 
 def _last_checkpoint(raw: bytes) -> tuple[int, int]:

@@ -87,20 +87,16 @@ class AttachedObjectStore(ObjectStore):
         return self
 
     async def put(self, key: str, content: bytes) -> None:
-        self._check_own(key)
-        await self._own.put(key, content)
+        await self._writable(key).put(key, content)
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        self._check_own(key)
-        return await self._own.put_new(key, content)
+        return await self._writable(key).put_new(key, content)
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        self._check_own(key)
-        await self._own.put_file(key, path, settled=settled)
+        await self._writable(key).put_file(key, path, settled=settled)
 
     async def delete(self, key: str) -> None:
-        self._check_own(key)
-        await self._own.delete(key)
+        await self._writable(key).delete(key)
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         mount = self._mount(key)
@@ -199,10 +195,11 @@ class AttachedObjectStore(ObjectStore):
         folder, slash, _ = key[len(self._prefix) :].partition("/")
         return self._mounts.get(f"{self._prefix}{folder}{slash}")
 
-    def _check_own(self, key: str) -> None:
+    def _writable(self, key: str) -> ObjectStore:
         mount = self._mount(key)
         if mount is not None:
             raise StorageDenied(f"{key}: the attached topic {mount.attached.name} is read-only")
+        return self._own
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
         """Metadata with the name that the segment has here; what cannot be read is left so."""

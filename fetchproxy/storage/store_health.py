@@ -360,23 +360,20 @@ class WatchedObjectStore(ObjectStore):
     def page_objects(self) -> int | None:
         return self.inner.page_objects
 
-    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+    def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        return self._listed(self.inner.list(prefix, start_after))
+
+    def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        return self._listed(self.inner.list_folders(prefix))
+
+    async def _listed(self, every: AsyncIterator[T]) -> AsyncIterator[T]:
         async with self._lists.asked() as request:
             first = True
-            async for found in self.inner.list(prefix, start_after):
+            async for found in every:
                 if first:
                     request.answered()
                 first = False
                 yield found
-
-    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        async with self._lists.asked() as request:
-            first = True
-            async for name in self.inner.list_folders(prefix):
-                if first:
-                    request.answered()
-                first = False
-                yield name
 
     async def delete(self, key: str) -> None:
         async with self._deletions.asked():
