@@ -202,12 +202,10 @@ class PartitionTable:
     def _work_out(self) -> SegmentRows:
         """The finished segments of the history, by offset, without those below the log start.
 
-        Where nothing overlaps, the rows themselves are what is shown. Overlaps come from two
-        archivers that met in a hand-over: both copied the same log, so either copy may be served.
-        Of equal ranges the one that was finished first stays. One that adds no offset to those
-        before it is left out; one that goes on further must stay, or the rest would look like a
-        gap. Where one of the two copied a log that an unclean election has ended, the other one
-        counts: `overlaps`.
+        Overlaps come from two archivers that met in a hand-over: both copied the same log, so
+        either copy may be served. Of equal ranges the one that was finished first stays. One that
+        adds no offset to those before it is left out; one that goes on further must stay, or the
+        rest would look like a gap. See `overlaps` for copies of different logs.
         """
         below = self._rows.index_at_or_after(self.raised_log_start)
         rows = self._rows.replaced(0, below) if below else self._rows

@@ -277,14 +277,6 @@ def _decode(
         return MetadataProblem(key, entry.base_offset, str(error))
 
 
-# The store is the only truth, so any number of proxies and archivers agree without talking to
-# each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
-# only the metadata objects that are new or have changed.
-#
-# Memory: a segment is a Python object here, about 1 KB each, for partitions that were asked for.
-# The topic-based manager keeps arrays (about 100 bytes a segment).
-
-
 # Of a few segments each what was collected is decoded, some 20 µs a segment.
 PARTITIONS_AT_ONCE = 50
 # Making a view of a few segments takes some 50 µs.
@@ -306,6 +298,11 @@ class _TopLevel:
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     """`async with` owns the reads; `rsm` is opened and closed by the caller.
+
+    The store is the only truth, so any number of proxies and archivers agree without talking to
+    each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
+    only the metadata objects that are new or have changed. Memory: about 1 KB a segment of
+    partitions that were asked for; the topic-based manager takes 100 bytes.
 
     One unreadable `.metadata` object does not hide the rest: it is logged once, counted, listed in
     `problems`, and its offsets are `uncertain_at` in the view, so nobody takes them for a gap.

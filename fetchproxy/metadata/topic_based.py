@@ -353,15 +353,6 @@ def _known(partition: _LogPartition) -> list[TopicIdPartition]:
     return [*loaded, *partition.unloaded]
 
 
-# Strongly consistent: a put returns when its own event was read back, and of two that raced the
-# one that came second in the log is refused, to all readers alike. What a partition looks like
-# costs no listing of the store, and 100 bytes of memory per segment.
-#
-# The store has every segment's state too, so that it describes itself. What is written first is
-# chosen so that a crash between both leaves an unfinished copy or a deletion to be repeated, and
-# never a segment that is served while its objects are not all there (docs/adr/0015).
-
-
 State = RemoteLogSegmentState
 
 # Making a view of a few segments takes some 50 µs.
@@ -379,7 +370,14 @@ class _Shown:
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
-    """`async with` owns the reads; `rsm` and what `metadata_topic` needs belong to the caller.
+    """Strongly consistent: a put returns when its own event was read back, and of two that raced
+    the one that came second in the log is refused, to all readers alike.
+
+    The store has every segment's state too, so that it describes itself. What is written first is
+    chosen so that a crash between both leaves an unfinished copy or a deletion to be repeated, and
+    never a segment that is served while its objects are not all there (docs/adr/0015).
+
+    `async with` owns the reads; `rsm` and what `metadata_topic` needs belong to the caller.
 
     `wall_clock_ms` stamps the events of log starts.
     """

@@ -68,25 +68,17 @@ def check_folder_prefix(prefix: str) -> str:
 # by fixed widths from the right, never by splitting. Names that are not of this layout parse to
 # None: an archive may share its bucket with other things.
 #
-# `remote-log-layout` says the layout's version and whose archive it is
-# (`storage.archive_identity`).
-#
-# The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset
-# is in its name, so that two writers cannot undo each other's: each makes its own object, the
-# highest counts, and the lower ones can go at any time. Where a person has said that a log which
-# begins again is a new history (`log-history`, docs/adr/0035), those count that name the epoch it
-# comes after. An `.archive-gap` says that its offsets, both inclusive, were lost before they
-# could be copied, and `finished-offsets` what the archiver has finished
-# (`description`): `verify` holds the segments against both, and nobody else
-# reads them. `delete-partition-state` is there while a deleted topic's partition is being
-# removed, and is the last object of it to go. `cluster-id` names the cluster in which an archiver
-# has last seen the topic alive: no other may find it deleted. `.topics` says which topics that
-# cluster had at the last look, `retention-step` what retention is about to hide
-# (`deletion.retention`). `collected-metadata/` repeats the `.metadata` of a topic's segments in
-# one object, for readers that begin (`collected`): it can be deleted at any
-# time. `.positions` says what a running archiver is gathering (`metadata.archiver_positions`),
-# and `concerns/` what archivers want seen to (`writing.concerns`); no topic's folder can have
-# those folders' names, as they are shorter than an id.
+# The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset is
+# in its name, so that two writers cannot undo each other's: the lower ones can go at any time.
+# Where a person has said that a log which begins again is a new history (`log-history`,
+# docs/adr/0035), those count that name the epoch it comes after. An `.archive-gap` says that its
+# offsets, both inclusive, were lost before they could be copied, and `finished-offsets` what the
+# archiver has finished: `verify` holds the segments against both, and nobody else reads them.
+# `delete-partition-state` is there while a deleted topic's partition is being removed, and is its
+# last object to go. `cluster-id` names the cluster in which an archiver has last seen the topic
+# alive: no other may find it deleted. `.topics` says which topics that cluster had at the last
+# look, `retention-step` what retention is about to hide. `collected-metadata/` can be deleted at
+# any time. No topic's folder can have these folders' names, as they are shorter than an id.
 
 LAYOUT_VERSION = 1
 LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders: says the version

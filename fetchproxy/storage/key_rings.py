@@ -27,6 +27,7 @@ from fetchproxy.errors import ConfigError, CorruptSegment, SegmentLocked
 from fetchproxy.model import RemoteLogSegmentId
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.segments.packing import NONCE_BYTES, Cipher, WrappedKey
+from fetchproxy.storage.stores.filesystem import sync
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -248,11 +249,7 @@ def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(path.parent)
     except FileExistsError:
         raise ConfigError(f"the key ring {path} is there already: it is left as it is") from None
     except OSError as error:

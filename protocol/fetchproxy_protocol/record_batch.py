@@ -371,8 +371,7 @@ def first_record_at_or_after(
     """(offset, timestamp in ms) of the first record with at least that timestamp and offset.
 
     As Kafka's FileRecords.searchForTimestamp does within one batch: under LogAppendTime every
-    record has the batch's maximum as its timestamp. None when no record qualifies. Records are
-    unpacked as far as they are looked at, and not decoded beyond their deltas. Of a batch in which
+    record has the batch's maximum as its timestamp. None when no record qualifies. Of a batch where
     SEARCHED_BYTES_MAX or SEARCHED_RECORDS_MAX come before it, the answer is the first offset that
     was not looked at, with the batch's largest timestamp: whoever reads from there gets some
     earlier records, and misses none. Raises `WireError` for broken records.

@@ -346,11 +346,9 @@ class RangeRequests:
             connection.shut()
 
 
-# Ranges of S3 objects, read past the S3 client: it only signs, once for all reads of an object.
-#
-# Whatever is not just the part that was asked for is not judged here but asked for again, through
-# the client: it knows redirects, regions, and what an error means. Where a store takes no signed
-# URLs (a bucket policy may say so), that is noticed and they are not tried any more.
+# The S3 client signs once for all reads of an object. Whatever is not just the part that was asked
+# for is asked for again through the client: it knows redirects, regions, and what an error means.
+# Where a store takes no signed URLs (a bucket policy may say so), they are not tried any more.
 
 log = structlog.get_logger(__name__)
 
