@@ -38,7 +38,7 @@ from fetchproxy.segments.records import (
     record_head,
     walk_entries,
 )
-from fetchproxy.storage.stores.filesystem import sync
+from fetchproxy.storage.stores.filesystem import sync, write_all
 
 # The file of one partition:
 #
@@ -145,10 +145,10 @@ class CacheFile:
         else:
             checksum = crc32c(entries, self._checksum)
             checkpoint = _checkpoint(metadata_topic_offset, checksum)
-            with self.path.open("r+b") as file:
+            with self.path.open("r+b", buffering=0) as file:
                 file.truncate(size)  # an append that failed may have left something
                 file.seek(size)
-                file.write(entries + checkpoint)
+                write_all(file.fileno(), entries + checkpoint)
             self._size = size + len(entries) + len(checkpoint)
             self._checksum = crc32c(checkpoint, checksum)
             self._appended += len(entries) + len(checkpoint)
@@ -266,9 +266,8 @@ def _checkpoints(raw: bytes) -> list[int]:
 def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Old or new content, whatever happens; on the disk when this returns if `durable`."""
     temporary = path.with_suffix(TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
+    with temporary.open("wb", buffering=0) as file:
+        write_all(file.fileno(), content)
         if durable:
             os.fsync(file.fileno())
     temporary.replace(path)

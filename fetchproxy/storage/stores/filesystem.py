@@ -137,6 +137,12 @@ def move_to_free_name(path: Path, target: Path) -> None:
         path.unlink()
 
 
+def write_all(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
 def read_exactly(fd: int, start: int, end: int) -> bytes:
     parts: list[bytes] = []
     while start < end:
@@ -169,7 +175,7 @@ def sync(path: Path) -> None:
 
 T = TypeVar("T")
 
-# Names with "~" are no legal keys (`storage.keys`), so these are never taken for objects.
+# Names with "~" are no legal keys (`segments.object_keys`), so these are never taken for objects.
 OWN_MARK = "~"
 MARKER_NAME = "~fetchproxy-store"
 TEMPORARY_START = "~put-"
@@ -244,11 +250,10 @@ class FileTree:
             make = partial(os.open, flags=_NEW, mode=self._permissions() & 0o666)
             temporary, fd = self._create_temporary(target.parent, make)
             try:
-                with open(fd, "wb") as file:
+                with open(fd, "wb", buffering=0) as file:
                     for part in parts:
                         commit.check()
-                        file.write(part)
-                    file.flush()
+                        write_all(file.fileno(), part)
                     os.fsync(file.fileno())
                 commit.claim()
                 move(temporary, target)
